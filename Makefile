@@ -1,0 +1,42 @@
+# `make help` lists the targets.
+
+PYTHON ?= python3
+STAMP := .venv/.installed
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export VIRTUAL_ENV := $(CURDIR)/.venv
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+setup: $(STAMP) ## create .venv with the versions of constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt | .venv/bin/python
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,examples]'
+	touch $@
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+demo: setup ## run the example from a model to a training run
+	examples/demo.sh
+
+test: lint ## everything that has to pass
+	pytest
+	lit -sv test
+
+lint: setup ## style and types
+	ruff check
+	ruff format --check
+	basedpyright
+
+format: setup ## fix what ruff can fix
+	ruff check --fix
+	ruff format
+
+clean: ## remove what builds and tests left, except .venv
+	rm -rf build dist out *.egg-info .hypothesis .pytest_cache .ruff_cache
+	find unity_ir test -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,9 @@
+"""The one exception that is the user's to mend, not ours."""
+
+
+class UnityError(Exception):
+    """
+    Bad input: `operator: rule broken; fix`, in one line.
+
+    Tools print it and exit with code 1; everything else that is raised is a bug.
+    """

@@ -1,0 +1,41 @@
+"""
+The operators: one small file per family, each operator one TDL line and its gradient.
+
+A module of this package that defines `OPERATORS` is found by itself; nothing else lists operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from types import MappingProxyType
+
+from unity_ir.errors import UnityError
+from unity_ir.ops.operator import Operator
+
+
+@cache
+def operators() -> Mapping[str, Operator]:
+    """Every operator by name, in order of name."""
+    found: dict[str, Operator] = {}
+    for module in iter_modules(__path__):
+        family: tuple[Operator, ...] = getattr(import_module(f"{__name__}.{module.name}"), "OPERATORS", ())
+        for operator in family:
+            if operator.name in found:
+                raise ValueError(f"operator {operator.name} is defined twice")
+            found[operator.name] = operator
+    return MappingProxyType(dict(sorted(found.items())))
+
+
+def operator(name: str) -> Operator:
+    """The operator of that name. Raises `UnityError` naming the nearest ones if there is none."""
+    found = operators().get(name)
+    if found is None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, operators(), n=3)
+        hint = f"; did you mean {' or '.join(near)}" if near else f"; known are {', '.join(operators())}"
+        raise UnityError(f"pcg.{name}: unknown operator{hint}")
+    return found

@@ -1,0 +1,39 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.ops.elementwise import GELU_GRAD, RELU_GRAD
+from unity_ir.ops.operator import Application, Operator, Tensor
+
+
+def _matmul_gradient(of: Application) -> Sequence[Tensor | None]:
+    x, w = of.operands
+    grad = of.grad
+    match of.attributes["act"]:
+        case "relu":
+            grad = RELU_GRAD.one(grad, of.results[0])
+        case "gelu":
+            # The fused kernel keeps only its result, from which gelu's argument cannot be had: compute it again.
+            grad = GELU_GRAD.one(grad, MATMUL.one(x, w, act="identity"))
+        case _:
+            pass
+    return MATMUL_NT.one(grad, w), MATMUL_TN.one(x, grad)
+
+
+MATMUL = Operator(
+    "matmul(x, w; act: name = identity)  out[m.., n] = act(sum[k](x[m.., k] * w[k, n]))",
+    gradient=_matmul_gradient,
+)
+
+MATMUL_NT = Operator(
+    "matmul_nt(x, w)  out[m.., n] = sum[k](x[m.., k] * w[n, k])",
+    gradient=lambda of: (MATMUL.one(of.grad, of.operands[1]), MATMUL_TN.one(of.grad, of.operands[0])),
+)
+"""The second operand transposed, as BLAS names it: the gradient of a matmul's first operand."""
+
+MATMUL_TN = Operator("matmul_tn(x, y)  out[k, n] = sum[m..](x[m.., k] * y[m.., n])")
+"""The first operand transposed, all leading dims contracted: the gradient of a matmul's weight."""
+
+OPERATORS = (MATMUL, MATMUL_NT, MATMUL_TN)

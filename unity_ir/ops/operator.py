@@ -1,0 +1,138 @@
+"""What an operator is: one TDL line and a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Protocol, TypeAlias
+
+from unity_ir.errors import UnityError
+from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.bind import bind, check_attributes
+from unity_ir.tdl.parse import parse_line
+from unity_ir.tdl.syntax import AttrValue, Bound, Line
+
+Attributes: TypeAlias = tuple[tuple[str, AttrValue], ...]
+"""Attributes by name, sorted, hashable."""
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Tensor(Protocol):
+    """
+    What gradients are written over: a value of some graph.
+
+    Calling an operator on tensors asks the first one to build the node, so `ops` needs to know nothing of graphs.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Global sizes."""
+        ...
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Degree per dim."""
+        ...
+
+    def build(
+        self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
+    ) -> tuple[Tensor, ...]:
+        """The results of a new node."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """An operator applied: what its gradient may use."""
+
+    grads: tuple[Tensor, ...]
+    """Gradient of each result."""
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    attributes: Mapping[str, AttrValue]
+
+    @property
+    def grad(self) -> Tensor:
+        """The gradient of the only result."""
+        (grad,) = self.grads
+        return grad
+
+    def ints(self, name: str) -> tuple[int, ...]:
+        """An attribute of kind `ints`."""
+        value = self.attributes[name]
+        assert isinstance(value, tuple)
+        return value
+
+    def int(self, name: str) -> int:
+        """An attribute of kind `int`."""
+        value = self.attributes[name]
+        assert isinstance(value, int)
+        return value
+
+
+Gradient: TypeAlias = Callable[[Application], Sequence["Tensor | None"]]
+"""From an application to the gradient of each operand, None for operands of integers."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """
+    An operator of the compiler.
+
+    `tdl` is its line, or, where the line depends on the shapes (a reshape), `signature` is the head of the line and
+    `tdl` a function from operand shapes and attributes to the whole line.
+    """
+
+    tdl: str | Callable[[Shapes, Mapping[str, AttrValue]], str]
+    gradient: Gradient | None = None
+    signature: str | None = None
+
+    @cached_property
+    def line(self) -> Line:
+        """The parsed line; for a shape-dependent one only its name, parameters and attributes mean anything."""
+        if isinstance(self.tdl, str):
+            return parse_line(self.tdl)
+        return parse_line(f"{self.signature} out[a..] = x[a..]")
+
+    @cached_property
+    def name(self) -> str:
+        return self.line.operator
+
+    def attributes(self, given: Mapping[str, AttrValue]) -> Attributes:
+        """`given` with defaults filled in, sorted. Raises `UnityError` for unknown, missing or ill-kinded ones."""
+        return tuple(sorted(check_attributes(self.line, given).items()))
+
+    def bind(self, shapes: Shapes, attributes: Attributes) -> Analysis:
+        """
+        The line at these global operand shapes, analysed.
+
+        Raises `UnityError` where shapes or attributes do not fit.
+        """
+        return _bind(self, shapes, attributes)
+
+    def __call__(self, *operands: Tensor, **attributes: AttrValue) -> tuple[Tensor, ...]:
+        """Build a node in the graph the operands live in; returns its results."""
+        return operands[0].build(self, operands, attributes)
+
+    def one(self, *operands: Tensor, **attributes: AttrValue) -> Tensor:
+        """Build a node of one result; returns it."""
+        (result,) = self(*operands, **attributes)
+        return result
+
+
+@lru_cache(maxsize=65536)
+def _bind(operator: Operator, shapes: Shapes, attributes: Attributes) -> Analysis:
+    line = operator.line
+    named = dict(attributes)
+    if not isinstance(operator.tdl, str):
+        expected = len(line.parameters)
+        if len(shapes) != expected:
+            raise UnityError(f"pcg.{line.operator}: takes {expected} operands, got {len(shapes)}")
+        whole = parse_line(operator.tdl(shapes, named))
+        return Analysis(_rebind(bind(whole, shapes, {}), line.operator))
+    return Analysis(bind(line, shapes, named))
+
+
+def _rebind(bound: Bound, name: str) -> Bound:
+    return Bound(name, bound.operands, bound.results, bound.extents, bound.free_degrees)

@@ -1,0 +1,95 @@
+"""Operators that only move elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from unity_ir.errors import UnityError
+from unity_ir.ops.operator import Application, Operator, Shapes, Tensor
+from unity_ir.tdl.syntax import AttrValue
+
+
+def _concat_gradient(of: Application) -> Sequence[Tensor | None]:
+    dim = of.int("dim")
+    return SPLIT(of.grad, dim=dim, sizes=tuple(x.shape[dim] for x in of.operands))
+
+
+def _transpose_gradient(of: Application) -> Sequence[Tensor | None]:
+    perm = of.ints("perm")
+    return (TRANSPOSE.one(of.grad, perm=tuple(perm.index(i) for i in range(len(perm)))),)
+
+
+CONCAT = Operator(
+    "concat(x*; dim: int)  out[a.., (i*), b..] = x*[a.., i*, b..]  where rank(a..) = dim",
+    gradient=_concat_gradient,
+)
+
+SPLIT = Operator(
+    "split(x; dim: int, sizes: ints)  out*[a.., i*, b..] = x[a.., (i*), b..]"
+    "  where rank(a..) = dim, size(i*) = sizes",
+    gradient=lambda of: (CONCAT.one(*of.grads, dim=of.int("dim")),),
+)
+
+TRANSPOSE = Operator(
+    "transpose(x; perm: ints)  out[perm(a..)] = x[a..]",
+    gradient=_transpose_gradient,
+)
+
+SPLIT_HEADS = Operator(
+    "split_heads(x; heads: int)  out[b, h, s, d] = x[b, s, (h d)]  where size(h) = heads",
+    gradient=lambda of: (MERGE_HEADS.one(of.grad),),
+)
+
+MERGE_HEADS = Operator(
+    "merge_heads(x)  out[b, s, (h d)] = x[b, h, s, d]",
+    gradient=lambda of: (SPLIT_HEADS.one(of.grad, heads=of.operands[0].shape[1]),),
+)
+
+
+def _reshape_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
+    """
+    Both shapes as products of common factors, each factor an index variable.
+
+    Given [64, 784] to [64, 28, 28], returns `out[i0, i1, i2] = x[i0, (i1 i2)]` with sizes 64, 28, 28.
+    """
+    (old,), new = shapes, attributes["shape"]
+    assert isinstance(new, tuple)
+    if prod(old) != prod(new) or min(new, default=1) < 1:
+        raise UnityError(f"pcg.reshape: {list(old)} and {list(new)} hold different numbers of elements")
+    cuts = sorted({prod(s[i:]) for s in (old, new) for i in range(len(s) + 1)}, reverse=True)
+    if any(a % b for a, b in zip(cuts, cuts[1:], strict=False)):
+        raise UnityError(
+            f"pcg.reshape: {list(old)} to {list(new)} has no common factors; reshape to [{prod(old)}] in between"
+        )
+
+    def dims(shape: tuple[int, ...]) -> str:
+        out: list[str] = []
+        unit = 0
+        for i, size in enumerate(shape):
+            hi, lo = prod(shape[i:]), prod(shape[i + 1 :])
+            names = [f"i{k}" for k, cut in enumerate(cuts[:-1]) if lo < cut <= hi]
+            if size == 1:
+                names = [f"u{unit}" if shape is old else f"v{unit}"]
+                unit += 1
+            out.append(names[0] if len(names) == 1 else f"({' '.join(names)})")
+        return ", ".join(out)
+
+    # A dim of size 1 belongs to one side only: the other reads it, or makes it, at position 0.
+    return f"reshape(x)  out[{dims(new)}] = x[{dims(old)}]" + _sizes(cuts, old, new)
+
+
+def _sizes(cuts: Sequence[int], old: Sequence[int], new: Sequence[int]) -> str:
+    clauses = [f"size(i{k}) = {a // b}" for k, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))]
+    clauses += [f"size(u{k}) = 1" for k in range(sum(s == 1 for s in old))]
+    clauses += [f"size(v{k}) = 1" for k in range(sum(s == 1 for s in new))]
+    return "  where " + ", ".join(clauses) if clauses else ""
+
+
+RESHAPE = Operator(
+    _reshape_line,
+    signature="reshape(x; shape: ints)",
+    gradient=lambda of: (RESHAPE.one(of.grad, shape=of.operands[0].shape),),
+)
+
+OPERATORS = (CONCAT, SPLIT, TRANSPOSE, SPLIT_HEADS, MERGE_HEADS, RESHAPE)

@@ -1,0 +1,1 @@
+"""Parallel computation graphs: types, the compact immutable graph, parallel operators, layouts, interpretation."""

@@ -1,0 +1,342 @@
+"""
+The compact graph: immutable, hash-consed nodes that search, rules and costs work on.
+
+Equal nodes are one object, so comparing subgraphs is `is`, a shared subexpression costs once, and a rewrite rebuilds only
+what lies after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from unity_ir.errors import UnityError
+from unity_ir.ops import operator as find_operator
+from unity_ir.ops import operators
+from unity_ir.ops.operator import Attributes, Operator, Tensor
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.pcg.view import View
+from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.parallel import Configuration, infer_configuration, result_degrees
+from unity_ir.tdl.syntax import AttrValue
+
+LEAVES = ("input", "weight", "constant")
+"""Operators without operands: the arguments of a step, its parameters, and a number as a tensor."""
+
+
+class Node:
+    """One operator application, or a leaf. Never made directly: see `leaf`, `apply`, `parallel`."""
+
+    __slots__ = ("__weakref__", "attributes", "op", "operands", "types", "view")
+
+    op: str
+    operands: tuple[Value, ...]
+    attributes: Attributes
+    types: tuple[TensorType, ...]
+    view: View | None
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        return tuple(Value(self, i) for i in range(len(self.types)))
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        assert len(self.types) == 1, f"{self.op} has {len(self.types)} results"
+        return Value(self, 0)
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.op in LEAVES
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.op in PARALLEL_OPERATORS
+
+    @property
+    def is_compute(self) -> bool:
+        return not (self.is_leaf or self.is_parallel)
+
+    @property
+    def name(self) -> str:
+        """The full name of an input or weight."""
+        return str(dict(self.attributes)["name"])
+
+    @property
+    def operator(self) -> Operator:
+        """The operator of a compute node."""
+        return find_operator(self.op)
+
+    def attribute(self, name: str) -> Any:
+        return dict(self.attributes)[name]
+
+    @property
+    def analysis(self) -> Analysis:
+        """The TDL line of a compute node, bound to its operands' global shapes."""
+        return self.operator.bind(tuple(v.type.shape for v in self.operands), self.attributes)
+
+    @property
+    def configuration(self) -> Configuration:
+        """How a compute node's task grid is divided, from its operands' types."""
+        return infer_configuration(self.analysis, [v.type.parts for v in self.operands])
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {', '.join(map(str, self.types))}>"
+
+
+class Value(NamedTuple):
+    """A result of a node."""
+
+    node: Node
+    index: int
+
+    @property
+    def type(self) -> TensorType:
+        return self.node.types[self.index]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return self.type.degrees
+
+    def build(
+        self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
+    ) -> tuple[Tensor, ...]:
+        """See `ops.operator.Tensor`."""
+        values: list[Value] = []
+        for operand in operands:
+            assert isinstance(operand, Value)
+            values.append(operand)
+        return apply(operator.name, values, attributes).results
+
+
+_interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+
+
+def _make(
+    op: str, operands: tuple[Value, ...], attributes: Attributes, types: tuple[TensorType, ...], view: View | None
+) -> Node:
+    key = (op, operands, attributes, types, view)
+    node = _interned.get(key)
+    if node is None:
+        node = object.__new__(Node)
+        node.op, node.operands, node.attributes, node.types, node.view = key
+        _interned[key] = node
+    return node
+
+
+def leaf(op: str, type: TensorType, view: View | None = None, **attributes: AttrValue) -> Node:
+    """An `input` or `weight` with a `name`, or a `constant` with a `value`."""
+    return _make(op, (), tuple(sorted(attributes.items())), (type,), view)
+
+
+def apply(
+    op: str, operands: Sequence[Value], attributes: Mapping[str, AttrValue] | None = None, view: View | None = None
+) -> Node:
+    """
+    A compute operator on values; the result types follow from its TDL line.
+
+    Raises `UnityError` (operator, rule, fix) where shapes, attributes, element types, degrees or the view do not fit.
+    """
+    operator = find_operator(op)
+    return _apply(operator, tuple(operands), operator.attributes(attributes or {}), view)
+
+
+def _apply(operator: Operator, operands: tuple[Value, ...], attributes: Attributes, view: View | None) -> Node:
+    types = infer_types(operator, tuple(v.type for v in operands), attributes)
+    node = _make(operator.name, operands, attributes, types, view)
+    if view is not None:
+        check_view(node)
+    return node
+
+
+def infer_types(
+    operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes
+) -> tuple[TensorType, ...]:
+    """
+    Result types of a compute operator from its operands' types: the serial shape rule and the parallel typing, both from
+    TDL. Raises `UnityError` as `apply` does.
+    """
+    analysis = operator.bind(tuple(t.shape for t in operands), attributes)
+    bound = analysis.bound
+    dtypes: dict[str, str] = {}
+    for parameter, type in zip(bound.operands, operands, strict=True):
+        if parameter.integer != type.is_integer:
+            wanted = "integers (i64)" if parameter.integer else "floating point"
+            raise UnityError(f"pcg.{operator.name}: {parameter.name} is {type.dtype}, expected {wanted}")
+        if not parameter.integer:
+            dtypes[parameter.name] = type.dtype
+    if len(set(dtypes.values())) > 1:
+        seen = ", ".join(f"{n} is {d}" for n, d in dtypes.items())
+        raise UnityError(f"pcg.{operator.name}: element types differ: {seen}; cast one")
+    dtype = next(iter(dtypes.values()))
+    configuration = infer_configuration(analysis, [t.parts for t in operands])
+    return tuple(
+        tensor_type(shape, dtype, d.dims, d.sum, d.copy)
+        for shape, d in zip(bound.result_shapes, result_degrees(analysis, configuration), strict=True)
+    )
+
+
+def parallel(op: str, operand: Value, view: View | None = None, **attributes: int) -> Node:
+    """A parallel operator on a value. Raises `UnityError` where its degree does not fit the type."""
+    rule = PARALLEL_OPERATORS[op]
+    type = rule.type(operand.type, attributes)
+    node = _make(op, (operand,), tuple(sorted(attributes.items())), (type,), view)
+    if view is not None:
+        check_view(node)
+    return node
+
+
+def grid(node: Node) -> tuple[int, ...]:
+    """
+    The degrees of a node's task grid, only those above 1: its index variables in TDL order, then copy, then sum.
+
+    A leaf or parallel operator has its result's dims for variables.
+    """
+    if node.is_compute:
+        c = node.configuration
+        degrees = (*(c.degree(v) for v in node.analysis.bound.extents), c.copy, c.sum)
+    else:
+        (type,) = node.types
+        degrees = (*type.degrees, type.copy, type.sum)
+    return tuple(d for d in degrees if d > 1)
+
+
+def check_view(node: Node) -> None:
+    """Raises `UnityError` where a node's view does not have the node's task grid, or gives a device two tasks."""
+    view = node.view
+    assert view is not None
+    if view.degrees != grid(node):
+        raise UnityError(f"pcg.{node.op}: its view has degrees {list(view.degrees)}, but its task grid is {list(grid(node))}")
+    devices = view.devices()
+    if len(set(devices)) != len(devices) or view.start < 0:
+        raise UnityError(f"pcg.{node.op}: its view gives one device two tasks: {view}")
+
+
+def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> Node:
+    """The same operator on other operands; types are inferred anew."""
+    if node.is_leaf:
+        return _make(node.op, (), node.attributes, node.types, view)
+    if node.is_parallel:
+        return parallel(node.op, operands[0], view, **{k: int(v) for k, v in node.attributes if isinstance(v, int)})
+    return _apply(node.operator, tuple(operands), node.attributes, view)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The optimizer's step of one weight by its gradient."""
+
+    weight: Value
+    grad: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """`sgd` or `adam` and its hyper-parameters (Adam as in PyTorch, without weight decay)."""
+
+    name: str = "sgd"
+    lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True)
+class Graph:
+    """
+    A function: inputs in order, outputs in order; weights are the weight leaves its outputs reach.
+
+    A whole training step also has the updates of its weights.
+    """
+
+    name: str
+    inputs: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+    updates: tuple[Update, ...] = ()
+    optimizer: Optimizer | None = None
+
+    @property
+    def roots(self) -> tuple[Value, ...]:
+        """All the values the function is for."""
+        return (*self.outputs, *(v for u in self.updates for v in (u.weight, u.grad)))
+
+    def nodes(self) -> list[Node]:
+        """Every node, operands before users; inputs first."""
+        return topological(self.roots, first=self.inputs)
+
+    def weights(self) -> list[Node]:
+        return [n for n in self.nodes() if n.op == "weight"]
+
+    def users(self) -> dict[Value, list[tuple[Node, int]]]:
+        """For every value, the (node, operand index) pairs that use it."""
+        found: dict[Value, list[tuple[Node, int]]] = {}
+        for node in self.nodes():
+            for i, operand in enumerate(node.operands):
+                found.setdefault(operand, []).append((node, i))
+        return found
+
+
+def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node]:
+    """Nodes the roots reach, operands first, in a deterministic order."""
+    order: dict[Node, None] = dict.fromkeys(first)
+    for root in roots:
+        stack: list[tuple[Node, Iterator[Value]]] = []
+        if root.node not in order:
+            stack.append((root.node, iter(root.node.operands)))
+        while stack:
+            node, pending = stack[-1]
+            child = next((v.node for v in pending if v.node not in order), None)
+            if child is None:
+                order[node] = None
+                stack.pop()
+            else:
+                stack.append((child, iter(child.operands)))
+    return list(order)
+
+
+def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequence[Value]]) -> Graph:
+    """
+    Rebuild a graph bottom-up: `replace_node(node, new operands)` gives the values that stand for the node's results.
+
+    Inputs and weights are passed too, with no operands.
+    """
+    new: dict[Value, Value] = {}
+    for node in graph.nodes():
+        results = replace_node(node, tuple(new[v] for v in node.operands))
+        new.update(zip(node.results, results, strict=True))
+    updates = tuple(Update(new[u.weight], new[u.grad]) for u in graph.updates)
+    inputs = tuple(new[n.result].node for n in graph.inputs)
+    return replace(graph, inputs=inputs, outputs=tuple(new[v] for v in graph.outputs), updates=updates)
+
+
+def erase(graph: Graph) -> Graph:
+    """
+    The serial graph a parallel one stands for: parallel operators deleted, types serial, views gone.
+
+    Two well-typed graphs of the same boundary are equal iff their erasures are (DESIGN: the theorem).
+    """
+
+    def serial(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+        if node.is_parallel:
+            return operands
+        if node.is_leaf:
+            return leaf(node.op, node.types[0].serial, **dict(node.attributes)).results
+        attributes = dict(node.attributes)
+        if "degrees" in attributes:
+            degrees = attributes["degrees"]
+            assert isinstance(degrees, tuple)
+            attributes["degrees"] = (1,) * len(degrees)
+        return apply(node.op, operands, attributes).results
+
+    return rewrite(graph, serial)
+
+
+def all_operator_names() -> tuple[str, ...]:
+    """Compute, parallel and leaf operators."""
+    return (*operators(), *PARALLEL_OPERATORS, *LEAVES)

@@ -1,0 +1,147 @@
+"""
+The parallel operators: identities on meaning that change how a value is divided (Unity, section 3.1).
+
+Each is a rule on types; its gradient follows from duality. Fused ones are what a chain of two does in one collective;
+they appear only after search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.types import TensorType
+
+Step = tuple[str, tuple[tuple[str, int], ...]]
+"""A parallel operator and its attributes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelOperator:
+    """
+    `attributes` in the order they are written; `type` from operand type to result type; `backward` the steps that take
+    the result's gradient to the operand's; `chain` the unfused steps a fused operator stands for.
+    """
+
+    name: str
+    attributes: tuple[str, ...]
+    type: Callable[[TensorType, Mapping[str, int]], TensorType]
+    backward: Callable[[Mapping[str, int]], tuple[Step, ...]]
+    chain: Callable[[Mapping[str, int]], tuple[Step, ...]] | None = None
+
+
+def _dim(op: str, x: TensorType, dim: int) -> int:
+    if not 0 <= dim < len(x.shape):
+        raise UnityError(f"pcg.{op}: dim {dim} is out of range; {x} has dims 0..{len(x.shape) - 1}")
+    return dim
+
+
+def _by(op: str, attributes: Mapping[str, int]) -> int:
+    if attributes["by"] < 1:
+        raise UnityError(f"pcg.{op}: by {attributes['by']} is not a degree; degrees start at 1")
+    return attributes["by"]
+
+
+def _partition(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    dim, by = _dim("partition", x, a["dim"]), _by("partition", a)
+    degree = x.degrees[dim] * by
+    if x.shape[dim] % degree:
+        raise UnityError(f"pcg.partition: degree {degree} does not divide size {x.shape[dim]} of dim {dim}; choose a divisor")
+    return x.with_degree(dim, degree)
+
+
+def _combine(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    dim, by = _dim("combine", x, a["dim"]), _by("combine", a)
+    if x.degrees[dim] % by:
+        raise UnityError(f"pcg.combine: dim {dim} has degree {x.degrees[dim]}, which cannot be combined by {by}")
+    return x.with_degree(dim, x.degrees[dim] // by)
+
+
+def _replicate(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    return x.with_copy(x.copy * _by("replicate", a))
+
+
+def _reduce(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    by = _by("reduce", a)
+    if x.sum % by:
+        raise UnityError(f"pcg.reduce: the value is in {x.sum} partial sums, which cannot be reduced by {by}")
+    return x.with_sum(x.sum // by)
+
+
+def _pick(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    by = _by("pick", a)
+    if x.copy % by:
+        raise UnityError(f"pcg.pick: the value has {x.copy} copies, of which one of {by} cannot be picked")
+    return x.with_copy(x.copy // by)
+
+
+def _zero_pad(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    return x.with_sum(x.sum * _by("zero_pad", a))
+
+
+def _step(name: str, **attributes: int) -> Step:
+    return name, tuple(attributes.items())
+
+
+def _simple(
+    name: str,
+    type_rule: Callable[[TensorType, Mapping[str, int]], TensorType],
+    inverse: str,
+    has_dim: bool = False,
+) -> ParallelOperator:
+    names = ("dim", "by") if has_dim else ("by",)
+    return ParallelOperator(name, names, type_rule, lambda a: (_step(inverse, **{n: a[n] for n in names}),))
+
+
+def _fused(
+    name: str, attributes: tuple[str, ...], chain: Callable[[Mapping[str, int]], tuple[Step, ...]]
+) -> ParallelOperator:
+    def type_rule(x: TensorType, a: Mapping[str, int]) -> TensorType:
+        return chain_type(x, chain(a))
+
+    def backward(a: Mapping[str, int]) -> tuple[Step, ...]:
+        return tuple(
+            step
+            for op, attrs in reversed(chain(a))
+            for step in PARALLEL_OPERATORS[op].backward(dict(attrs))
+        )
+
+    return ParallelOperator(name, attributes, type_rule, backward, chain)
+
+
+PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
+    p.name: p
+    for p in (
+        _simple("partition", _partition, "combine", has_dim=True),
+        _simple("combine", _combine, "partition", has_dim=True),
+        _simple("replicate", _replicate, "reduce"),
+        _simple("reduce", _reduce, "replicate"),
+        _simple("pick", _pick, "zero_pad"),
+        _simple("zero_pad", _zero_pad, "pick"),
+        _fused("all_reduce", ("by",), lambda a: (_step("reduce", by=a["by"]), _step("replicate", by=a["by"]))),
+        _fused(
+            "all_gather",
+            ("dim", "by"),
+            lambda a: (_step("combine", dim=a["dim"], by=a["by"]), _step("replicate", by=a["by"])),
+        ),
+        _fused(
+            "reduce_scatter",
+            ("dim", "by"),
+            lambda a: (_step("reduce", by=a["by"]), _step("partition", dim=a["dim"], by=a["by"])),
+        ),
+        _fused(
+            "all_to_all",
+            ("dim", "to", "by"),
+            lambda a: (_step("combine", dim=a["dim"], by=a["by"]), _step("partition", dim=a["to"], by=a["by"])),
+        ),
+    )
+}
+"""Every parallel operator by name. `zero_pad` is the dual of `pick`: the value is one addend, the others are zero."""
+
+
+def chain_type(x: TensorType, steps: tuple[Step, ...]) -> TensorType:
+    """The type after a chain of parallel operators. Raises `UnityError` where one does not apply."""
+    for name, attributes in steps:
+        x = PARALLEL_OPERATORS[name].type(x, dict(attributes))
+    return x

@@ -1,0 +1,140 @@
+"""
+Parallel tensor types (DESIGN: "Parallel tensor types").
+
+A type says what a value is (global sizes, element type) and into what pieces it is divided: a degree per dim, pieces that
+are addends of the value (`sum`), pieces that are identical (`copy`). Unity's (size, degree) plus replica dimension, with
+the latter split in two, because a single one makes `relu` of partial sums well typed and wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
+
+from unity_ir.errors import UnityError
+from unity_ir.tdl.parallel import Degrees
+
+ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2, "i64": 8, "i32": 4}
+"""Element types and their sizes."""
+
+MAX_ELEMENTS = 2**62
+"""Sizes beyond this cannot be addressed in bytes by 64-bit integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Which piece of a value: its position along every dim, which addend, which copy."""
+
+    dims: tuple[int, ...]
+    sum: int = 0
+    copy: int = 0
+
+
+@dataclass(frozen=True, eq=True)
+class TensorType:
+    """`!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`. Make one with `tensor_type`, which checks and interns it."""
+
+    shape: tuple[int, ...]
+    degrees: tuple[int, ...]
+    dtype: str
+    sum: int = 1
+    copy: int = 1
+
+    @cached_property
+    def pieces(self) -> int:
+        """The number of pieces, copies and addends included."""
+        return prod(self.degrees) * self.sum * self.copy
+
+    @property
+    def is_serial(self) -> bool:
+        return self.pieces == 1
+
+    @property
+    def is_integer(self) -> bool:
+        return self.dtype.startswith("i")
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of the whole value."""
+        return prod(self.shape)
+
+    @cached_property
+    def piece_shape(self) -> tuple[int, ...]:
+        """The local sizes of a piece."""
+        return tuple(s // d for s, d in zip(self.shape, self.degrees, strict=True))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole value."""
+        return self.elements * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def parts(self) -> Degrees:
+        """How it is divided, as TDL's typing wants it."""
+        return Degrees(self.degrees, self.sum, self.copy)
+
+    @property
+    def serial(self) -> TensorType:
+        """The same value in one piece."""
+        return tensor_type(self.shape, self.dtype)
+
+    @property
+    def dual(self) -> TensorType:
+        """The type of the value's gradient: `sum` and `copy` change places (DESIGN: "Duality")."""
+        return tensor_type(self.shape, self.dtype, self.degrees, self.copy, self.sum)
+
+    def with_degree(self, dim: int, degree: int) -> TensorType:
+        degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
+        return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy)
+
+    def with_sum(self, degree: int) -> TensorType:
+        return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy)
+
+    def with_copy(self, degree: int) -> TensorType:
+        return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree)
+
+    def all_pieces(self) -> list[Piece]:
+        """Every piece, dims outermost, then addends, then copies."""
+        return [
+            Piece(dims, s, c)
+            for dims in product(*(range(d) for d in self.degrees))
+            for s in range(self.sum)
+            for c in range(self.copy)
+        ]
+
+    def __str__(self) -> str:
+        dims = ", ".join(f"{s}:{d}" if d > 1 else str(s) for s, d in zip(self.shape, self.degrees, strict=True))
+        extra = "".join(f", {k} = {v}" for k, v in (("sum", self.sum), ("copy", self.copy)) if v > 1)
+        return f"!pcg.tensor<[{dims}], {self.dtype}{extra}>"
+
+
+@lru_cache(maxsize=None)
+def tensor_type(
+    shape: Sequence[int], dtype: str, degrees: Sequence[int] | None = None, sum: int = 1, copy: int = 1
+) -> TensorType:
+    """
+    The interned type of global sizes `shape`, element type `dtype`, and the given degrees (1 each if left out).
+
+    Raises `UnityError` for an unknown element type, sizes below 1 or too large to address, degrees that do not divide.
+    Arguments must be hashable: tuples, not lists.
+    """
+    degrees = tuple(degrees) if degrees is not None else (1,) * len(shape)
+    if dtype not in ELEMENT_BYTES:
+        raise UnityError(f"pcg.tensor: unknown element type {dtype}; known are {', '.join(ELEMENT_BYTES)}")
+    if len(shape) != len(degrees):
+        raise UnityError(f"pcg.tensor: {len(shape)} sizes but {len(degrees)} degrees")
+    for size, degree in zip(shape, degrees, strict=True):
+        if size < 1:
+            raise UnityError(f"pcg.tensor: size {size} is not allowed; sizes start at 1")
+        if degree < 1 or size % degree:
+            raise UnityError(f"pcg.tensor: degree {degree} does not divide size {size}")
+    if prod(shape) * ELEMENT_BYTES[dtype] > MAX_ELEMENTS:
+        raise UnityError(f"pcg.tensor: {' x '.join(map(str, shape))} elements are too many to address")
+    if sum < 1 or copy < 1:
+        raise UnityError(f"pcg.tensor: sum = {sum}, copy = {copy}; degrees start at 1")
+    if dtype.startswith("i") and sum > 1:
+        raise UnityError(f"pcg.tensor: {dtype} values cannot be in partial sums")
+    return TensorType(tuple(shape), degrees, dtype, sum, copy)

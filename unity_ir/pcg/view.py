@@ -1,0 +1,54 @@
+"""
+Machine views (Unity, section 3.2): on which devices the tasks of an operator run.
+
+A view gives every axis of a task grid (index variables with degree above 1 in TDL order, then `copy`, then `sum`) a list
+of `factor @ stride`: the axis' coordinate, in mixed radix with the first factor outermost, moves that many devices. Unlike
+Unity's, an axis may so span nodes and GPUs. `repeat` lists the devices that do the same task again: they hold the same
+pieces and the same gradients (Megatron's replicated operators; JAX's unvarying values).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+Axis = tuple[tuple[int, int], ...]
+"""`((factor, stride), ...)`, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`#machine.view<start, [factor @ stride, ...], ..., repeat [...]>`."""
+
+    start: int
+    axes: tuple[Axis, ...]
+    repeat: Axis = ()
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The degree of each grid axis."""
+        return tuple(prod(f for f, _ in axis) for axis in self.axes)
+
+    def devices(self) -> list[int]:
+        """Every device that has a task, repeats included, in grid order."""
+        return [self.start + offset for offset in _offsets((*self.axes, self.repeat))]
+
+    def __str__(self) -> str:
+        lists = [_axis_text(a) for a in self.axes]
+        if self.repeat:
+            lists.append(f"repeat {_axis_text(self.repeat)}")
+        return f"#machine.view<{', '.join([str(self.start), *lists])}>"
+
+
+def _axis_text(axis: Axis) -> str:
+    return f"[{', '.join(f'{f} @ {s}' for f, s in axis)}]"
+
+
+def _offsets(axes: Iterable[Axis]) -> list[int]:
+    flat = [pair for axis in axes for pair in axis]
+    return [
+        sum(c * s for c, (_, s) in zip(coordinates, flat, strict=True))
+        for coordinates in product(*(range(f) for f, _ in flat))
+    ]

@@ -1,0 +1,235 @@
+"""
+What a bound line allows: which index variables may be split, and which operands may carry partial sums.
+
+Tofu (section 4.2) finds the regions each of d workers reads by symbolic intervals. With bare, composite and segmented
+indices the intervals are of three kinds only: a piece of 1/d (`SPLIT`), all of it, or not expressible; a variable is
+splittable when none of its dims is of the third kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Cases,
+    Composite,
+    Const,
+    Expr,
+    Index,
+    Name,
+    Reduce,
+    Var,
+    accesses,
+    children,
+    index_names,
+    tensors,
+)
+
+
+def leading(index: Index) -> str | None:
+    """
+    The variable whose degree the dim carries.
+
+    Given `k` returns `k`; given `(h d)` returns `h`; given segments returns None: such a dim has degree 1.
+    """
+    match index:
+        case Var(name):
+            return name
+        case Composite(names):
+            return names[0]
+        case _:
+            return None
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The parallelization a bound line allows, derived from its text alone."""
+
+    bound: Bound
+
+    @cached_property
+    def operand_dims(self) -> Mapping[str, tuple[str | None, ...]]:
+        """
+        Per operand, per dim, the variable whose degree the dim carries.
+
+        None where the dim must have degree 1: segments, or a dim that two different variables index. An operand that is
+        never read has no entry.
+        """
+        dims: dict[str, list[str | None]] = {}
+        for access in self._accesses:
+            lead = [leading(_bound_index(i)) for i in access.indices]
+            old = dims.setdefault(access.tensor, lead)
+            dims[access.tensor] = [a if a == b else None for a, b in zip(old, lead, strict=True)]
+        return {t: tuple(v if v in self.splittable else None for v in lead) for t, lead in dims.items()}
+
+    @cached_property
+    def result_dims(self) -> tuple[tuple[str | None, ...], ...]:
+        """Per result, per dim, the variable whose degree the dim carries, or None."""
+        lead = [tuple(leading(i) for i in r.indices) for r in self.bound.results]
+        return tuple(tuple(v if v in self.splittable else None for v in dims) for dims in lead)
+
+    @cached_property
+    def splittable(self) -> tuple[str, ...]:
+        """Variables that may have a degree, in TDL order."""
+        return tuple(v for v in self.bound.extents if self._is_splittable(v))
+
+    @cached_property
+    def reduced(self) -> tuple[str, ...]:
+        """Splittable variables bound by a root-level sum: splitting one leaves partial sums."""
+        return tuple(v for v in self.splittable if not self._in_results(v))
+
+    @cached_property
+    def carriers(self) -> tuple[frozenset[str], ...]:
+        """
+        Minimal sets of operands the results are jointly linear in: those that may carry partial sums together.
+
+        Given `x + y` returns `({x, y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
+        """
+        common: list[frozenset[str]] | None = None
+        for result in self.bound.results:
+            found = _linear(result.expr)
+            if found is None:
+                continue
+            common = found if common is None else [s for s in common if s in found]
+        minimal = [s for s in common or [] if s and not any(t < s for t in common or [])]
+        return tuple(sorted(set(minimal), key=sorted))
+
+    @cached_property
+    def is_elementwise(self) -> bool:
+        """Every operand is read at the result's own position: no reduction, no re-indexing (broadcast excluded)."""
+        if len(self.bound.results) != 1 or self._reducers:
+            return False
+        (result,) = self.bound.results
+        return all(a.indices == result.indices for a in self._accesses)
+
+    @cached_property
+    def moves_data_only(self) -> bool:
+        """No arithmetic: every result element is one operand element."""
+        return all(
+            isinstance(e, Access)
+            for r in self.bound.results
+            for e in (children(r.expr) if isinstance(r.expr, Cases) else (r.expr,))
+        )
+
+    # -- how
+
+    @cached_property
+    def _accesses(self) -> tuple[Access, ...]:
+        return tuple(a for r in self.bound.results for a in accesses(r.expr))
+
+    @cached_property
+    def _reducers(self) -> bool:
+        return any(_contains_reduce(r.expr) for r in self.bound.results)
+
+    def _in_results(self, variable: str) -> bool:
+        return any(variable in index_names(i) for r in self.bound.results for i in r.indices)
+
+    def _is_splittable(self, variable: str) -> bool:
+        places = [(a.tensor, d, _bound_index(i)) for a in self._accesses for d, i in enumerate(a.indices)]
+        for tensor, dim, index in places:
+            if variable not in index_names(index):
+                continue
+            if leading(index) != variable:
+                return False
+            others = [i for t, d, i in places if t == tensor and d == dim and i != index]
+            if others:
+                return False
+        for result in self.bound.results:
+            uses = [i for i in result.indices if variable in index_names(i)]
+            if uses:
+                if len(uses) > 1 or leading(uses[0]) != variable or _binds(result.expr, variable):
+                    return False
+            elif not _is_root_sum(result.expr, variable):
+                return False
+        return True
+
+
+def _bound_index(index: object) -> Index:
+    assert isinstance(index, Index), index
+    return index
+
+
+def _contains_reduce(expr: Expr) -> bool:
+    return isinstance(expr, Reduce) or any(map(_contains_reduce, children(expr)))
+
+
+def _binds(expr: Expr, variable: str) -> bool:
+    own = isinstance(expr, Reduce) and variable in expr.names
+    return own or any(_binds(c, variable) for c in children(expr))
+
+
+def _is_root_sum(expr: Expr, variable: str) -> bool:
+    """`expr` is a sum over `variable` up to linear operations, so that its pieces add up to it."""
+    match expr:
+        case Reduce("sum", _, body):
+            if variable in expr.names:
+                return not _binds(body, variable)
+            return _is_root_sum(body, variable)
+        case Binary("+" | "-", left, right):
+            return _is_root_sum(left, variable) and _is_root_sum(right, variable)
+        case Binary("*", left, right):
+            one = _is_root_sum(left, variable) and not _binds(right, variable)
+            return one or (_is_root_sum(right, variable) and not _binds(left, variable))
+        case Binary("/", left, right):
+            return _is_root_sum(left, variable) and not _binds(right, variable)
+        case Cases(branches):
+            return all(_is_root_sum(e, variable) for _, e in branches)
+        case _:
+            return False
+
+
+def _linear(expr: Expr) -> list[frozenset[str]] | None:
+    """Sets of tensors `expr` is jointly linear in; None for zero, which is linear in anything."""
+    match expr:
+        case Const(value):
+            return None if value == 0 else []
+        case Access(tensor, _):
+            return [frozenset({tensor})]
+        case Binary("+" | "-", left, right):
+            return _joint((left, right))
+        case Binary("*", left, right):
+            return _scaled(left, right) + _scaled(right, left)
+        case Binary("/", left, right):
+            return _scaled(left, right)
+        case Reduce("sum", _, body):
+            return _linear(body)
+        case Call("where", (condition, yes, no)):
+            joint = _joint((yes, no))
+            return None if joint is None else [s for s in joint if not s & tensors(condition)]
+        case Cases(branches):
+            return _joint(tuple(e for _, e in branches))
+        case _:
+            return []
+
+
+def _scaled(expr: Expr, by: Expr) -> list[frozenset[str]]:
+    return [s for s in _linear(expr) or [] if not s & tensors(by)]
+
+
+def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
+    """Unions of one linear set of each term, where every term is linear in all it reads of the union."""
+    choices = [(term, found) for term in terms if (found := _linear(term)) is not None]
+    if not choices:
+        return None
+    joint: list[frozenset[str]] = []
+    for combination in product(*(found for _, found in choices)):
+        union = frozenset[str]().union(*combination)
+        if all(union & tensors(t) == own for (t, _), own in zip(choices, combination, strict=True)):
+            joint.append(union)
+    return joint
+
+
+def uses_as_value(bound: Bound, variable: str) -> bool:
+    """Whether the variable's global index enters the arithmetic, so that a piece must know its offset."""
+
+    def visit(expr: Expr) -> bool:
+        return expr == Name(variable) or any(map(visit, children(expr)))
+
+    return any(visit(r.expr) for r in bound.results)

@@ -1,0 +1,347 @@
+"""
+Binding: a written line at given operand shapes and attributes.
+
+Spells out packs and variadic names, replaces attributes by their values, and solves for the extent of every index
+variable. This is the serial shape rule of every operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+
+from unity_ir.errors import UnityError
+from unity_ir.tdl.functions import ACTIVATIONS
+from unity_ir.tdl.syntax import (
+    Access,
+    AttrValue,
+    Binary,
+    Bound,
+    Call,
+    Cases,
+    Clause,
+    Composite,
+    Const,
+    Expr,
+    Index,
+    Line,
+    Name,
+    Pack,
+    Parameter,
+    Reduce,
+    Result,
+    Segments,
+    Size,
+    Starred,
+    StarredSegments,
+    Var,
+    WrittenIndex,
+    children,
+    index_names,
+)
+
+Shape = tuple[int, ...]
+
+
+def check_attributes(line: Line, attributes: Mapping[str, AttrValue]) -> dict[str, AttrValue]:
+    """
+    The attributes of `line` with defaults filled in.
+
+    Raises `UnityError` for one that is unknown, missing, or of the wrong kind.
+    """
+    known = {a.name: a for a in line.attributes}
+    for name in attributes:
+        if name not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise UnityError(f"pcg.{line.operator}: unknown attribute {name}; {takes}")
+    full: dict[str, AttrValue] = {}
+    for name, attribute in known.items():
+        value = attributes.get(name, attribute.default)
+        if value is None:
+            raise UnityError(f"pcg.{line.operator}: attribute {name} is missing; add {{{name} = ...}}")
+        fits = {
+            "int": isinstance(value, int) and not isinstance(value, bool),
+            "ints": isinstance(value, tuple),
+            "float": isinstance(value, float | int),
+            "name": value in ACTIVATIONS,
+        }[attribute.kind]
+        if not fits:
+            wanted = " or ".join(ACTIVATIONS) if attribute.kind == "name" else attribute.kind
+            raise UnityError(f"pcg.{line.operator}: attribute {name} is {value!r}; it must be {wanted}")
+        full[name] = value
+    return full
+
+
+def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue]) -> Bound:
+    """
+    Bind `line` to operand shapes (global sizes, one per operand, variadic ones in place) and attributes.
+
+    Raises `UnityError` where ranks, sizes or attributes do not fit, naming the operator and the two that disagree.
+    """
+    return _Binder(line, shapes, check_attributes(line, attributes)).bind()
+
+
+class _Binder:
+    def __init__(self, line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue]):
+        self.line = line
+        self.attributes = attributes
+        self.clauses: dict[tuple[str, WrittenIndex], Clause] = {(c.kind, c.index): c for c in line.clauses}
+        self.operands, self.shapes = self._spell_operands(shapes)
+        self.copies = self._count_copies(shapes)
+        self.ranks = self._solve_ranks()
+        self.extents: dict[str, int] = {}
+        self.origin: dict[str, str] = {}
+
+    def fail(self, message: str) -> UnityError:
+        return UnityError(f"pcg.{self.line.operator}: {message}")
+
+    # -- operands, variadic counts and pack ranks
+
+    def _spell_operands(self, shapes: Sequence[Shape]) -> tuple[tuple[Parameter, ...], dict[str, Shape]]:
+        parameters = self.line.parameters
+        fixed = sum(not p.variadic for p in parameters)
+        variadic = len(parameters) - fixed
+        if variadic == 0 and len(shapes) != fixed:
+            names = ", ".join(p.name for p in parameters)
+            raise self.fail(f"takes {fixed} operands ({names}), got {len(shapes)}")
+        if variadic and len(shapes) < fixed + 1:
+            raise self.fail(f"takes at least {fixed + 1} operands, got {len(shapes)}")
+        copies = len(shapes) - fixed
+        spelled: list[Parameter] = []
+        for p in parameters:
+            names = [f"{p.name}{i}" for i in range(copies)] if p.variadic else [p.name]
+            spelled += [Parameter(name, p.integer) for name in names]
+        return tuple(spelled), {p.name: tuple(s) for p, s in zip(spelled, shapes, strict=True)}
+
+    def _count_copies(self, shapes: Sequence[Shape]) -> int:
+        """How many of everything starred: operands of a variadic parameter, or sizes given by a clause."""
+        fixed = sum(not p.variadic for p in self.line.parameters)
+        if fixed < len(self.line.parameters):
+            return len(shapes) - fixed
+        for (kind, index), clause in self.clauses.items():
+            if kind == "size" and isinstance(index, Starred):
+                return len(self._ints(clause))
+        return 1
+
+    def _int(self, clause: Clause) -> int:
+        value = clause.value if isinstance(clause.value, int) else self.attributes[clause.value]
+        if not isinstance(value, int):
+            raise self.fail(f"attribute {clause.value} must be an integer")
+        return value
+
+    def _ints(self, clause: Clause) -> tuple[int, ...]:
+        value = self.attributes[str(clause.value)]
+        if not isinstance(value, tuple):
+            raise self.fail(f"attribute {clause.value} must be a list of integers")
+        return value
+
+    def _solve_ranks(self) -> dict[str, int]:
+        ranks: dict[str, int] = {}
+        for (kind, index), clause in self.clauses.items():
+            if isinstance(index, Pack):
+                if kind == "rank":
+                    ranks[index.name] = self._int(clause)
+                    if ranks[index.name] < 0:
+                        raise self.fail(f"attribute {clause.value} is {ranks[index.name]}; it must not be negative")
+                else:
+                    ranks[index.name] = len(self._ints(clause))
+        accesses = [(r, a) for r in self.line.results for a in _written_accesses(r.expr)]
+        pending = True
+        while pending:
+            pending = False
+            for _, access in accesses:
+                rank = len(self.shapes[self._first(access)])
+                packs = [i.name for i in access.indices if isinstance(i, Pack)]
+                unknown = {p for p in packs if p not in ranks}
+                if len(unknown) == 1 and len([p for p in packs if p in unknown]) == 1:
+                    have = sum(ranks[i.name] if isinstance(i, Pack) else 1 for i in access.indices if i not in unknown
+                               and not (isinstance(i, Pack) and i.name in unknown))
+                    if rank < have:
+                        raise self.fail(f"{access.tensor} has rank {rank}; it needs at least {have}")
+                    ranks[unknown.pop()] = rank - have
+                    pending = True
+        for _, access in accesses:
+            rank = len(self.shapes[self._first(access)])
+            need = sum(ranks.get(i.name, 0) if isinstance(i, Pack) else 1 for i in access.indices)
+            if rank != need:
+                raise self.fail(f"{access.tensor} has rank {rank}, expected {need}")
+        return ranks
+
+    def _first(self, access: Access) -> str:
+        return f"{access.tensor}0" if access.starred else access.tensor
+
+    # -- spelling out
+
+    def index(self, index: WrittenIndex, copy: int | None) -> list[Index]:
+        """The bound indices one written index stands for, in copy number `copy` of a starred access or result."""
+        match index:
+            case Pack(name, permuted_by):
+                names = [f"{name}{i}" for i in range(self.ranks.get(name, 0))]
+                if permuted_by is not None:
+                    order = self.attributes[permuted_by]
+                    if not isinstance(order, tuple) or sorted(order) != list(range(len(names))):
+                        raise self.fail(f"{permuted_by} is {order!r}; it must be a permutation of 0..{len(names) - 1}")
+                    names = [names[i] for i in order]
+                return [Var(n) for n in names]
+            case Starred(name):
+                return [Var(f"{name}{copy or 0}")]
+            case StarredSegments(name):
+                return [Segments(tuple(f"{name}{i}" for i in range(self.copies)), active=copy)]
+            case Var() | Composite() | Segments():
+                return [index]
+
+    def indices(self, written: Sequence[WrittenIndex], copy: int | None) -> tuple[Index, ...]:
+        return tuple(b for i in written for b in self.index(i, copy))
+
+    def expr(self, expr: Expr, copy: int | None) -> Expr:
+        match expr:
+            case Access(tensor, indices, starred):
+                name = f"{tensor}{copy}" if starred else tensor
+                return Access(name, self.indices(indices, copy))
+            case Binary(op, left, right):
+                return Binary(op, self.expr(left, copy), self.expr(right, copy))
+            case Call(function, args):
+                if function in self.attributes:
+                    function = str(self.attributes[function])
+                bound = tuple(self.expr(a, copy) for a in args)
+                return bound[0] if function == "identity" else Call(function, bound)
+            case Reduce(reducer, indices, body):
+                names = self.indices(indices, copy)
+                return Reduce(reducer, names, self.expr(body, copy)) if names else self.expr(body, copy)
+            case Size(indices):
+                return Const(float(prod(self.extent_of(i) for i in self.indices(indices, copy))))
+            case Name(name):
+                value = self.attributes.get(name)
+                return expr if value is None else Const(float(value)) if isinstance(value, int | float) else expr
+            case _:
+                return expr
+
+    def extent_of(self, index: Index) -> int:
+        return prod(self.extents[n] for n in index_names(index))
+
+    # -- extents
+
+    def _set(self, name: str, size: int, where: str) -> None:
+        old = self.extents.setdefault(name, size)
+        if old != size:
+            kind = "contracted sizes" if self._is_reduced(name) else "sizes"
+            raise self.fail(f"{kind} differ: {self.origin[name]} has {old}, {where} has {size}")
+        self.origin.setdefault(name, where)
+
+    def _is_reduced(self, name: str) -> bool:
+        stem = name.rstrip("0123456789")
+        return any(i in (Var(name), Pack(stem)) for r in self.line.results for i in _reduced(r.expr))
+
+    def _solve_extents(self) -> None:
+        for (kind, index), clause in self.clauses.items():
+            if kind == "size":
+                names = [n for b in self._all_copies(index) for n in index_names(b)]
+                sizes = self._ints(clause) if isinstance(index, Pack | Starred) else (self._int(clause),)
+                for name, size in zip(names, sizes, strict=True):
+                    if size < 1:
+                        raise self.fail(f"attribute {clause.value} has {size}; sizes start at 1")
+                    self._set(name, size, f"attribute {clause.value}")
+        places: list[tuple[str, Index, int]] = []
+        for result in self.line.results:
+            for copy in range(self.copies):
+                for access in _written_accesses(result.expr):
+                    tensor = f"{access.tensor}{copy}" if access.starred else access.tensor
+                    places += [
+                        (tensor, index, size)
+                        for index, size in zip(self.indices(access.indices, copy), self.shapes[tensor], strict=True)
+                    ]
+        for tensor, index, size in places:
+            if isinstance(index, Var):
+                self._set(index.name, size, tensor)
+        for tensor, index, size in places:
+            if isinstance(index, Composite):
+                unknown = [n for n in index.names if n not in self.extents]
+                known = prod(self.extents[n] for n in index.names if n in self.extents)
+                if len(unknown) > 1:
+                    raise self.fail(f"sizes of {', '.join(unknown)} are not known")
+                if size % known or (not unknown and size != known):
+                    raise self.fail(f"{tensor} has a dim of {size}, which {known} does not {'divide' if unknown else 'fill'}")
+                if unknown:
+                    self._set(unknown[0], size // known, tensor)
+            elif isinstance(index, Segments):
+                total = sum(self.extents[n] for n in index.names)
+                if total != size:
+                    sizes = " + ".join(str(self.extents[n]) for n in index.names)
+                    raise self.fail(f"{tensor} has a dim of {size}, but the sizes are {sizes} = {total}")
+
+    def _all_copies(self, index: WrittenIndex) -> list[Index]:
+        copies = range(self.copies) if isinstance(index, Starred) else (None,)
+        return [b for c in copies for b in self.index(index, c)]
+
+    # -- the whole
+
+    def bind(self) -> Bound:
+        self._solve_extents()
+        results: list[Result] = []
+        for written in self.line.results:
+            if written.variadic:
+                for copy in range(self.copies):
+                    indices = self.indices(written.indices, copy)
+                    results.append(Result(f"{written.name}{copy}", indices, self.expr(written.expr, copy)))
+                continue
+            indices = self.indices(written.indices, None)
+            segments = [i for i in indices if isinstance(i, Segments)]
+            if segments:
+                branches = tuple((n, self.expr(written.expr, c)) for c, n in enumerate(segments[0].names))
+                results.append(Result(written.name, indices, Cases(branches)))
+            else:
+                results.append(Result(written.name, indices, self.expr(written.expr, None)))
+        order = _order(results)
+        missing = [n for n in order if n not in self.extents]
+        if missing:
+            raise self.fail(f"the size of index {missing[0]} is not given by any operand; give it in a where clause")
+        extents = MappingProxyType({n: self.extents[n] for n in order})
+        return Bound(self.line.operator, self.operands, tuple(results), extents, self._free_degrees(extents))
+
+    def _free_degrees(self, extents: Mapping[str, int]) -> Mapping[str, int]:
+        degrees: dict[str, int] = {}
+        for (kind, index), clause in self.clauses.items():
+            if kind == "degree":
+                names = [n for b in self._all_copies(index) for n in index_names(b)]
+                values = self._ints(clause)
+                if len(values) != len(names):
+                    raise self.fail(f"attribute {clause.value} has {len(values)} entries, expected {len(names)}")
+                for name, degree in zip(names, values, strict=True):
+                    if degree < 1 or extents[name] % degree:
+                        raise self.fail(f"degree {degree} does not divide size {extents[name]}")
+                    degrees[name] = degree
+        return MappingProxyType(degrees)
+
+
+def _written_accesses(expr: Expr) -> list[Access]:
+    if isinstance(expr, Access):
+        return [expr]
+    return [a for child in children(expr) for a in _written_accesses(child)]
+
+
+def _reduced(expr: Expr) -> list[WrittenIndex]:
+    own = list(expr.indices) if isinstance(expr, Reduce) else []
+    return own + [i for child in children(expr) for i in _reduced(child)]
+
+
+def _order(results: Sequence[Result]) -> list[str]:
+    """Index variables in TDL order: those of the results' dims, then as the expressions mention them."""
+    seen: dict[str, None] = {}
+
+    def visit(expr: Expr) -> None:
+        match expr:
+            case Reduce(_, indices, body):
+                seen.update(dict.fromkeys(n for i in indices for n in index_names(i)))
+                visit(body)
+            case Access(_, indices):
+                seen.update(dict.fromkeys(n for i in indices for n in index_names(i)))
+            case _:
+                for child in children(expr):
+                    visit(child)
+
+    for result in results:
+        seen.update(dict.fromkeys(n for i in result.indices for n in index_names(i)))
+    for result in results:
+        visit(result.expr)
+    return list(seen)

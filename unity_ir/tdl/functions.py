@@ -1,0 +1,50 @@
+"""The scalar functions TDL may call: arity, numpy semantics and what one evaluation costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarFunction:
+    arity: int
+    evaluate: Callable[..., Array]
+    flops: int
+    """Floating point operations per evaluation, as a GPU's pipelines spend them (transcendentals count more)."""
+
+
+# Coefficients of erf: W. J. Cody's rational approximation is overkill here; math.erf is exact and vectorised by numpy.
+_erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _erf_like(x: Array) -> Array:
+    array = np.asarray(x)
+    return _erf(array).astype(array.dtype) if array.size else array
+
+
+def _gelu(x: Array) -> Array:
+    return 0.5 * x * (1 + _erf_like(x / math.sqrt(2)))
+
+
+FUNCTIONS: dict[str, ScalarFunction] = {
+    "identity": ScalarFunction(1, lambda x: x, 0),
+    "relu": ScalarFunction(1, lambda x: np.maximum(x, 0), 1),
+    "gelu": ScalarFunction(1, _gelu, 12),
+    "exp": ScalarFunction(1, np.exp, 4),
+    "log": ScalarFunction(1, np.log, 4),
+    "erf": ScalarFunction(1, _erf_like, 8),
+    "gt": ScalarFunction(2, lambda a, b: np.greater(a, b), 1),
+    "eq": ScalarFunction(2, lambda a, b: np.equal(a, b), 1),
+    "where": ScalarFunction(3, lambda c, a, b: np.where(c, a, b), 1),
+}
+
+ACTIVATIONS = ("identity", "relu", "gelu")
+"""What an attribute of kind `name` may name."""

@@ -1,0 +1,204 @@
+"""Text of a TDL line to its syntax tree."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from lark import Lark, Token, Transformer, v_args
+from lark.exceptions import LarkError, VisitError
+
+from unity_ir.errors import UnityError
+from unity_ir.tdl.functions import ACTIVATIONS, FUNCTIONS
+from unity_ir.tdl.syntax import (
+    Access,
+    Attribute,
+    AttrValue,
+    Binary,
+    Call,
+    Clause,
+    Composite,
+    Const,
+    Expr,
+    Line,
+    Name,
+    Pack,
+    Parameter,
+    Reduce,
+    Size,
+    Starred,
+    StarredSegments,
+    Var,
+    WrittenIndex,
+    WrittenResult,
+)
+
+
+@v_args(inline=True)
+class _Build(Transformer[Token, Line]):
+    """One method per rule of the grammar."""
+
+    def var(self, name: Token) -> WrittenIndex:
+        return Var(str(name))
+
+    def starred(self, name: Token, _star: Token) -> WrittenIndex:
+        return Starred(str(name))
+
+    def pack(self, name: Token) -> WrittenIndex:
+        return Pack(str(name))
+
+    def composite(self, *names: Token) -> WrittenIndex:
+        return Composite(tuple(map(str, names)))
+
+    def segments(self, name: Token, _star: Token) -> WrittenIndex:
+        return StarredSegments(str(name))
+
+    def permuted(self, attribute: Token, name: Token) -> WrittenIndex:
+        return Pack(str(name), permuted_by=str(attribute))
+
+    def indices(self, *items: WrittenIndex) -> tuple[WrittenIndex, ...]:
+        return items
+
+    def number(self, text: Token) -> Expr:
+        return Const(float(text))
+
+    def name(self, text: Token) -> Expr:
+        return Name(str(text))
+
+    def size(self, indices: tuple[WrittenIndex, ...]) -> Expr:
+        return Size(indices)
+
+    def access(self, name: Token, *rest: Any) -> Expr:
+        indices = rest[-1] or ()
+        return Access(str(name), indices, starred=len(rest) == 2)
+
+    def call(self, name: Token, *args: Expr) -> Expr:
+        return Call(str(name), args)
+
+    def reduce(self, reducer: Token, indices: tuple[WrittenIndex, ...], body: Expr) -> Expr:
+        return Reduce(str(reducer), indices, body)
+
+    def add(self, left: Expr, right: Expr) -> Expr:
+        return Binary("+", left, right)
+
+    def sub(self, left: Expr, right: Expr) -> Expr:
+        return Binary("-", left, right)
+
+    def mul(self, left: Expr, right: Expr) -> Expr:
+        return Binary("*", left, right)
+
+    def div(self, left: Expr, right: Expr) -> Expr:
+        return Binary("/", left, right)
+
+    def neg(self, operand: Expr) -> Expr:
+        return Binary("*", Const(-1.0), operand)
+
+    def param(self, name: Token, *rest: Token | None) -> Parameter:
+        kinds = [r for r in rest if r is not None]
+        return Parameter(
+            str(name),
+            integer=any(k.type == "INTEGER_KIND" for k in kinds),
+            variadic=any(k.type == "STAR" for k in kinds),
+        )
+
+    def attribute(self, name: Token, kind: Token, default: Token | None) -> Attribute:
+        value: AttrValue | None = None
+        if default is not None:
+            value = str(default) if kind == "name" else int(default) if kind == "int" else float(default)
+        return Attribute(str(name), str(kind), value)
+
+    def params(self, *items: Parameter | Attribute | None) -> tuple[Parameter | Attribute, ...]:
+        return tuple(i for i in items if i is not None)
+
+    def result(self, name: Token, *rest: Any) -> WrittenResult:
+        return WrittenResult(str(name), len(rest) == 3, rest[-2] or (), rest[-1])
+
+    def clause(self, kind: Token, index: WrittenIndex, value: Token) -> Clause:
+        return Clause(str(kind), index, int(value) if value.isdigit() else str(value))
+
+    def where(self, *clauses: Clause) -> tuple[Clause, ...]:
+        return clauses
+
+    def line(self, name: Token, params: tuple[Parameter | Attribute, ...], *rest: Any) -> Line:
+        clauses: tuple[Clause, ...] = rest[-1] if isinstance(rest[-1], tuple) else ()
+        return Line(
+            operator=str(name),
+            parameters=tuple(p for p in params if isinstance(p, Parameter)),
+            attributes=tuple(p for p in params if isinstance(p, Attribute)),
+            results=tuple(r for r in rest if isinstance(r, WrittenResult)),
+            clauses=clauses,
+            text="",
+        )
+
+
+@cache
+def _grammar() -> Lark:
+    return Lark(
+        files("unity_ir.tdl").joinpath("grammar.lark").read_text(),
+        start="line",
+        parser="lalr",
+        maybe_placeholders=True,
+    )
+
+
+@cache
+def parse_line(text: str) -> Line:
+    """
+    Parse one operator's TDL line.
+
+    Raises `UnityError` that names the place where the text does not follow the grammar, or the name that is unknown.
+    """
+    try:
+        line = _Build().transform(_grammar().parse(text))
+    except VisitError as e:
+        raise UnityError(f"TDL: {e.orig_exc} in `{text}`") from e
+    except LarkError as e:
+        place = getattr(e, "column", "?")
+        raise UnityError(f"TDL: cannot read `{text}` from column {place}") from e
+    line = Line(line.operator, line.parameters, line.attributes, line.results, line.clauses, " ".join(text.split()))
+    _check_names(line)
+    return line
+
+
+def _check_names(line: Line) -> None:
+    """Every tensor read is a parameter, every function called exists or is an attribute of kind `name`."""
+    parameters = {p.name: p for p in line.parameters}
+    functions = {a.name for a in line.attributes if a.kind == "name"}
+    for attribute in line.attributes:
+        if attribute.kind == "name" and attribute.default is not None and attribute.default not in ACTIVATIONS:
+            raise UnityError(f"TDL: {line.operator}: default of {attribute.name} is not one of {', '.join(ACTIVATIONS)}")
+
+    read: set[str] = set()
+
+    def check(expr: Expr, bound: frozenset[WrittenIndex]) -> None:
+        match expr:
+            case Access(tensor, _, starred):
+                read.add(tensor)
+                if tensor not in parameters:
+                    raise UnityError(f"TDL: {line.operator}: reads {tensor}, which is not a parameter")
+                if starred != parameters[tensor].variadic:
+                    raise UnityError(f"TDL: {line.operator}: {tensor} is variadic in one place and not in another")
+            case Call(function, args):
+                if function not in functions:
+                    known = FUNCTIONS.get(function)
+                    if known is None or known.arity != len(args):
+                        raise UnityError(f"TDL: {line.operator}: no function {function} of {len(args)} arguments")
+                for arg in args:
+                    check(arg, bound)
+            case Binary(_, left, right):
+                check(left, bound)
+                check(right, bound)
+            case Reduce(_, indices, body):
+                if shadowed := bound & set(indices):
+                    raise UnityError(f"TDL: {line.operator}: {shadowed.pop()} is bound twice in nested scopes; rename one")
+                check(body, bound | set(indices))
+            case _:
+                pass
+
+    for result in line.results:
+        check(result.expr, frozenset(result.indices))
+    if unread := [p.name for p in line.parameters if p.name not in read]:
+        raise UnityError(f"TDL: {line.operator}: {unread[0]} is never read")
+
+

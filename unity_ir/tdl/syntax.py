@@ -1,0 +1,261 @@
+"""
+Syntax of TDL.
+
+A `Line` is what was written. Binding it to operand shapes (`tdl.bind`) gives a `Bound`: packs and variadic names spelled
+out, attributes replaced by their values, every index variable with its extent. Analysis, evaluation and code generation
+only ever see a `Bound`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+AttrValue: TypeAlias = int | float | str | tuple[int, ...]
+
+# --- indices ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A dim indexed by one variable: `x[.., k]`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """A dim indexed by several variables, the first the outermost: `x[(h d)]` is position `h * |d| + d`."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """A dim that lays the ranges of several variables end to end; `active` is the one that runs here, if only one does."""
+
+    names: tuple[str, ...]
+    active: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Starred:
+    """One variable per variadic operand or result: `i*`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StarredSegments:
+    """All the variables of `i*` laid end to end: `(i*)`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """As many variables as the rank asks for: `a..`; `permuted_by` names an attribute with their order."""
+
+    name: str
+    permuted_by: str | None = None
+
+
+Index: TypeAlias = Var | Composite | Segments
+"""What may index a dim once a line is bound."""
+WrittenIndex: TypeAlias = Index | Starred | StarredSegments | Pack
+
+# --- expressions -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """An index variable used as a value (its global index), or, in a written line, an attribute."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The extent of index variables; bound to a constant of the whole tensor, never of a piece."""
+
+    indices: tuple[WrittenIndex, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    tensor: str
+    indices: tuple[WrittenIndex, ...]
+    starred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    op: str
+    """One of `+ - * /`."""
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    function: str
+    """A scalar function of `tdl.functions`, or, in a written line, an attribute that names one."""
+    args: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    reducer: str
+    """One of `sum max min prod`."""
+    indices: tuple[WrittenIndex, ...]
+    body: Expr
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The bound variables; only of a bound line."""
+        return tuple(i.name for i in self.indices if isinstance(i, Var))
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """The value along a `Segments` dim of the result: one expression for each segment."""
+
+    branches: tuple[tuple[str, Expr], ...]
+
+
+Expr: TypeAlias = Const | Name | Size | Access | Binary | Call | Reduce | Cases
+
+# --- a line ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    integer: bool = False
+    """The operand holds integers (class ids, token ids) and has no gradient."""
+    variadic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    name: str
+    kind: str
+    """`int`, `ints`, `float` or `name` (a scalar function)."""
+    default: AttrValue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenResult:
+    name: str
+    variadic: bool
+    indices: tuple[WrittenIndex, ...]
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """`rank(a..) = dim`, `size(h) = heads` or `degree(k..) = degrees`."""
+
+    kind: str
+    index: WrittenIndex
+    value: str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    operator: str
+    parameters: tuple[Parameter, ...]
+    attributes: tuple[Attribute, ...]
+    results: tuple[WrittenResult, ...]
+    clauses: tuple[Clause, ...]
+    text: str
+
+
+# --- bound -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    name: str
+    indices: tuple[Index, ...]
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A line at given operand shapes and attributes."""
+
+    operator: str
+    operands: tuple[Parameter, ...]
+    results: tuple[Result, ...]
+    extents: Mapping[str, int]
+    """Extent of every index variable, in TDL order: result dims first, then as the expressions bind them."""
+    free_degrees: Mapping[str, int]
+    """Degrees of result variables that no operand mentions, from the operator's attributes."""
+
+    def result_shape(self, result: Result) -> tuple[int, ...]:
+        """
+        Global shape of a result.
+
+        Given `out[m, (h d)]` with extents m=4, h=2, d=8, returns `(4, 16)`.
+        """
+        return tuple(index_extent(i, self.extents) for i in result.indices)
+
+    @property
+    def result_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self.result_shape(r) for r in self.results)
+
+
+def index_names(index: WrittenIndex) -> tuple[str, ...]:
+    """The variables of one bound index, outermost first."""
+    match index:
+        case Var(name):
+            return (name,)
+        case Composite(names) | Segments(names):
+            return names
+        case _:
+            raise TypeError(f"{index} is not bound")
+
+
+def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
+    """The size of the dim a bound index runs over."""
+    sizes = [extents[n] for n in index_names(index)]
+    if isinstance(index, Segments):
+        return sum(sizes)
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The direct sub-expressions of `expr`."""
+    match expr:
+        case Binary(_, left, right):
+            return (left, right)
+        case Call(_, args):
+            return args
+        case Reduce(_, _, body):
+            return (body,)
+        case Cases(branches):
+            return tuple(e for _, e in branches)
+        case _:
+            return ()
+
+
+def accesses(expr: Expr) -> tuple[Access, ...]:
+    """Every tensor access in `expr`, in reading order."""
+    if isinstance(expr, Access):
+        return (expr,)
+    return tuple(a for child in children(expr) for a in accesses(child))
+
+
+def tensors(expr: Expr) -> frozenset[str]:
+    """The names of the tensors `expr` reads."""
+    return frozenset(a.tensor for a in accesses(expr))
