@@ -141,6 +141,9 @@ class Analysis:
             others = [i for t, d, i in places if t == tensor and d == dim and i != index]
             if others:
                 return False
+        # A diagonal: its pieces are not a grid of the operand's.
+        if any(sum(variable in index_names(_bound_index(i)) for i in a.indices) > 1 for a in self._accesses):
+            return False
         for result in self.bound.results:
             uses = [i for i in result.indices if variable in index_names(i)]
             if uses:

@@ -1,0 +1,279 @@
+"""
+The cost of a placed graph: what every operator and every reshard costs, per iteration.
+
+A graph without updates is a forward; its backward and update are counted as `pcg-differentiate` would build them. A graph
+with updates is a whole step, in which everything is explicit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import prod
+
+from unity_ir.cost.work import Work, work_of
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.differentiate import needs_gradient
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.layout import Layout, Placement, dual, place
+from unity_ir.pcg.reshard import Move, plan
+from unity_ir.pcg.types import ELEMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """A value brought from one layout to another for the operators that need it there; empty moves if it is there."""
+
+    value: Value
+    """The anchor: a leaf's or compute operator's result, or a parallel operator's that is materialised."""
+    source: Layout
+    target: Layout
+    users: tuple[Node, ...]
+    forward: tuple[Move, ...]
+    backward: tuple[Move, ...]
+
+
+@dataclass(frozen=True)
+class OperatorCost:
+    """A compute node's seconds, forward and backward, on each device."""
+
+    node: Node
+    work: Work
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class PlanCost:
+    """Everything an iteration costs on each device."""
+
+    machine: Machine
+    placement: Placement
+    operators: tuple[OperatorCost, ...]
+    reshards: tuple[Reshard, ...]
+    weight_reshards: tuple[Reshard, ...]
+    """Gradients of weights brought to where the weight rests, of a forward graph."""
+    update: float
+    """Seconds of the optimizer."""
+    memory: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Bytes on each device, by what they hold."""
+
+    @cached_property
+    def moves(self) -> tuple[tuple[Move, str], ...]:
+        """Every move of an iteration with the element type it moves."""
+        every = (*self.reshards, *self.weight_reshards)
+        return tuple((m, r.value.type.dtype) for r in every for m in (*r.forward, *r.backward))
+
+    @cached_property
+    def compute_time(self) -> float:
+        """Seconds of kernels, the update included."""
+        return sum(o.forward + o.backward for o in self.operators) + self.update
+
+    @cached_property
+    def communication_time(self) -> float:
+        """Seconds of moves."""
+        return sum(self.machine.move_time(m, dtype) for m, dtype in self.moves)
+
+    @property
+    def time(self) -> float:
+        """Seconds of an iteration; communication is not overlapped yet."""
+        return self.compute_time + self.communication_time
+
+    @property
+    def elements(self) -> int:
+        """Elements received per iteration, summed over the devices."""
+        return sum(m.traffic(self.machine.devices) for m, _ in self.moves)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes received per iteration, summed over the devices."""
+        return sum(m.traffic(self.machine.devices) * ELEMENT_BYTES[dtype] for m, dtype in self.moves)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes on each device at the end of the forward, when most is held."""
+        return sum(self.memory.values())
+
+
+def plan_moves(value: Value, source: Layout, target: Layout, machine: Machine) -> tuple[Move, ...]:
+    """The planner's moves for one value on one machine."""
+    return _plan(value.type.shape, value.type.dtype, source, target, machine)
+
+
+@lru_cache(maxsize=65536)
+def _plan_cached(
+    shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: _ByIdentity
+) -> tuple[Move, ...]:
+    of = machine.machine
+    return plan(source, target, shape, of.mesh, lambda m: of.move_time(m, dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class _ByIdentity:
+    """A machine as a cache key: machines hold mappings, so they are compared by identity."""
+
+    machine: Machine
+
+    def __hash__(self) -> int:
+        return id(self.machine)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other.machine is self.machine
+
+
+def _plan(shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: Machine) -> tuple[Move, ...]:
+    return () if source == target else _plan_cached(shape, dtype, source, target, _ByIdentity(machine))
+
+
+class Anchors:
+    """
+    Which values exist on the devices.
+
+    A chain of parallel operators is one reshard from the value it starts at to where it is read, unless an operator in
+    the middle has a view, is an output, or is read by an operator beside going on: then its value is materialised there.
+    """
+
+    def __init__(self, graph: Graph):
+        self._users = graph.users()
+        self._outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
+
+    def materialised(self, value: Value) -> bool:
+        node = value.node
+        if not node.is_parallel or node.view is not None or value in self._outputs:
+            return True
+        users = self._users.get(value, ())
+        return len(users) > 1 and any(user.is_compute for user, _ in users)
+
+    def of(self, value: Value) -> Value:
+        """The materialised value a value is a reshard of; itself if it is one."""
+        while not self.materialised(value):
+            value = value.node.operands[0]
+        return value
+
+
+def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Reshard]:
+    """
+    Every reshard a graph asks for: from where a value is made to where each operator reads it.
+
+    Users that read one value in one layout share the reshard.
+    """
+    nodes = graph.nodes()
+    anchors = Anchors(graph)
+    found: dict[tuple[Value, Layout], list[Node]] = {}
+    for node in nodes:
+        if node.is_compute:
+            for i, operand in enumerate(node.operands):
+                found.setdefault((anchors.of(operand), placement.needs(node, i)), []).append(node)
+        elif anchors.materialised(node.result) and node.is_parallel:
+            found.setdefault((anchors.of(node.operands[0]), placement.layouts[node.result]), []).append(node)
+    with_gradient = set[Node]() if graph.updates else needs_gradient(nodes)
+    out: list[Reshard] = []
+    for (value, target), at in found.items():
+        source = placement.layouts[value]
+        forward = plan_moves(value, source, target, machine)
+        backward = plan_moves(value, dual(target), dual(source), machine) if value.node in with_gradient else ()
+        out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward))
+    return out
+
+
+def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> PlanCost:
+    """
+    What one iteration of a graph costs on a machine.
+
+    Raises `UnityError` where the graph's degrees or views do not fit the machine.
+    """
+    placement = place(graph, machine.mesh)
+    nodes = graph.nodes()
+    explicit = bool(graph.updates)
+    optimizer = graph.optimizer or optimizer or Optimizer()
+    with_gradient = needs_gradient(nodes)
+    operators: list[OperatorCost] = []
+    for node in nodes:
+        if node.is_compute:
+            needs = tuple(v.node in with_gradient for v in node.operands)
+            done = work_of(node, needs, backward=not explicit)
+            operators.append(
+                OperatorCost(node, done, done.forward_time(machine.device), done.backward_time(machine.device))
+            )
+    weights = [n for n in nodes if n.op == "weight"]
+    between = reshards(graph, placement, machine)
+    update = sum(update_time(n, optimizer, machine) for n in weights)
+    memory = _memory(nodes, weights, between, placement, optimizer, with_gradient)
+    return PlanCost(
+        machine,
+        placement,
+        tuple(operators),
+        tuple(between),
+        tuple(_weight_gradients(graph, weights, placement, machine)),
+        update,
+        memory,
+    )
+
+
+def _weight_gradients(
+    graph: Graph, weights: Iterable[Node], placement: Placement, machine: Machine
+) -> list[Reshard]:
+    """The gradient of a weight arrives in the dual of the weight's layout and is needed in the weight's own."""
+    out: list[Reshard] = []
+    if graph.updates:
+        for u in graph.updates:
+            value, target = u.grad, placement.layouts[u.weight]
+            moves = plan_moves(value, placement.layouts[value], target, machine)
+            out.append(Reshard(value, placement.layouts[value], target, (), moves, ()))
+        return out
+    for node in weights:
+        layout = placement.layouts[node.result]
+        moves = plan_moves(node.result, dual(layout), layout, machine)
+        out.append(Reshard(node.result, dual(layout), layout, (), (), moves))
+    return out
+
+
+def optimizer_states(optimizer: Optimizer) -> int:
+    """Tensors of a weight's size the optimizer keeps."""
+    return 2 if optimizer.name == "adam" else 0
+
+
+def update_bytes(piece_bytes: int, optimizer: Optimizer) -> int:
+    """Bytes the update of a piece of a weight reads and writes: weight, gradient, and the optimizer's state."""
+    return piece_bytes * (3 + 2 * optimizer_states(optimizer))
+
+
+def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
+    """Seconds of one weight's update on each device."""
+    (type,) = weight.types
+    elements = prod(type.piece_shape)
+    moved = update_bytes(elements * ELEMENT_BYTES[type.dtype], optimizer)
+    return machine.device.kernel_time(4 * elements, moved, type.dtype)
+
+
+def _memory(
+    nodes: Iterable[Node],
+    weights: Iterable[Node],
+    between: Iterable[Reshard],
+    placement: Placement,
+    optimizer: Optimizer,
+    with_gradient: set[Node],
+) -> Mapping[str, int]:
+    def piece(value: Value) -> int:
+        return prod(value.type.piece_shape) * ELEMENT_BYTES[value.type.dtype]
+
+    held = sum(piece(n.result) for n in weights)
+    return {
+        "weights": held,
+        "gradients": held,
+        "optimizer state": held * optimizer_states(optimizer),
+        "activations": sum(piece(v) for n in nodes if n.op != "weight" and not n.is_parallel for v in n.results)
+        + sum(
+            prod(_local_shape(r.value, r.target, placement)) * ELEMENT_BYTES[r.value.type.dtype]
+            for r in between
+            if r.forward and any(m.kind != "retype" for m in r.forward)
+        ),
+    }
+
+
+def _local_shape(value: Value, layout: Layout, placement: Placement) -> tuple[int, ...]:
+    return tuple(
+        size // prod(s for s, r in zip(placement.mesh.sizes, layout, strict=True) if r == dim)
+        for dim, size in enumerate(value.type.shape)
+    )

@@ -1,0 +1,100 @@
+"""What one task of an operator costs: its kernels, forward and backward, counted from TDL and the operator's gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unity_ir.ops import operator as find_operator
+from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.differentiate import operand_gradients
+from unity_ir.pcg.graph import Node, apply, leaf, topological
+from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, tensor_type
+from unity_ir.tdl.counts import flops
+from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
+from unity_ir.machine.model import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of one task: floating point operations, bytes read and written, element type."""
+
+    flops: int
+    bytes: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The kernels one task runs."""
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+
+    def forward_time(self, device: Device) -> float:
+        """Seconds."""
+        return sum(device.kernel_time(k.flops, k.bytes, k.dtype) for k in self.forward)
+
+    def backward_time(self, device: Device) -> float:
+        """Seconds."""
+        return sum(device.kernel_time(k.flops, k.bytes, k.dtype) for k in self.backward)
+
+
+def kernel_of(node: Node) -> Kernel:
+    """The kernel of one task of a compute node; pieces of the operands in, pieces of the results out."""
+    local = piece(node.analysis.bound, node.configuration)
+    values = (*node.operands, *node.results)
+    moved = sum(_piece_bytes(v.type) for v in dict.fromkeys(values))
+    dtype = next(v.type.dtype for v in node.operands if not v.type.is_integer)
+    return Kernel(flops(local), moved, dtype)
+
+
+def _piece_bytes(type: TensorType) -> int:
+    elements = 1
+    for size in type.piece_shape:
+        elements *= size
+    return elements * ELEMENT_BYTES[type.dtype]
+
+
+@lru_cache(maxsize=65536)
+def work(
+    operator: str,
+    operands: tuple[tuple[tuple[int, ...], str], ...],
+    attributes: Attributes,
+    degrees: tuple[tuple[str, int], ...],
+    needs: tuple[bool, ...],
+) -> Work:
+    """
+    The work of one task when the operator's index variables have these degrees.
+
+    `operands` are (global shape, element type); `needs` says of which operands the gradient is wanted. Copies and
+    addends do not change what a task does, so they are no argument.
+    """
+    analysis = find_operator(operator).bind(tuple(shape for shape, _ in operands), attributes)
+    configuration = Configuration(dict(degrees))
+    leaves = [
+        leaf("input", tensor_type(shape, dtype, d.dims, d.sum, d.copy), name=str(i)).result
+        for i, ((shape, dtype), d) in enumerate(zip(operands, operand_degrees(analysis, configuration), strict=True))
+    ]
+    named = dict(attributes)
+    if "degrees" in named:
+        free = dict(degrees)
+        named["degrees"] = tuple(free.get(v, 1) for v in analysis.bound.free_degrees)
+    node = apply(operator, leaves, named)
+    forward = (kernel_of(node),)
+    if not any(needs):
+        return Work(forward, ())
+    grads = [leaf("input", t.dual, name=f"grad{i}").result for i, t in enumerate(node.types)]
+    wanted = [g for g, n in zip(operand_gradients(node, grads), needs, strict=True) if n and g is not None]
+    # What the forward computes anyway is not computed again.
+    kernels = tuple(kernel_of(n) for n in topological(wanted) if n.is_compute and n is not node)
+    return Work(forward, kernels)
+
+
+def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:
+    """The work of one task of a compute node as it is typed."""
+    degrees = tuple((v, d) for v, d in node.configuration.degrees.items())
+    if not backward:
+        return Work((kernel_of(node),), ())
+    operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
+    return work(node.op, operands, node.attributes, degrees, needs)

@@ -1,0 +1,255 @@
+"""
+Between the two forms of a graph: xDSL functions, which are read, printed and lowered, and the core's compact graph.
+
+A function of pcg operations is the text of a `Graph`; `to_graph(from_graph(g)) == g`, with the same nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, ModuleOp, StringAttr, f64
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+
+from unity_ir.dialects.machine import ViewAttr
+from unity_ir.dialects.names import check_name, hint
+from unity_ir.dialects.pcg.operators import COMPUTE_OPS, PARALLEL_OPS, ComputeOp, ParallelOp
+from unity_ir.dialects.pcg.ops import (
+    ConstantOp,
+    PcgOp,
+    UpdateOp,
+    WeightOp,
+    check_weights,
+    core_type,
+    input_node,
+    optimizer_attributes,
+    tensor_types,
+    to_optimizer,
+)
+from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, apply, parallel
+
+VIEW = "pcg.view"
+"""The argument attribute that holds an input's view."""
+
+NAME = "pcg.name"
+"""The argument attribute that holds an input's name, where the SSA name cannot."""
+
+OPTIMIZER = "pcg.optimizer"
+"""The function attribute that holds the optimizer of a graph whose updates are still to come."""
+
+
+def pcg_functions(module: ModuleOp) -> list[FuncOp]:
+    """The functions that compute with `!pcg.tensor` values; declarations are not among them."""
+
+    def is_pcg(func: FuncOp) -> bool:
+        types = (t for block in func.body.blocks for t in block.arg_types)
+        return any(isinstance(t, PcgTensorType) for t in types) or any(isinstance(op, PcgOp) for op in func.walk())
+
+    return [op for op in module.walk() if isinstance(op, FuncOp) and not op.is_declaration and is_pcg(op)]
+
+
+# From text
+
+
+def to_graph(func: FuncOp) -> Graph:
+    """
+    The graph of a function. Operations its results and updates do not need are not part of it.
+
+    Raises `UnityError` for declarations, several blocks, operations that are not pcg, and where a rule of the core is
+    broken, such as a value used before it is made.
+    """
+    name = func.sym_name.data
+    check_name("func.func", name)
+    where = f"@{name}"
+    blocks = list(func.body.blocks)
+    if len(blocks) != 1:
+        what = f"has {len(blocks)} blocks" if blocks else "is a declaration"
+        raise UnityError(f"{where}: {what}; a graph is one block of pcg operations")
+    (block,) = blocks
+    values: dict[SSAValue, Value] = {}
+    inputs = _inputs(func, block, where)
+    for argument, node in zip(block.args, inputs, strict=True):
+        values[argument] = node.result
+    check_weights(op for op in block.ops if isinstance(op, WeightOp))
+
+    def operands(op: Operation) -> list[Value]:
+        for value in op.operands:
+            if value not in values:
+                raise UnityError(f"{where}: {op.name} uses %{value.name_hint or '?'} before it is made; reorder them")
+        return [values[v] for v in op.operands]
+
+    outputs: tuple[Value, ...] = ()
+    updates: list[Update] = []
+    optimizers: list[Optimizer | None] = []
+    for op in block.ops:
+        match op:
+            case WeightOp() | ConstantOp():
+                node = op.node()
+            case ParallelOp():
+                node = parallel(op.operator_name(), operands(op)[0], op.core_view, **op.degrees)
+            case ComputeOp():
+                node = apply(op.operator_name(), operands(op), op.values, op.core_view)
+            case UpdateOp():
+                op.check()
+                updates.append(Update(*operands(op)))
+                optimizers.append(op.core_optimizer)
+                continue
+            case ReturnOp():
+                outputs = tuple(operands(op))
+                continue
+            case _:
+                raise UnityError(f"{where}: {op.name} is not an operator of pcg; a graph has no other operations")
+        values.update(zip(op.results, node.results, strict=True))
+    return Graph(name, inputs, outputs, tuple(updates), _optimizer(func, optimizers))
+
+
+def _inputs(func: FuncOp, block: Block, where: str) -> tuple[Node, ...]:
+    attributes = _argument_attributes(func)
+    names = _spoken([a.name_hint or "" for a in block.args])
+    nodes: list[Node] = []
+    for argument, own, spoken in zip(block.args, attributes, names, strict=True):
+        name, view = own.get(NAME, StringAttr(spoken)), own.get(VIEW)
+        if not isinstance(name, StringAttr):
+            raise UnityError(f"{where}: {NAME} is {name}; it must be a string")
+        if not isinstance(view, ViewAttr | None):
+            raise UnityError(f"{where}: {VIEW} is {view}; it must be a #machine.view")
+        nodes.append(input_node(where, name.data, core_type(argument), None if view is None else view.data))
+    _check_inputs(nodes, where)
+    return tuple(nodes)
+
+
+def _check_inputs(inputs: Sequence[Node], where: str) -> None:
+    name, count = next(iter(Counter(n.name for n in inputs).most_common(1)), ("", 0))
+    if count > 1:
+        raise UnityError(f"{where}: {count} inputs are named {name!a}; rename all but one")
+
+
+def _argument_attributes(func: FuncOp) -> list[dict[str, Attribute]]:
+    if func.arg_attrs is None:
+        return [{} for _ in func.args]
+    found = [dict(attributes.data) for attributes in func.arg_attrs]
+    if len(found) != len(func.args):
+        raise UnityError(f"@{func.sym_name.data}: {len(func.args)} arguments, but attributes for {len(found)}")
+    return found
+
+
+def _spoken(hints: Sequence[str]) -> list[str]:
+    """
+    The names arguments are printed by, which is what an input is called unless it says otherwise.
+
+    Given hints `x`, `x`, none, returns `x`, `x_1`, `arg2`.
+    """
+    seen: Counter[str] = Counter()
+    names: list[str] = []
+    for i, text in enumerate(hints):
+        text = text or f"arg{i}"
+        names.append(f"{text}_{seen[text]}" if seen[text] else text)
+        seen[text] += 1
+    return names
+
+
+def _optimizer(func: FuncOp, optimizers: Sequence[Optimizer | None]) -> Optimizer | None:
+    """The optimizer all updates name, or, where there is none yet, the function."""
+    if len(set(optimizers)) > 1:
+        raise UnityError(f"@{func.sym_name.data}: its updates have different optimizers; give them one")
+    if optimizers:
+        return optimizers[0]
+    attribute = func.attributes.get(OPTIMIZER)
+    if attribute is None:
+        return None
+    if not isinstance(attribute, DictionaryAttr):
+        raise UnityError(f"@{func.sym_name.data}: {OPTIMIZER} is {attribute}; it must be a dictionary")
+    return to_optimizer(OPTIMIZER, attribute.data)
+
+
+# To text
+
+
+def from_graph(graph: Graph) -> FuncOp:
+    """
+    The function of a graph: its nodes as operations, operands first, values named after what makes them.
+
+    Raises `UnityError` for names that text cannot hold, and inputs that the graph uses but does not list.
+    """
+    check_name("func.func", graph.name)
+    where = f"@{graph.name}"
+    _check_inputs(graph.inputs, where)
+    block = Block(arg_types=tensor_types([n.types[0] for n in graph.inputs]))
+    values: dict[Value, SSAValue] = {}
+    for i, (node, argument) in enumerate(zip(graph.inputs, block.args, strict=True)):
+        check_name(where, node.name)
+        argument.name_hint = hint(node.name, f"arg{i}")
+        values[node.result] = argument
+    counts: Counter[str] = Counter()
+    for node in graph.nodes():
+        if node.op == "input":
+            if node.result not in values:
+                raise UnityError(f"{where}: input {node.name!a} is used, but is not among the graph's inputs")
+            continue
+        op = _operation(node, [values[v] for v in node.operands])
+        text = hint(node.name, "weight") if node.op == "weight" else f"{node.op}{counts[node.op]}"
+        counts[node.op] += 1
+        for value, result in zip(node.results, op.results, strict=True):
+            result.name_hint = text
+            values[value] = result
+        block.add_op(op)
+    check_weights(op for op in block.ops if isinstance(op, WeightOp))
+    for update in graph.updates:
+        block.add_op(UpdateOp(values[update.weight], values[update.grad], graph.optimizer))
+    block.add_op(ReturnOp(*(values[v] for v in graph.outputs)))
+    types = ([a.type for a in block.args], [values[v].type for v in graph.outputs])
+    func = FuncOp(graph.name, types, Region(block), arg_attrs=_arg_attrs(graph.inputs, block))
+    if graph.optimizer is not None and not graph.updates:
+        func.attributes[OPTIMIZER] = DictionaryAttr(optimizer_attributes(graph.optimizer))
+    return func
+
+
+def _operation(node: Node, operands: Sequence[SSAValue]) -> Operation:
+    attributes = dict(node.attributes)
+    view = None if node.view is None else ViewAttr(node.view)
+    if node.op in PARALLEL_OPS:
+        return PARALLEL_OPS[node.op].make(operands, attributes, view)
+    if node.op in COMPUTE_OPS:
+        return COMPUTE_OPS[node.op].make(operands, attributes, view)
+    value = node.attribute("name" if node.op == "weight" else "value")
+    own: dict[str, Attribute] = {} if view is None else {"view": view}
+    leaf = (
+        WeightOp.create(properties={"name": StringAttr(value), **own}, result_types=[pcg_tensor(node.types[0])])
+        if node.op == "weight"
+        else ConstantOp.create(
+            properties={"value": FloatAttr(float(value), f64), **own}, result_types=[pcg_tensor(node.types[0])]
+        )
+    )
+    leaf.node()
+    return leaf
+
+
+def _arg_attrs(inputs: Sequence[Node], block: Block) -> ArrayAttr[DictionaryAttr] | None:
+    def own(node: Node, spoken: str) -> Iterator[tuple[str, Attribute]]:
+        if node.name != spoken:
+            yield NAME, StringAttr(node.name)
+        if node.view is not None:
+            yield VIEW, ViewAttr(node.view)
+
+    names = _spoken([a.name_hint or "" for a in block.args])
+    found = [dict(own(node, spoken)) for node, spoken in zip(inputs, names, strict=True)]
+    return ArrayAttr(DictionaryAttr(f) for f in found) if any(found) else None
+
+
+def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
+    """Put the function of `graph` in the place of `func`, whose visibility and attributes it keeps; returns it."""
+    new = from_graph(graph)
+    kept = {name: attribute for name, attribute in func.attributes.items() if name != OPTIMIZER}
+    new.attributes.update(kept)
+    if func.sym_visibility is not None:
+        new.sym_visibility = func.sym_visibility
+    block = func.parent
+    assert block is not None, "a function outside a module cannot be replaced"
+    block.insert_op_before(new, func)
+    func.detach()
+    func.erase()
+    return new

@@ -1,0 +1,100 @@
+"""Attributes of operators: between the core's plain values and xDSL's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, StringAttr, f64, i64
+from xdsl.ir import Attribute
+from xdsl.irdl import AttrConstraint, BaseAttr
+from xdsl.printer import Printer
+
+from unity_ir.errors import UnityError
+from unity_ir.tdl.syntax import AttrValue
+
+CONSTRAINTS: dict[str, AttrConstraint] = {
+    "int": IntegerAttr.constr(i64),
+    "ints": DenseArrayBase.constr(i64),
+    "float": FloatAttr.constr(f64),
+    "name": BaseAttr(StringAttr),
+}
+"""What xDSL attribute holds an attribute of each of TDL's kinds."""
+
+
+def to_attribute(kind: str, value: AttrValue) -> Attribute:
+    """
+    The xDSL attribute of a value of the given kind.
+
+    Given `"float"` and `1`, returns `1.0 : f64`. Raises `UnityError` for integers beyond 64 bits and for infinities.
+    """
+    match value:
+        case int() | float() if kind == "float":
+            if not math.isfinite(value):
+                raise UnityError(f"pcg: {value} is not a finite number")
+            return FloatAttr(float(value), f64)
+        case int():
+            return IntegerAttr(_checked(value), i64)
+        case tuple():
+            return DenseArrayBase.from_list(i64, [_checked(v) for v in value])
+        case str():
+            return StringAttr(value)
+        case float():
+            raise UnityError(f"pcg: {value} is not an {kind}")
+
+
+def _checked(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise UnityError(f"pcg: {value} does not fit 64 bits")
+    return value
+
+
+def to_value(where: str, name: str, attribute: Attribute) -> AttrValue:
+    """
+    The value an xDSL attribute holds.
+
+    Raises `UnityError` for attributes that no operator has: other widths than 64 bits, nested ones.
+    """
+    match attribute:
+        case IntegerAttr(type=t) if t == i64:
+            return attribute.value.data
+        case FloatAttr(type=t) if t == f64:
+            return attribute.value.data
+        case StringAttr():
+            return attribute.data
+        case DenseArrayBase() if DenseArrayBase.constr(i64).verifies(attribute):
+            return tuple(int(v) for v in attribute.iter_values())
+        case _:
+            raise UnityError(
+                f"{where}: attribute {name} is {attribute}; it must be a 64-bit number, a string, or array<i64: ...>"
+            )
+
+
+def float_text(value: float) -> str:
+    """
+    The shortest MLIR literal of a number.
+
+    Given 1e-08, returns `1.0e-08`: MLIR wants the point.
+    """
+    mantissa, e, exponent = repr(value).partition("e")
+    return mantissa + ("" if "." in mantissa else ".0") + e + exponent
+
+
+def print_dictionary(printer: Printer, attributes: Mapping[str, Attribute]) -> None:
+    """` {act = "relu", dim = 1}`, or nothing: the types of numbers go without saying."""
+
+    def entry(name: str, attribute: Attribute) -> None:
+        printer.print_identifier_or_string_literal(name)
+        printer.print_string(" = ")
+        match attribute:
+            case FloatAttr(type=t) if t == f64 and math.isfinite(attribute.value.data):
+                printer.print_string(float_text(attribute.value.data))
+            case IntegerAttr(type=t) if t == i64:
+                printer.print_int(attribute.value.data)
+            case _:
+                printer.print_attribute(attribute)
+
+    if attributes:
+        printer.print_string(" ")
+        with printer.in_braces():
+            printer.print_list(attributes.items(), lambda item: entry(*item))

@@ -1,0 +1,94 @@
+"""
+Canonicalization: chains of parallel operators that do nothing, or in two steps what one does.
+
+Only operators without a view are touched: with one, where a value is has been decided. Nothing here moves a value that
+did not move; `replicate(pick x)` and `zero_pad(reduce x)` are kept, since they do move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.ir import SSAValue
+from xdsl.pattern_rewriter import PatternRewriter, RewritePattern, op_type_rewrite_pattern
+
+from unity_ir.dialects.pcg.operators import ParallelOp
+
+INVERSES = {"combine": "partition", "partition": "combine", "reduce": "zero_pad", "pick": "replicate"}
+"""`{"combine": "partition"}`: a combine undoes the partition before it."""
+
+MERGEABLE = ("partition", "combine", "replicate", "reduce", "pick", "zero_pad")
+"""Operators of which two along the same dim are one, their degrees multiplied."""
+
+
+def _producer(op: ParallelOp) -> ParallelOp | None:
+    """The parallel operator that makes the operand, if neither of them has a view."""
+    inner = op.operand.owner
+    return inner if isinstance(inner, ParallelOp) and inner.view is None and op.view is None else None
+
+
+def _replace(op: ParallelOp, new: Sequence[ParallelOp], value: SSAValue, rewriter: PatternRewriter) -> None:
+    """Put `value` in the place of the result, and drop the operator before `op` if nothing else used it."""
+    inner = op.operand.owner
+    rewriter.replace(op, new, [value])
+    if isinstance(inner, ParallelOp) and not inner.result.uses:
+        rewriter.erase(inner)
+
+
+class FoldIdentity(RewritePattern):
+    """
+    Remove a parallel operator of degree 1.
+
+    rewrite: partition(x, dim i by 1) -> x, and so for every parallel operator
+    """
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
+        # An all_to_all by 1 is an identity, too; the types say so.
+        if op.view is not None or op.degrees["by"] != 1 or op.operand.type != op.result.type:
+            return
+        rewriter.replace(op, [], [op.operand])
+
+
+class FoldInverse(RewritePattern):
+    """
+    Remove an operator and the inverse before it.
+
+    rewrite: combine(partition(x, dim i by d), dim i by d) -> x
+             partition(combine(x, dim i by d), dim i by d) -> x
+             reduce(zero_pad(x, by d), by d)               -> x
+             pick(replicate(x, by d), by d)                -> x
+    """
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
+        inner = _producer(op)
+        if inner is None or INVERSES.get(op.operator_name()) != inner.operator_name() or op.degrees != inner.degrees:
+            return
+        _replace(op, [], inner.operand, rewriter)
+
+
+class MergeChain(RewritePattern):
+    """
+    Do two steps of the same kind in one.
+
+    rewrite: partition(partition(x, dim i by a), dim i by b) -> partition(x, dim i by a * b)
+             replicate(replicate(x, by a), by b)             -> replicate(x, by a * b)
+             and so for combine, reduce, pick and zero_pad
+    """
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
+        inner = _producer(op)
+        name = op.operator_name()
+        if inner is None or name not in MERGEABLE or inner.operator_name() != name:
+            return
+        merged = {**op.degrees, "by": op.degrees["by"] * inner.degrees["by"]}
+        if op.degrees.get("dim") != inner.degrees.get("dim") or merged["by"] >= 2**63:
+            return
+        new = type(op).make([inner.operand], {**merged})
+        assert isinstance(new, ParallelOp)
+        _replace(op, [new], new.result, rewriter)
+
+
+PATTERNS: tuple[RewritePattern, ...] = (FoldIdentity(), FoldInverse(), MergeChain())

@@ -1,0 +1,248 @@
+"""
+The operators as xDSL operations: one class each, generated.
+
+A parallel operator's class follows from its entry in `PARALLEL_OPERATORS`, a compute operator's from its TDL line in
+`unity_ir.ops`. Nothing here knows any of them by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeVar, cast
+
+from xdsl.dialects.builtin import IntegerAttr
+from xdsl.interfaces import HasCanonicalizationPatternsInterface
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def, var_operand_def, var_result_def
+from xdsl.parser import Parser
+from xdsl.pattern_rewriter import RewritePattern
+from xdsl.printer import Printer
+
+from unity_ir.dialects.machine import ViewAttr
+from unity_ir.dialects.pcg.attributes import CONSTRAINTS, print_dictionary, to_attribute, to_value
+from unity_ir.dialects.pcg.ops import (
+    NodeOp,
+    as_parse_error,
+    as_verify_error,
+    core_type,
+    parse_typed_operands,
+    parse_view,
+    split_attributes,
+    tensor_types,
+)
+from unity_ir.dialects.pcg.types import PcgTensorType
+from unity_ir.errors import UnityError
+from unity_ir.ops import operators
+from unity_ir.ops.operator import Attributes, Operator
+from unity_ir.pcg.graph import LEAVES, apply, leaf, parallel
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS, ParallelOperator
+from unity_ir.pcg.types import TensorType
+from unity_ir.pcg.view import View
+from unity_ir.tdl.syntax import AttrValue
+
+
+@lru_cache(maxsize=16384)
+def infer(op: str, operands: tuple[TensorType, ...], attributes: Attributes, view: View | None) -> list[PcgTensorType]:
+    """
+    Result types of an operator, parallel or compute, on operands of these types; its view is checked, too.
+
+    Raises `UnityError` where it does not apply.
+    """
+    values = [leaf("input", type, name=f"x{i}").result for i, type in enumerate(operands)]
+    if op in PARALLEL_OPERATORS:
+        node = parallel(op, values[0], view, **{name: v for name, v in attributes if isinstance(v, int)})
+    else:
+        node = apply(op, values, dict(attributes), view)
+    return tensor_types(node.types)
+
+
+class OperatorOp(NodeOp, ABC):
+    """Base of operations whose result types follow from their operands and attributes."""
+
+    @classmethod
+    def operator_name(cls) -> str:
+        """The name the core has for it."""
+        return cls.name.removeprefix("pcg.")
+
+    @property
+    @abstractmethod
+    def values(self) -> dict[str, AttrValue]:
+        """The attributes, as the core has them."""
+
+    @classmethod
+    def make(
+        cls,
+        operands: Sequence[SSAValue],
+        values: dict[str, AttrValue],
+        view: ViewAttr | None = None,
+        attributes: dict[str, Attribute] | None = None,
+    ) -> OperatorOp:
+        """
+        A new operation; its result types are inferred. `attributes` are those of other dialects.
+
+        Raises `UnityError` where operands, values or view do not fit.
+        """
+        values = cls.checked(values)
+        types = tuple(core_type(v) for v in operands)
+        results = infer(cls.operator_name(), types, tuple(sorted(values.items())), None if view is None else view.data)
+        properties = {name: to_attribute(cls.kinds()[name], value) for name, value in values.items()}
+        if view is not None:
+            properties["view"] = view
+        return cls.create(operands=operands, properties=properties, attributes=attributes or {}, result_types=results)
+
+    @classmethod
+    @abstractmethod
+    def kinds(cls) -> dict[str, str]:
+        """Kind of each attribute, as TDL names them."""
+
+    @classmethod
+    def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
+        """`values` with defaults filled in. Raises `UnityError` for unknown, missing and ill-kinded ones."""
+        return values
+
+    def verify_(self) -> None:
+        with as_verify_error():
+            self.verify_attributes()
+            types = tuple(core_type(v) for v in self.operands)
+            attributes = tuple(sorted(self.checked(self.values).items()))
+            expected = infer(self.operator_name(), types, attributes, self.core_view)
+            if expected != list(self.result_types):
+                inferred, given = (", ".join(map(str, types)) for types in (expected, self.result_types))
+                raise UnityError(f"{self.name}: the result type is {inferred}, not {given}; correct it")
+
+
+class ParallelOp(OperatorOp, HasCanonicalizationPatternsInterface, ABC):
+    """Base of the parallel operators: `pcg.partition %x, dim 0 by 2 on #machine.view<...> : type`."""
+
+    operand = operand_def(PcgTensorType)
+    result = result_def(PcgTensorType)
+
+    @property
+    def values(self) -> dict[str, AttrValue]:
+        return {**self.degrees}
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The attributes, e.g. `dim` and `by`."""
+        values = {name: self.properties[name] for name in self.kinds()}
+        return {name: v.value.data for name, v in values.items() if isinstance(v, IntegerAttr)}
+
+    @classmethod
+    def kinds(cls) -> dict[str, str]:
+        return dict.fromkeys(PARALLEL_OPERATORS[cls.operator_name()].attributes, "int")
+
+    @classmethod
+    def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
+        from unity_ir.dialects.pcg.fold import PATTERNS
+
+        return PATTERNS
+
+    @classmethod
+    def parse(cls, parser: Parser) -> OperatorOp:
+        position = parser.pos
+        operand = parser.parse_unresolved_operand()
+        values: dict[str, AttrValue] = {}
+        for name in cls.kinds():
+            if name == "dim":
+                parser.parse_punctuation(",")
+            parser.parse_keyword(name)
+            values[name] = parser.parse_integer(allow_boolean=False)
+        attributes = parser.parse_optional_attr_dict()
+        view = parse_view(parser).get("view")
+        operands = parse_typed_operands(parser, [operand])
+        with as_parse_error(parser, position):
+            op = cls.make(operands, values, view if isinstance(view, ViewAttr) else None, attributes)
+            op.verify_attributes()
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_operand(self.operand)
+        for name, value in self.degrees.items():
+            printer.print_string(f", {name} {value}" if name == "dim" else f" {name} {value}")
+        print_dictionary(printer, self.attributes)
+        self.print_view(printer)
+        printer.print_string(" : ")
+        printer.print_attribute(self.operand.type)
+
+
+class ComputeOp(OperatorOp, ABC):
+    """Base of the compute operators: `pcg.matmul %x, %w {act = "relu"} on #machine.view<...> : type, type`."""
+
+    arguments = var_operand_def(PcgTensorType)
+    outputs = var_result_def(PcgTensorType)
+
+    @classmethod
+    def operator(cls) -> Operator:
+        return operators()[cls.operator_name()]
+
+    @property
+    def values(self) -> dict[str, AttrValue]:
+        return {name: to_value(self.name, name, self.properties[name]) for name in self.kinds()}
+
+    @classmethod
+    def kinds(cls) -> dict[str, str]:
+        return {a.name: a.kind for a in cls.operator().line.attributes}
+
+    @classmethod
+    def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
+        return dict(cls.operator().attributes(values))
+
+    @classmethod
+    def parse(cls, parser: Parser) -> OperatorOp:
+        position = parser.pos
+        operands = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        own, other = split_attributes(parser.parse_optional_attr_dict())
+        view = parse_view(parser).get("view")
+        arguments = parse_typed_operands(parser, operands)
+        with as_parse_error(parser, position):
+            values = {name: to_value(cls.name, name, attribute) for name, attribute in own.items()}
+            return cls.make(arguments, values, view if isinstance(view, ViewAttr) else None, other)
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.operands, printer.print_operand)
+        defaults = {a.name: a.default for a in self.operator().line.attributes}
+        written = {name: self.properties[name] for name, value in self.values.items() if value != defaults[name]}
+        print_dictionary(printer, written | self.attributes)
+        self.print_view(printer)
+        printer.print_string(" : ")
+        printer.print_list(self.operand_types, printer.print_attribute)
+
+
+OpT = TypeVar("OpT", bound=OperatorOp)
+
+
+def _generate(base: type[OpT], name: str, doc: str, properties: dict[str, tuple[str, AttrValue | None]]) -> type[OpT]:
+    """
+    The class of the operator `name`, with a property for each attribute, given as (kind, default).
+
+    Its Python accessor is `attr_dim`, so that no attribute's name can shadow a method.
+    """
+    if name in (*LEAVES, "update") or "view" in properties:
+        raise ValueError(f"operator {name}: its name, or the name of an attribute, has another meaning in the dialect")
+    fields: dict[str, object] = {"__module__": __name__, "__doc__": doc, "name": f"pcg.{name}"}
+    for attribute, (kind, default) in properties.items():
+        value = None if default is None else to_attribute(kind, default)
+        fields[f"attr_{attribute}"] = prop_def(CONSTRAINTS[kind], value, prop_name=attribute)
+    class_name = "".join(part.capitalize() for part in name.split("_")) + "Op"
+    return irdl_op_definition(cast(type[OpT], type(class_name, (base,), fields)))
+
+
+def _parallel_class(rule: ParallelOperator) -> type[ParallelOp]:
+    doc = f"See `PARALLEL_OPERATORS[{rule.name!r}]`."
+    return _generate(ParallelOp, rule.name, doc, {a: ("int", None) for a in rule.attributes})
+
+
+def _compute_class(operator: Operator) -> type[ComputeOp]:
+    properties = {a.name: (a.kind, a.default) for a in operator.line.attributes}
+    return _generate(ComputeOp, operator.name, f"`{operator.line.text}`", properties)
+
+
+PARALLEL_OPS: dict[str, type[ParallelOp]] = {name: _parallel_class(rule) for name, rule in PARALLEL_OPERATORS.items()}
+"""Class of every parallel operator."""
+
+COMPUTE_OPS: dict[str, type[ComputeOp]] = {name: _compute_class(operator) for name, operator in operators().items()}
+"""Class of every compute operator."""

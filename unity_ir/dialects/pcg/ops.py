@@ -1,0 +1,347 @@
+"""What all pcg operations share, and the ones no TDL line or type rule defines: leaves and updates."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+from xdsl.dialects.builtin import FloatAttr, StringAttr, f64
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+)
+from xdsl.parser import Parser, UnresolvedOperand
+from xdsl.printer import Printer
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
+
+from unity_ir.dialects.machine import ViewAttr
+from unity_ir.dialects.names import check_name
+from unity_ir.dialects.pcg.attributes import CONSTRAINTS, float_text, print_dictionary, to_attribute, to_value
+from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Node, Optimizer, check_view, leaf
+from unity_ir.pcg.types import TensorType
+from unity_ir.pcg.view import View
+
+
+@contextmanager
+def as_parse_error(parser: Parser, position: int) -> Generator[None]:
+    """A rule of the core that is broken while reading text is an error at that place of the text."""
+    try:
+        yield
+    except UnityError as error:
+        parser.raise_error(str(error), position)
+
+
+@contextmanager
+def as_verify_error() -> Generator[None]:
+    """A rule of the core that an operation breaks is what its verifier says."""
+    try:
+        yield
+    except UnityError as error:
+        raise VerifyException(str(error)) from error
+
+
+def core_type(value: SSAValue) -> TensorType:
+    """The core type of a value. Raises `UnityError` for one that is no `!pcg.tensor`."""
+    if not isinstance(value.type, PcgTensorType):
+        raise UnityError(f"pcg: a value of type {value.type}; only !pcg.tensor values are allowed here")
+    return value.type.data
+
+
+def parse_tensor_type(parser: Parser) -> PcgTensorType:
+    position = parser.pos
+    type = parser.parse_type()
+    if not isinstance(type, PcgTensorType):
+        parser.raise_error(f"expected a !pcg.tensor type, got {type}", position)
+    return type
+
+
+def parse_typed_operands(parser: Parser, operands: Sequence[UnresolvedOperand]) -> list[SSAValue]:
+    """`: type, ...`, one type for each operand."""
+    position = parser.pos
+    parser.parse_punctuation(":")
+    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, lambda: parse_tensor_type(parser))
+    return list(parser.resolve_operands(operands, types, position))
+
+
+def parse_view(parser: Parser) -> dict[str, Attribute]:
+    """`on #machine.view<...>`, if present."""
+    if parser.parse_optional_keyword("on") is None:
+        return {}
+    position = parser.pos
+    view = parser.parse_attribute()
+    if not isinstance(view, ViewAttr):
+        parser.raise_error(f"expected a #machine.view after `on`, got {view}", position)
+    return {"view": view}
+
+
+def split_attributes(attributes: dict[str, Attribute]) -> tuple[dict[str, Attribute], dict[str, Attribute]]:
+    """An operator's own attributes, and those of other dialects, which have a dot in their names."""
+    own = {name: attribute for name, attribute in attributes.items() if "." not in name}
+    return own, {name: attribute for name, attribute in attributes.items() if "." in name}
+
+
+class PcgOp(IRDLOperation, ABC):
+    """An operation of the dialect."""
+
+    def verify_attributes(self) -> None:
+        """Raises `UnityError` for an attribute the custom syntax could not read back."""
+        if own := next((name for name in self.attributes if "." not in name), None):
+            raise UnityError(f"{self.name}: unknown attribute {own}; remove it, or write it as a property")
+
+
+class NodeOp(PcgOp, ABC):
+    """An operation that makes values: what the core calls a node."""
+
+    view = opt_prop_def(ViewAttr)
+    """On which devices it runs; none before the search."""
+
+    traits = traits_def(Pure())
+
+    @property
+    def core_view(self) -> View | None:
+        return None if self.view is None else self.view.data
+
+    def print_view(self, printer: Printer) -> None:
+        if self.view is not None:
+            printer.print_string(" on ")
+            printer.print_attribute(self.view)
+
+
+class LeafOp(NodeOp, ABC):
+    """Base of operations without operands; their type is written, not inferred."""
+
+    result = result_def(PcgTensorType)
+
+    def node(self) -> Node:
+        """The core's node. Raises `UnityError`."""
+        raise NotImplementedError
+
+    def verify_(self) -> None:
+        with as_verify_error():
+            self.verify_attributes()
+            self.node()
+
+    def print_rest(self, printer: Printer) -> None:
+        print_dictionary(printer, self.attributes)
+        self.print_view(printer)
+        printer.print_string(" : ")
+        printer.print_attribute(self.result.type)
+
+    @classmethod
+    def parse_rest(cls, parser: Parser, properties: dict[str, Attribute], position: int) -> LeafOp:
+        attributes = parser.parse_optional_attr_dict()
+        properties |= parse_view(parser)
+        parser.parse_punctuation(":")
+        op = cls.create(properties=properties, attributes=attributes, result_types=[parse_tensor_type(parser)])
+        with as_parse_error(parser, position):
+            op.verify_attributes()
+            op.node()
+        return op
+
+
+def checked_leaf(op: str, type: TensorType, view: View | None, **attributes: str | float) -> Node:
+    """`unity_ir.pcg.graph.leaf`, with its view checked. Raises `UnityError`."""
+    node = leaf(op, type, view, **attributes)
+    if view is not None:
+        check_view(node)
+    return node
+
+
+@irdl_op_definition
+class WeightOp(LeafOp):
+    """`%w = pcg.weight "fc1.weight" : !pcg.tensor<...>`: a parameter by its full name."""
+
+    name = "pcg.weight"
+
+    weight_name = prop_def(StringAttr, prop_name="name")
+
+    def node(self) -> Node:
+        check_name(self.name, self.weight_name.data)
+        return checked_leaf("weight", core_type(self.result), self.core_view, name=self.weight_name.data)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> LeafOp:
+        position = parser.pos
+        return cls.parse_rest(parser, {"name": StringAttr(parser.parse_str_literal())}, position)
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_string_literal(self.weight_name.data)
+        self.print_rest(printer)
+
+    def verify_(self) -> None:
+        super().verify_()
+        # The first weight of a block speaks for all, so that verifying a block takes linear time.
+        if self.parent is not None and not any(isinstance(op, WeightOp) for op in _before(self)):
+            with as_verify_error():
+                check_weights(op for op in self.parent.ops if isinstance(op, WeightOp))
+
+
+def _before(op: Operation) -> Generator[Operation]:
+    while (previous := op.prev_op) is not None:
+        yield previous
+        op = previous
+
+
+def check_weights(ops: Iterable[WeightOp]) -> None:
+    """Raises `UnityError` where one name is given to weights of different types or places."""
+    seen: dict[str, WeightOp] = {}
+    for op in ops:
+        other = seen.setdefault(op.weight_name.data, op)
+        if other.result.type != op.result.type or other.view != op.view:
+            differ = "types" if other.result.type != op.result.type else "views"
+            this, that = (op.result.type, other.result.type) if differ == "types" else (op.view, other.view)
+            raise UnityError(f"pcg.weight: {op.weight_name.data!a} has two {differ}, {that} and {this}; rename one")
+
+
+@irdl_op_definition
+class ConstantOp(LeafOp):
+    """`%c = pcg.constant 1.0 : !pcg.tensor<...>`: a tensor that is one number everywhere."""
+
+    name = "pcg.constant"
+
+    value = prop_def(FloatAttr.constr(f64))
+
+    def node(self) -> Node:
+        value = self.value.value.data
+        if not math.isfinite(value):
+            raise UnityError(f"pcg.constant: {value} is not a finite number")
+        return checked_leaf("constant", core_type(self.result), self.core_view, value=value)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> LeafOp:
+        position = parser.pos
+        value = parser.parse_number()
+        with as_parse_error(parser, position):
+            return cls.parse_rest(parser, {"value": to_attribute("float", value)}, position)
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {float_text(self.value.value.data)}")
+        self.print_rest(printer)
+
+
+@irdl_op_definition
+class UpdateOp(PcgOp):
+    """
+    `pcg.update %w, %g {optimizer = "sgd", lr = 0.1} : type, type`: one optimizer step of a weight by its gradient.
+
+    Without an optimizer, which one is left to choose.
+    """
+
+    name = "pcg.update"
+
+    HYPERPARAMETERS: ClassVar = {"sgd": ("lr",), "adam": ("lr", "beta1", "beta2", "eps")}
+    """What each optimizer takes."""
+
+    weight = operand_def(PcgTensorType)
+    grad = operand_def(PcgTensorType)
+
+    optimizer = opt_prop_def(StringAttr)
+    lr = opt_prop_def(CONSTRAINTS["float"])
+    beta1 = opt_prop_def(CONSTRAINTS["float"])
+    beta2 = opt_prop_def(CONSTRAINTS["float"])
+    eps = opt_prop_def(CONSTRAINTS["float"])
+
+    def __init__(self, weight: SSAValue, grad: SSAValue, optimizer: Optimizer | None):
+        super().__init__(operands=[weight, grad], properties={**optimizer_attributes(optimizer)})
+
+    @property
+    def core_optimizer(self) -> Optimizer | None:
+        """Raises `UnityError` for one that is unknown, or a hyper-parameter out of its range."""
+        return to_optimizer(self.name, self.properties)
+
+    def verify_(self) -> None:
+        with as_verify_error():
+            self.verify_attributes()
+            self.check()
+
+    def check(self) -> None:
+        weight, grad = core_type(self.weight), core_type(self.grad)
+        if not isinstance(self.weight.owner, WeightOp):
+            raise UnityError("pcg.update: its first operand is no pcg.weight; only weights are updated")
+        if (weight.shape, weight.dtype) != (grad.shape, grad.dtype):
+            raise UnityError(f"pcg.update: the gradient {grad} does not have the sizes and element type of {weight}")
+        _ = self.core_optimizer
+
+    @classmethod
+    def parse(cls, parser: Parser) -> UpdateOp:
+        position = parser.pos
+        operands = [parser.parse_unresolved_operand()]
+        parser.parse_punctuation(",")
+        operands.append(parser.parse_unresolved_operand())
+        own, other = split_attributes(parser.parse_optional_attr_dict())
+        values = parse_typed_operands(parser, operands)
+        with as_parse_error(parser, position):
+            properties = optimizer_attributes(to_optimizer(cls.name, own))
+        return cls.create(operands=values, properties=properties, attributes=other)
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.operands, printer.print_operand)
+        print_dictionary(printer, {**self.properties, **self.attributes})
+        printer.print_string(" : ")
+        printer.print_list(self.operand_types, printer.print_attribute)
+
+
+def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
+    """
+    The attributes of an update.
+
+    Given `Optimizer("sgd", lr=0.1)`, returns `{optimizer = "sgd", lr = 0.1}`. Raises `UnityError` for unknown ones.
+    """
+    if optimizer is None:
+        return {}
+    takes = _hyperparameters("pcg.update", optimizer.name)
+    return {
+        "optimizer": StringAttr(optimizer.name),
+        **{name: to_attribute("float", getattr(optimizer, name)) for name in takes},
+    }
+
+
+def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer | None:
+    """The inverse of `optimizer_attributes`; what is not given has its default."""
+    values = {name: to_value(where, name, attribute) for name, attribute in attributes.items()}
+    name = values.pop("optimizer", None)
+    if name is None:
+        if values:
+            raise UnityError(f'{where}: {", ".join(values)} without an optimizer; add optimizer = "sgd" or "adam"')
+        return None
+    takes = _hyperparameters(where, str(name))
+    numbers: dict[str, float] = {}
+    for key, value in values.items():
+        if key not in takes:
+            raise UnityError(f"{where}: unknown attribute {key}; {name} takes {', '.join(takes)}")
+        if not isinstance(value, int | float) or not 0 <= value < (1 if key.startswith("beta") else math.inf):
+            raise UnityError(
+                f"{where}: {key} is {value!r}; it must be a number from 0" + " to 1" * key.startswith("beta")
+            )
+        numbers[key] = float(value)
+    return Optimizer(str(name), **numbers)
+
+
+def _hyperparameters(where: str, optimizer: str) -> tuple[str, ...]:
+    if optimizer not in UpdateOp.HYPERPARAMETERS:
+        raise UnityError(f"{where}: unknown optimizer {optimizer}; known are {', '.join(UpdateOp.HYPERPARAMETERS)}")
+    return UpdateOp.HYPERPARAMETERS[optimizer]
+
+
+def input_node(where: str, name: str, type: TensorType, view: View | None) -> Node:
+    """The core's node of a function's argument. Raises `UnityError`."""
+    check_name(where, name)
+    return checked_leaf("input", type, view, name=name)
+
+
+def tensor_types(types: Sequence[TensorType]) -> list[PcgTensorType]:
+    return [pcg_tensor(t) for t in types]

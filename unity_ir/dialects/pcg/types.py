@@ -1,0 +1,60 @@
+"""`!pcg.tensor`: the core's `TensorType` as an xDSL type."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from xdsl.ir import Data, TypeAttribute
+from xdsl.irdl import irdl_attr_definition
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.types import TensorType, tensor_type
+
+
+@irdl_attr_definition
+class PcgTensorType(Data[TensorType], TypeAttribute):
+    """`!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`: see `unity_ir.pcg.types`. Make one with `pcg_tensor`."""
+
+    name = "pcg.tensor"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> TensorType:
+        def dim() -> tuple[int, int]:
+            size = parser.parse_integer(allow_boolean=False, allow_negative=True)
+            if parser.parse_optional_punctuation(":") is None:
+                return size, 1
+            return size, parser.parse_integer(allow_boolean=False, allow_negative=True)
+
+        start = parser.pos
+        degrees = {"sum": 1, "copy": 1}
+        with parser.in_angle_brackets():
+            dims = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, dim)
+            parser.parse_punctuation(",")
+            dtype = parser.parse_identifier()
+            for kind in degrees:
+                # `, copy` may follow without `, sum`, and a comma is not given back.
+                if parser.parse_optional_punctuation(",") is None:
+                    break
+                if kind == "sum" and parser.parse_optional_keyword("copy") is not None:
+                    kind = "copy"
+                else:
+                    parser.parse_keyword(kind)
+                parser.parse_punctuation("=")
+                degrees[kind] = parser.parse_integer(allow_boolean=False, allow_negative=True)
+                if kind == "copy":
+                    break
+        try:
+            return tensor_type(tuple(s for s, _ in dims), dtype, tuple(d for _, d in dims), **degrees)
+        except UnityError as error:
+            parser.raise_error(str(error), start)
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(str(self.data).removeprefix("!pcg.tensor"))
+
+
+@cache
+def pcg_tensor(type: TensorType) -> PcgTensorType:
+    """The interned xDSL type of a core type."""
+    return PcgTensorType(type)

@@ -1,0 +1,356 @@
+"""TDL expressions as text: of Triton kernels (`Writer`), and as TDL again for docstrings (`tdl_text`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering.kernels.layout import Address, Names, Run, address, runs
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Cases,
+    Composite,
+    Const,
+    Expr,
+    Name,
+    Reduce,
+    Segments,
+    Size,
+    Var,
+    WrittenIndex,
+    children,
+)
+
+SUM, PRODUCT, UNARY, ATOM = 1, 2, 3, 4
+"""How tightly a text binds; a comparison is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """An expression's text and how tightly it binds."""
+
+    text: str
+    level: int = ATOM
+
+    def at(self, level: int) -> str:
+        """The text as an operand of an operator of that level."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+def binary(op: str, left: Text, right: Text) -> Text:
+    """`left op right`, with no more parentheses than are needed to keep the order of evaluation."""
+    level = SUM if op in "+-" else PRODUCT
+    return Text(f"{left.at(level)} {op} {right.at(level + 1)}", level)
+
+
+def _gelu(x: str) -> Text:
+    return Text(f"0.5 * {x} * (1.0 + tl.erf({x} * 0.7071067811865476))", PRODUCT)
+
+
+_UNARY: Mapping[str, Callable[[str], Text]] = {
+    # Not tl.maximum, which turns NaN into 0.
+    "relu": lambda x: Text(f"tl.where({x} < 0.0, 0.0, {x})"),
+    "gelu": _gelu,
+    "exp": lambda x: Text(f"tl.exp({x})"),
+    "log": lambda x: Text(f"tl.log({x})"),
+    "erf": lambda x: Text(f"tl.erf({x})"),
+}
+_USED_TWICE = frozenset({"relu", "gelu"})
+"""Functions whose text repeats the argument, which so has to be a name."""
+_COMPARISONS: Mapping[str, str] = {"gt": ">", "eq": "=="}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a tile: positions of the flat space of some variables, outermost first."""
+
+    index: str
+    """The identifier that holds the positions, of a shape that broadcasts over the tile."""
+    variables: tuple[str, ...]
+    mask: str | None = None
+    """The identifier that says which positions exist; None if all do."""
+
+
+class Writer:
+    """
+    The body of a kernel, statement by statement.
+
+    Values are float32 whatever the operands hold. What occurs twice is computed once and has a name.
+    """
+
+    def __init__(
+        self,
+        extents: Mapping[str, int],
+        pointers: Mapping[str, str],
+        integers: frozenset[str],
+        names: Names,
+        starts: Mapping[str, str],
+    ):
+        self.extents = dict(extents)
+        self.pointers = pointers
+        self.integers = integers
+        self.names = names
+        self.starts = starts
+        self.lines: list[str] = []
+        self.axes: list[Axis] = []
+        self.shifts: dict[str, tuple[str, int]] = {}
+        """Variables of a segment: the variable of the whole dim, and where in it the segment starts."""
+        self.branch_mask: str | None = None
+        self._scopes: list[dict[object, str]] = [{}]
+        self._indent = 1
+        self._shared: set[Expr] = set()
+
+    # -- statements
+
+    def emit(self, line: str) -> None:
+        self.lines.append("    " * self._indent + line)
+
+    def define(self, key: object, wish: str, text: str) -> str:
+        """Names the value of `text` and remembers it under `key`, for as long as the scope lasts."""
+        name = self.names.new(wish)
+        self.emit(f"{name} = {text}")
+        self._scopes[-1][key] = name
+        return name
+
+    def known(self, key: object) -> str | None:
+        return next((scope[key] for scope in reversed(self._scopes) if key in scope), None)
+
+    @contextmanager
+    def scope(self, head: str | None = None) -> Iterator[None]:
+        """What is defined inside is forgotten after; with a `head`, the statements inside are its block."""
+        axes = list(self.axes)
+        self._scopes.append({})
+        if head is not None:
+            self.emit(head)
+            self._indent += 1
+        yield
+        if head is not None:
+            self._indent -= 1
+        self._scopes.pop()
+        self.axes = axes
+
+    def share(self, exprs: Iterable[Expr]) -> None:
+        """Gives a name to every subexpression that occurs twice in `exprs`."""
+        seen: set[Expr] = set()
+
+        def visit(expr: Expr) -> None:
+            if expr in seen:
+                self._shared.add(expr)
+                return
+            seen.add(expr)
+            for child in children(expr):
+                visit(child)
+
+        for expr in exprs:
+            visit(expr)
+
+    # -- addresses
+
+    def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
+        """A pointer to elements, and the mask of those that exist (empty if all do)."""
+        strides = dict(where.strides)
+        offset = where.offset
+        for name, (whole, start) in self.shifts.items():
+            stride = strides.pop(name, 0)
+            if stride:
+                strides[whole] = strides.get(whole, 0) + stride
+                offset -= stride * start
+        terms = [self.pointers[tensor]]
+        masks: list[str] = []
+        covered: set[str] = set()
+        for axis in self.axes:
+            found = runs(axis.variables, self.extents, Address(strides))
+            for run in found:
+                covered.update(run.names)
+                position = self.coordinate(axis, run)
+                terms.append(position if run.stride == 1 else f"{position} * {run.stride}")
+            if found and axis.mask is not None:
+                masks.append(axis.mask)
+        missing = strides.keys() - covered
+        assert not missing, f"{tensor}: no axis runs over {sorted(missing)}"
+        if self.branch_mask is not None and covered:
+            masks.append(self.branch_mask)
+        text = " + ".join(terms)
+        if offset:
+            text += f" + {offset}" if offset > 0 else f" - {-offset}"
+        return text, " & ".join(masks)
+
+    def coordinate(self, axis: Axis, run: Run) -> str:
+        """The position along a run of variables, taken out of the axis' flat position."""
+        text = axis.index
+        if run.inner > 1:
+            text += f" // {run.inner}"
+        if not run.outermost:
+            text += f" % {run.size}"
+        if text == axis.index:
+            return text
+        key = ("coordinate", axis.index, run.inner, run.size)
+        return self.known(key) or self.define(key, "_".join(run.names), text)
+
+    def position(self, variable: str) -> str | None:
+        """The position along one variable, local to the piece; None where it can only be 0."""
+        whole, start = self.shifts.get(variable, (variable, 0))
+        for axis in self.axes:
+            for run in runs(axis.variables, self.extents, Address({whole: 1})):
+                text = self.coordinate(axis, run)
+                return f"({text} - {start})" if start else text
+        return None
+
+    def load(self, access: Access) -> str:
+        """The name of the loaded elements."""
+        # Accesses written differently may be the same: `x[0, j]` and `x[j]`.
+        where = address(access.indices, self.extents)
+        pointer, mask = self.pointer(access.tensor, where)
+        key = ("load", pointer, mask)
+        name = self.known(key)
+        if name is None:
+            integer = access.tensor in self.integers
+            arguments = pointer + (f", mask={mask}, other={0 if integer else 0.0}" if mask else "")
+            text = f"tl.load({arguments})" + ("" if integer else ".to(tl.float32)")
+            name = self.define(key, access.tensor, text)
+        return name
+
+    def store(self, tensor: str, where: Address, value: str) -> None:
+        pointer, mask = self.pointer(tensor, where)
+        self.emit(f"tl.store({pointer}, {value}" + (f", mask={mask})" if mask else ")"))
+
+    # -- values
+
+    def value(self, expr: Expr) -> Text:
+        """The text of an expression; loads and shared values become statements."""
+        name = self.known(expr)
+        if name is not None:
+            return Text(name)
+        text = self._value(expr)
+        if expr in self._shared and not isinstance(expr, Access | Const | Name):
+            return Text(self.define(expr, "shared", text.text))
+        return text
+
+    def number(self, expr: Expr) -> Text:
+        """The same as a float32, for functions and sums that take nothing else."""
+        text = self.value(expr)
+        if isinstance(expr, Const) or self.is_float(expr):
+            return text
+        return Text(f"{text.at(ATOM)}.to(tl.float32)")
+
+    def is_float(self, expr: Expr) -> bool:
+        match expr:
+            case Const(value):
+                return value != int(value)
+            case Name():
+                return False
+            case Access(tensor, _):
+                return tensor not in self.integers
+            case Binary(op, left, right):
+                return op == "/" or self.is_float(left) or self.is_float(right)
+            case Call(function, args):
+                return function not in _COMPARISONS and (function != "where" or any(map(self.is_float, args[1:])))
+            case _:
+                return True
+
+    def _value(self, expr: Expr) -> Text:
+        match expr:
+            case Const(value):
+                return Text(repr(float(value)), ATOM if value >= 0 else UNARY)
+            case Name(name):
+                start = self.starts.get(name)
+                position = self.position(name)
+                if start is None:
+                    return Text(position or "0")
+                return Text(start) if position is None else Text(f"{position} + {start}", SUM)
+            case Access():
+                return Text(self.load(expr))
+            case Binary(op, left, right):
+                return binary(op, self._operand(left, right), self._operand(right, left))
+            case Call(function, (left, right)) if function in _COMPARISONS:
+                a, b = self._operand(left, right), self._operand(right, left)
+                return Text(f"{a.at(SUM)} {_COMPARISONS[function]} {b.at(SUM)}", 0)
+            case Call("where", (condition, yes, no)):
+                parts = [self.value(condition), self.value(yes), self.value(no)]
+                return Text(f"tl.where({', '.join(p.text for p in parts)})")
+            case Call(function, (argument,)) if function in _UNARY:
+                text = self.number(argument)
+                if function in _USED_TWICE and not text.text.isidentifier():
+                    text = Text(self.define(argument, "argument", text.text))
+                return _UNARY[function](text.text)
+            case Call(function, _):
+                raise UnityError(f"lowering: no Triton text for function {function}; add it to kernels/expression.py")
+            case _:
+                raise TypeError(f"{expr} cannot stand inside a kernel's expression")
+
+    def _operand(self, expr: Expr, other: Expr) -> Text:
+        """A constant beside an integer stays one, so that ids are compared exactly."""
+        if isinstance(expr, Const) and expr.value == int(expr.value) and not self.is_float(other):
+            if not isinstance(other, Const):
+                return Text(str(int(expr.value)), ATOM if expr.value >= 0 else UNARY)
+        return self.value(expr)
+
+
+def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The expression with each direct sub-expression changed."""
+    match expr:
+        case Binary(op, left, right):
+            return Binary(op, change(left), change(right))
+        case Call(function, args):
+            return Call(function, tuple(map(change, args)))
+        case Reduce(reducer, indices, body):
+            return Reduce(reducer, indices, change(body))
+        case Cases(branches):
+            return Cases(tuple((n, change(e)) for n, e in branches))
+        case _:
+            return expr
+
+
+# --- TDL -------------------------------------------------------------------------------------------------------------
+
+
+def tdl_text(bound: Bound) -> str:
+    """
+    The line a bound was made of, with its extents.
+
+    Given a matmul, returns `out[m, n] = sum[k](x[m, k] * w[k, n]), m = 4, n = 8, k = 2`.
+    """
+    lines = [f"{r.name}[{_indices(r.indices)}] = {_tdl(r.expr).text}" for r in bound.results]
+    sizes = [f"{name} = {size}" for name, size in bound.extents.items()]
+    return "; ".join(lines) + "".join(f", {s}" for s in sizes)
+
+
+def _indices(indices: Sequence[WrittenIndex]) -> str:
+    return ", ".join(map(_index, indices))
+
+
+def _index(index: WrittenIndex) -> str:
+    match index:
+        case Var(name):
+            return name
+        case Composite(names):
+            return f"({' '.join(names)})"
+        case Segments(names, active):
+            return f"({' '.join(f'.{n}' if k == active else n for k, n in enumerate(names))})"
+        case _:
+            raise TypeError(f"{index} is not bound")
+
+
+def _tdl(expr: Expr) -> Text:
+    match expr:
+        case Const(value):
+            return Text(f"{value:g}" if float(f"{value:g}") == value else repr(value))
+        case Name(name):
+            return Text(name)
+        case Access(tensor, indices):
+            return Text(f"{tensor}[{_indices(indices)}]")
+        case Binary(op, left, right):
+            return binary(op, _tdl(left), _tdl(right))
+        case Call(function, args):
+            return Text(f"{function}({', '.join(_tdl(a).text for a in args)})")
+        case Reduce(reducer, indices, body):
+            return Text(f"{reducer}[{_indices(indices)}]({_tdl(body).text})")
+        case Cases(branches):
+            return Text(" | ".join(f"{n}: {_tdl(e).text}" for n, e in branches))
+        case Size():
+            raise TypeError(f"{expr} is not bound")

@@ -1,0 +1,140 @@
+"""Where a bound line's accesses lie in memory, and how a flat position is taken apart into index variables."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.tdl.syntax import Access, Bound, Composite, Segments, Var, WrittenIndex, accesses, index_extent
+
+RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "triton", "tl", "torch", "dist"})
+
+
+class Names:
+    """Identifiers of one scope, each handed out once."""
+
+    def __init__(self, taken: Iterable[str] = ()):
+        self._taken = {*RESERVED, *taken}
+
+    def new(self, wish: str) -> str:
+        """
+        An identifier like `wish` that no one has.
+
+        Given `x` returns `x`, then `x_2`, `x_3`; what is no ASCII letter, digit or underscore becomes an underscore.
+        """
+        base = re.sub(r"[^A-Za-z0-9_]", "_", wish)
+        base = base if re.match(r"[A-Za-z_]", base) else f"_{base}"
+        name, count = base, 1
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An element of a contiguous tensor: `offset + sum(stride * variable)`; a variable of extent 1 has no stride."""
+
+    strides: Mapping[str, int]
+    offset: int = 0
+
+
+def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Address:
+    """
+    Where `indices` points to.
+
+    Given `[b, (h d)]` with h=2, d=8 returns strides b=16, h=8, d=1.
+    """
+    strides: dict[str, int] = {}
+    offset, stride = 0, 1
+
+    def add(name: str, by: int) -> None:
+        if extents[name] > 1:
+            strides[name] = strides.get(name, 0) + by
+
+    for index in reversed(indices):
+        match index:
+            case Var(name):
+                add(name, stride)
+            case Composite(names):
+                inner = stride
+                for name in reversed(names):
+                    add(name, inner)
+                    inner *= extents[name]
+            case Segments(names, active):
+                assert active is not None, "a segment is read through one of its variables"
+                offset += stride * sum(extents[n] for n in names[:active])
+                add(names[active], stride)
+            case _:
+                raise TypeError(f"{index} is not bound")
+        stride *= index_extent(index, extents)
+    return Address(strides, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring variables of an ordered list that an address steps through with one stride."""
+
+    names: tuple[str, ...]
+    stride: int
+    size: int
+    inner: int
+    """Positions of the flat index per step: the product of the extents after the run."""
+    outermost: bool
+    """Nothing but extents of 1 lies before the run."""
+
+
+def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -> list[Run]:
+    """
+    The fewest runs of `variables` (outermost first) that give the address; those without a stride are left out.
+
+    Given variables a, b, c of 2, 3, 4 and strides b=4, c=1, returns one run (b, c) of size 12 and stride 1.
+    """
+    found: list[Run] = []
+    inner = 1
+    adjacent = False
+    for name in reversed(variables):
+        size = extents[name]
+        if size == 1:
+            continue
+        stride = where.strides.get(name, 0)
+        last = found[-1] if found else None
+        if stride and adjacent and last is not None and stride == last.stride * last.size:
+            found[-1] = Run((name, *last.names), last.stride, last.size * size, last.inner, False)
+        elif stride:
+            found.append(Run((name,), stride, size, inner, False))
+        adjacent = stride != 0
+        inner *= size
+    if found and found[-1].inner * found[-1].size == inner:
+        last = found[-1]
+        found[-1] = Run(last.names, last.stride, last.size, last.inner, True)
+    return found[::-1]
+
+
+def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
+    """Local shape of every operand that is read."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for access in bound_accesses(bound):
+        shapes.setdefault(access.tensor, tuple(index_extent(i, bound.extents) for i in access.indices))
+    return shapes
+
+
+def bound_accesses(bound: Bound) -> tuple[Access, ...]:
+    """Every access of every result."""
+    return tuple(a for r in bound.results for a in accesses(r.expr))
+
+
+def needs_int64(bound: Bound) -> bool:
+    """Whether a position in some operand or result is beyond 32 bits."""
+    shapes = [*operand_shapes(bound).values(), *bound.result_shapes]
+    return any(prod(s) >= 2**31 for s in shapes) or prod(bound.extents.values()) >= 2**31
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below `n`."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,108 @@
+"""Kernels without reductions: one flat program per block of result elements, whatever the indices do."""
+
+from __future__ import annotations
+
+from math import prod
+
+from unity_ir.lowering.kernels.expression import Axis
+from unity_ir.lowering.kernels.layout import Address, address, power_of_two, runs
+from unity_ir.lowering.kernels.step import Kernel, Stage, Step, warps
+from unity_ir.tdl.syntax import Cases, Expr, Name, Segments, accesses, children, index_names
+
+BLOCK = 8192
+"""Elements per program: the interpreter's time is per tile, whatever its size, and 8 warps hold such a tile."""
+
+
+def pointwise_step(stage: Stage) -> Step:
+    """The kernel of a stage without reducers: broadcasts, permutations, composite dims, segments, indices as values."""
+    whole = _whole_segments(stage)
+    extents = {**stage.extents, **whole}
+    names = tuple(n for i in stage.result.indices for n in (whole if isinstance(i, Segments) else index_names(i)))
+    size = prod(extents[n] for n in names)
+    block = min(power_of_two(size), BLOCK)
+    kernel = Kernel(stage, extents)
+    writer = kernel.writer
+    flat = stage.family is not None and not stage.wide and _is_flat(stage, names)
+    bound = kernel.argument("size", size) if flat else str(size)
+    width = kernel.constant("BLOCK", block)
+    mask = None
+    if size > 1:
+        index = kernel.names.new("index")
+        writer.emit(f"{index} = {kernel.program(0)} * {width} + tl.arange(0, {width})")
+        if flat or size % block:
+            mask = kernel.names.new("mask")
+            writer.emit(f"{mask} = {index} < {bound}")
+        writer.axes = [Axis(index, names, mask)]
+    out = Address({}) if size == 1 else _flat_address(names, extents)
+    writer.store(Kernel.OUT, out, _cases(kernel, whole) if whole else _plain(kernel))
+    name = stage.family if flat and stage.family is not None else stage.kernel
+    return kernel.step(name, (-(-size // block),), warps(block))
+
+
+def _plain(kernel: Kernel) -> str:
+    kernel.writer.share([kernel.stage.expr])
+    return kernel.writer.value(kernel.stage.expr).text
+
+
+def _cases(kernel: Kernel, whole: dict[str, int]) -> str:
+    """One value out of the branches, by where along the dim of segments the element lies."""
+    (variable,) = whole
+    writer = kernel.writer
+    expr = kernel.stage.expr
+    assert isinstance(expr, Cases)
+    start = 0
+    value = ""
+    values: list[tuple[str, int]] = []
+    for name, branch in expr.branches:
+        end = start + kernel.stage.extents[name]
+        position = writer.position(variable)
+        if position is not None:
+            low = [f"({position} >= {start})"] if start else []
+            high = [f"({position} < {end})"] if end < whole[variable] else []
+            writer.branch_mask = " & ".join(low + high) or None
+        writer.shifts = {name: (variable, start)}
+        with writer.scope():
+            values.append((writer.value(branch).text, end))
+        start = end
+    writer.branch_mask, writer.shifts = None, {}
+    value = values[-1][0]
+    for text, end in reversed(values[:-1]):
+        value = f"tl.where({writer.position(variable)} < {end}, {text}, {value})"
+    return value
+
+
+def _whole_segments(stage: Stage) -> dict[str, int]:
+    """A variable for the result's dim of segments, if it has one, and its extent."""
+    for index in stage.result.indices:
+        if isinstance(index, Segments):
+            name = index.names[0].rstrip("0123456789")
+            while name in stage.extents:
+                name += "_"
+            return {name: sum(stage.extents[n] for n in index.names)}
+    return {}
+
+
+def _flat_address(names: tuple[str, ...], extents: dict[str, int]) -> Address:
+    strides: dict[str, int] = {}
+    stride = 1
+    for name in reversed(names):
+        if extents[name] > 1:
+            strides[name] = stride
+        stride *= extents[name]
+    return Address(strides)
+
+
+def _is_flat(stage: Stage, names: tuple[str, ...]) -> bool:
+    """Every operand is read at the result's own position, so that the kernel's text holds no size."""
+    if _uses_positions(stage.expr):
+        return False
+    for access in accesses(stage.expr):
+        where = address(access.indices, stage.extents)
+        found = runs(names, stage.extents, where)
+        if len(found) != 1 or found[0].inner != 1 or not found[0].outermost or where.offset:
+            return False
+    return True
+
+
+def _uses_positions(expr: Expr) -> bool:
+    return isinstance(expr, Cases | Name) or any(map(_uses_positions, children(expr)))

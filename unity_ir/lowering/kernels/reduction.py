@@ -1,0 +1,347 @@
+"""
+Kernels with reductions: a tile of rows by columns per program.
+
+Rows are the result's variables that the reductions depend on, columns the variables reduced, or those of the result that
+no reduction depends on. Without atomics, so that results do not depend on timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from unity_ir.lowering.kernels.expression import SUM, UNARY, Axis, Text, map_children
+from unity_ir.lowering.kernels.layout import address, power_of_two
+from unity_ir.lowering.kernels.step import Buffer, Kernel, Stage, Step, warps
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import (
+    Access,
+    Composite,
+    Expr,
+    Name,
+    Reduce,
+    Result,
+    Segments,
+    Var,
+    WrittenIndex,
+    accesses,
+    children,
+    index_names,
+)
+
+TILE = 8192
+"""Elements of a tile: the interpreter's time is per tile, whatever its size, and 8 warps hold a few of them."""
+LONGEST_ROW = 16384
+"""Rows up to this long are one tile, loaded once; longer ones are read in a loop, once per reduction."""
+ROWS_IN_A_SEGMENT = 64
+"""Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
+TILES_PER_PROGRAM = 8
+"""A reduction of more tiles than this is split over programs, whose partial results a second kernel reduces."""
+MOST_PARTS = 1024
+
+_NEUTRAL: Mapping[str, str] = {"sum": "0.0", "prod": "1.0", "max": '-float("inf")', "min": 'float("inf")'}
+_MERGE: Mapping[str, str] = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "tl.maximum({0}, {1})",
+    "min": "tl.minimum({0}, {1})",
+}
+_MULTIPLY = "@triton.jit\ndef multiply(a, b):\n    return a * b\n\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    rows: int
+    """Rows of a tile."""
+    columns: Mapping[tuple[int, ...], int]
+    """Columns of a tile, for each list of extents that is flattened into columns."""
+
+
+def reduction_steps(stage: Stage) -> list[Step]:
+    """
+    The kernels of a stage with reducers, none of which depends on a variable that another one around it binds.
+
+    One kernel, or two where a single long reduction is split over programs.
+    """
+    parts = _parts(stage)
+    if parts == 1:
+        return [_kernel(stage, 1)]
+    assert isinstance(stage.expr, Reduce)
+    names = tuple(n for i in stage.result.indices for n in index_names(i))
+    part = "part"
+    while part in stage.extents:
+        part += "_"
+    buffer = Buffer(f"{stage.output.name}_parts", "f32", "torch.float32")
+    extents = {**stage.extents, part: parts}
+    partial = Result(buffer.name, (Var(part), *(Var(n) for n in names)), stage.expr)
+    read = Access(buffer.name, partial.indices)
+    total = Result(stage.result.name, stage.result.indices, Reduce(stage.expr.reducer, (Var(part),), read))
+    first = replace(stage, result=partial, output=buffer, extents=extents, kernel=f"{stage.kernel}_parts")
+    second = replace(stage, result=total, extents=extents, buffers={buffer.name: buffer})
+    return [_kernel(first, parts), *reduction_steps(second)]
+
+
+def _parts(stage: Stage) -> int:
+    """Over how many programs to split the reduction that the whole expression is; 1 for any other expression."""
+    if not isinstance(stage.expr, Reduce):
+        return 1
+    rows, columns = _variables(stage)
+    if columns:
+        return 1
+    tiling = _tiling(stage, rows, columns)
+    sizes = _sizes(stage.expr, stage.extents)
+    tiles = -(-prod(sizes) // tiling.columns[sizes])
+    return min(MOST_PARTS, -(-tiles // TILES_PER_PROGRAM)) if tiles > TILES_PER_PROGRAM else 1
+
+
+def _kernel(stage: Stage, parts: int) -> Step:
+    """With several `parts`, the first of the result's variables is the program's part of the reduction."""
+    rows, columns = _variables(stage)
+    if parts > 1:
+        columns = ()
+    tiling = _tiling(stage, rows, columns)
+    expr = _rename(stage.expr, stage.extents, rows, columns)
+    body = _Body(stage, rows, tiling, parts)
+    body.writer.share([expr])
+    for node in _reducers(expr):
+        body.reduce(node)
+    part = stage.result.indices[:1] if parts > 1 else ()
+    body.store(expr, columns, part)
+    grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
+    tile = tiling.rows * max(tiling.columns.values(), default=1)
+    helpers = _MULTIPLY if any(n.reducer == "prod" for n in _reducers(expr)) else ""
+    return body.kernel.step(stage.kernel, grid or (1,), warps(tile), helpers)
+
+
+class _Body:
+    """The statements of a reduction kernel."""
+
+    def __init__(self, stage: Stage, rows: tuple[str, ...], tiling: _Tiling, parts: int):
+        self.stage = stage
+        self.kernel = Kernel(stage)
+        self.writer = self.kernel.writer
+        self.tiling = tiling
+        self.parts = parts
+        self.row_count = prod(stage.extents[n] for n in rows)
+        self.two_dimensional = self.row_count > 1
+        self.rows = "1"
+        if self.two_dimensional:
+            self.rows = self.kernel.constant("ROWS", tiling.rows)
+            row = self.kernel.names.new("row")
+            self.writer.emit(
+                f"{row} = ({self.kernel.program(0)} * {self.rows} + tl.arange(0, {self.rows}))[:, None]"
+            )
+            mask = None
+            if self.row_count % tiling.rows:
+                mask = self.kernel.names.new("row_mask")
+                self.writer.emit(f"{mask} = {row} < {self.row_count}")
+            self.writer.axes = [Axis(row, rows, mask)]
+        self.widths: dict[tuple[int, ...], str] = {}
+        self.tiles: dict[tuple[int, ...], Axis] = {}
+        if parts > 1:
+            self.part = self.kernel.names.new("part")
+            self.writer.emit(f"{self.part} = {self.kernel.program(int(self.two_dimensional))}")
+
+    # -- columns
+
+    def width(self, sizes: tuple[int, ...]) -> str:
+        """The constexpr that holds the columns of a tile."""
+        if sizes not in self.widths:
+            self.widths[sizes] = self.kernel.constant("COLUMNS", self.tiling.columns[sizes])
+        return self.widths[sizes]
+
+    def columns(self, names: tuple[str, ...], sizes: tuple[int, ...], start: str | None) -> Axis:
+        """Emits the positions of one tile of columns."""
+        width = self.width(sizes)
+        index = self.kernel.names.new("column")
+        count = prod(sizes)
+        positions = f"tl.arange(0, {width})" + (".to(tl.int64)" if self.stage.wide else "")
+        positions += "[None, :]" if self.two_dimensional else ""
+        self.writer.emit(f"{index} = {start} + {positions}" if start else f"{index} = {positions}")
+        mask = None
+        if self.parts > 1 or count % self.tiling.columns[sizes]:
+            mask = self.kernel.names.new("column_mask")
+            self.writer.emit(f"{mask} = {index} < {count}")
+        return Axis(index, names, mask)
+
+    def single(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axis | None:
+        """The columns, if one tile holds them all; the same for all variables of these sizes."""
+        if self.parts > 1 or prod(sizes) > self.tiling.columns[sizes]:
+            return None
+        if sizes not in self.tiles:
+            self.tiles[sizes] = self.columns(names, sizes, None)
+        return replace(self.tiles[sizes], variables=names)
+
+    def loop(self, sizes: tuple[int, ...]) -> tuple[str, str]:
+        """The variable and the head of a loop over tiles of columns."""
+        start = self.kernel.names.new("start")
+        count, width = prod(sizes), self.width(sizes)
+        if self.parts == 1:
+            return start, f"for {start} in range(0, {count}, {width}):"
+        span = -(-count // (self.parts * self.tiling.columns[sizes])) * self.tiling.columns[sizes]
+        return start, f"for {start} in range({self.part} * {span}, ({self.part} + 1) * {span}, {width}):"
+
+    # -- statements
+
+    def reduce(self, node: Reduce) -> None:
+        """Computes one reduction, whose inner ones are known."""
+        writer = self.writer
+        sizes = _sizes(node, self.stage.extents)
+        wish = f"{node.reducer}_{'_'.join(node.names)}"
+        axis = self.single(node.names, sizes)
+        if axis is not None:
+            writer.axes.append(axis)
+            tile = self.masked(node, axis)
+            writer.axes.pop()
+            writer.define(node, wish, self.reduced(node.reducer, tile.text))
+            return
+        shape = f"({self.rows}, {self.width(sizes)})" if self.two_dimensional else f"({self.width(sizes)},)"
+        total = self.kernel.names.new(f"{node.reducer}s")
+        writer.emit(f"{total} = tl.full({shape}, {_NEUTRAL[node.reducer]}, tl.float32)")
+        start, head = self.loop(sizes)
+        with writer.scope(head):
+            axis = self.columns(node.names, sizes, start)
+            writer.axes.append(axis)
+            writer.emit(f"{total} = {_MERGE[node.reducer].format(total, self.masked(node, axis).at(UNARY))}")
+        writer.define(node, wish, self.reduced(node.reducer, total))
+
+    def masked(self, node: Reduce, axis: Axis) -> Text:
+        """The body over the whole tile, with what changes nothing where there are no elements."""
+        body = self.writer.number(node.body)
+        if axis.mask is not None:
+            return Text(f"tl.where({axis.mask}, {body.text}, {_NEUTRAL[node.reducer]})")
+        if _spans(node.body, node.names, self.stage.extents):
+            return body
+        return Text(f"{body.at(SUM)} + tl.zeros_like({axis.index}).to(tl.float32)", SUM)
+
+    def reduced(self, reducer: str, tile: str) -> str:
+        along = "1, keep_dims=True" if self.two_dimensional else "0"
+        if reducer == "prod":
+            along = "1, multiply, keep_dims=True" if self.two_dimensional else "0, multiply"
+            return f"tl.reduce({tile}, {along})"
+        return f"tl.{reducer}({tile}, {along})"
+
+    def store(self, expr: Expr, columns: tuple[str, ...], part: tuple[object, ...]) -> None:
+        """Stores the result, over its own columns if it has some."""
+        writer = self.writer
+        extents = self.stage.extents
+        sizes = tuple(extents[n] for n in columns)
+        where = address(self.stage.result.indices, extents)
+        if part:
+            # The part is no axis of the tile: its share of the address is added to the pointer.
+            stride = self.row_count
+            pointer = self.kernel.writer.pointers[Kernel.OUT]
+            writer.emit(f"{pointer} += {self.part} * {stride}" if stride > 1 else f"{pointer} += {self.part}")
+            where = address(self.stage.result.indices[1:], extents)
+        if prod(sizes) == 1:
+            writer.store(Kernel.OUT, where, writer.value(expr).text)
+            return
+        axis = self.single(columns, sizes)
+        if axis is not None:
+            writer.axes.append(axis)
+            writer.store(Kernel.OUT, where, writer.value(expr).text)
+            return
+        start, head = self.loop(sizes)
+        with writer.scope(head):
+            writer.axes.append(self.columns(columns, sizes, start))
+            writer.store(Kernel.OUT, where, writer.value(expr).text)
+
+
+def _variables(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The result's variables that reductions depend on, and the others."""
+    names = tuple(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
+    needed = frozenset[str]().union(*(free_variables(r) for r in _reducers(stage.expr)))
+    return tuple(n for n in names if n in needed), tuple(n for n in names if n not in needed)
+
+
+def _tiling(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> _Tiling:
+    """Tiles of about `TILE` elements that are read in whole segments of memory."""
+    extents = stage.extents
+    groups = {_sizes(r, extents) for r in _reducers(stage.expr)}
+    if columns:
+        groups.add(tuple(extents[n] for n in columns))
+    count = power_of_two(prod(extents[n] for n in rows))
+    if _rows_are_neighbours(stage, rows):
+        height = min(count, ROWS_IN_A_SEGMENT)
+        return _Tiling(height, {g: min(power_of_two(prod(g)), TILE // height) for g in groups})
+    widths = {g: power_of_two(prod(g)) for g in groups}
+    widths = {g: w if w <= LONGEST_ROW else TILE for g, w in widths.items()}
+    height = max(1, min(count, TILE // max(widths.values())))
+    return _Tiling(height, widths)
+
+
+def _rows_are_neighbours(stage: Stage, rows: tuple[str, ...]) -> bool:
+    """Whether stepping through the largest operand in memory order goes from row to row."""
+    best, found = 0, False
+    for access in accesses(stage.expr):
+        strides = address(access.indices, stage.extents).strides
+        size = prod(stage.extents[n] for n in strides)
+        if size > best:
+            fastest = min(strides, key=lambda n: strides[n])
+            best, found = size, fastest in rows
+    return found
+
+
+def _sizes(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(extents[n] for n in node.names)
+
+
+def _reducers(expr: Expr) -> list[Reduce]:
+    """Every reduction in `expr`, each once, inner ones first."""
+    found: dict[Reduce, None] = {}
+
+    def visit(part: Expr) -> None:
+        for child in children(part):
+            visit(child)
+        if isinstance(part, Reduce):
+            found.setdefault(part)
+
+    visit(expr)
+    return list(found)
+
+
+def _spans(expr: Expr, names: tuple[str, ...], extents: Mapping[str, int]) -> bool:
+    """Whether the expression's tile has the columns of these variables rather than one for all."""
+    return any(extents[n] > 1 and n in free_variables(expr) for n in names)
+
+
+def _rename(expr: Expr, extents: Mapping[str, int], rows: tuple[str, ...], columns: tuple[str, ...]) -> Expr:
+    """
+    Reductions over the same sizes bound to the same variables, so that they share loads.
+
+    Given `exp(x[b, c] - max[j](x[b, j]))` with columns c, returns `exp(x[b, c] - max[c](x[b, c]))`.
+    """
+    canonical: dict[tuple[int, ...], tuple[str, ...]] = {}
+    if columns:
+        canonical[tuple(extents[n] for n in columns)] = columns
+    for node in _reducers(expr):
+        if not set(node.names) & set(rows):
+            canonical.setdefault(_sizes(node, extents), node.names)
+
+    def visit(part: Expr, names: Mapping[str, str]) -> Expr:
+        match part:
+            case Reduce(reducer, _, body):
+                new = canonical.get(_sizes(part, extents), part.names)
+                inner = {**names, **dict(zip(part.names, new, strict=True))}
+                return Reduce(reducer, tuple(map(Var, new)), visit(body, inner))
+            case Name(name):
+                return Name(names.get(name, name))
+            case Access(tensor, indices):
+                return Access(tensor, tuple(_renamed(i, names) for i in indices))
+            case _:
+                return map_children(part, lambda child: visit(child, names))
+
+    return visit(expr, {})
+
+
+def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
+    match index:
+        case Var(name):
+            return Var(names.get(name, name))
+        case Composite(inner):
+            return Composite(tuple(names.get(n, n) for n in inner))
+        case Segments(inner, active):
+            return Segments(tuple(names.get(n, n) for n in inner), active)
+        case _:
+            raise TypeError(f"{index} is not bound")

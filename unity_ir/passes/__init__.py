@@ -1,0 +1,16 @@
+"""One pass or target per module. A module is imported when its pass is asked for."""
+
+PASSES: dict[str, str] = {
+    "lower-pcg-to-spmd": "unity_ir.passes.lower_to_spmd:LowerToSpmd",
+    "pcg-differentiate": "unity_ir.passes.differentiate:Differentiate",
+    "pcg-erase": "unity_ir.passes.erase:Erase",
+    "pcg-fold": "unity_ir.passes.fold:Fold",
+    "pcg-fuse-collectives": "unity_ir.passes.fuse_collectives:FuseCollectives",
+    "pcg-search": "unity_ir.passes.search:Search",
+}
+"""Pass by name, as `module:class`."""
+
+TARGETS: dict[str, str] = {
+    "triton": "unity_ir.lowering.target:TritonTarget",
+}
+"""Target by name, as `module:class`."""

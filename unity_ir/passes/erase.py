@@ -1,0 +1,22 @@
+"""`pcg-erase`: the serial graph that a parallel one stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unity_ir.passes.graph_pass import GraphPass
+from unity_ir.pcg.graph import Graph, erase
+
+
+@dataclass(frozen=True)
+class Erase(GraphPass):
+    """
+    Delete parallel operators and views, and make all types serial.
+
+    rewrite: partition(x) -> x, and so for every parallel operator
+    """
+
+    name = "pcg-erase"
+
+    def rewrite(self, graph: Graph) -> Graph:
+        return erase(graph)

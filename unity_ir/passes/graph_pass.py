@@ -1,0 +1,34 @@
+"""What most passes are: functions of a module to graphs, a function of the core on each, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+from xdsl.utils.exceptions import PassFailedException
+
+from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph
+
+
+@dataclass(frozen=True)
+class GraphPass(ModulePass, ABC):
+    """Base of passes that rewrite every pcg function by itself. A `UnityError` fails the pass."""
+
+    @abstractmethod
+    def rewrite(self, graph: Graph) -> Graph:
+        """The graph to take the place of this one."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for func in pcg_functions(op):
+            try:
+                graph = to_graph(func)
+                new = self.rewrite(graph)
+                if new is not graph:
+                    replace_function(func, new)
+            except UnityError as error:
+                raise PassFailedException(str(error)) from error

@@ -1,0 +1,118 @@
+"""
+The backward of a graph, built explicitly from the operators' gradients, with dual types.
+
+A value's gradient has the value's dims with `sum` and `copy` swapped; parallel operators are each other's backward. So
+data-parallel gradient synchronisation, Megatron's f/g pairs and every other strategy's communication fall out; nobody
+writes a gradient-sync rule (DESIGN: "Duality").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from unity_ir.errors import UnityError
+from unity_ir.ops import operators
+from unity_ir.ops.operator import Application, Operator
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, leaf, parallel, topological
+from unity_ir.pcg.layout import Mesh, Placement, dual, layout_view, place
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.view import View
+
+
+def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes a weight reaches. Values of other nodes have no gradient."""
+    found: set[Node] = set()
+    for node in nodes:
+        if node.op == "weight" or any(v.node in found for v in node.operands):
+            found.add(node)
+    return found
+
+
+def operand_gradients(node: Node, grads: Sequence[Value], view: View | None = None) -> tuple[Value | None, ...]:
+    """
+    The gradient of each operand of `node`, from that of each result, both of dual type.
+
+    `view` is where the gradient of a parallel operator's operand is wanted. Raises `UnityError` if the operator has no
+    gradient.
+    """
+    if node.is_parallel:
+        value = grads[0]
+        steps = PARALLEL_OPERATORS[node.op].backward({k: v for k, v in node.attributes if isinstance(v, int)})
+        for i, (op, attributes) in enumerate(steps):
+            value = parallel(op, value, view if i == len(steps) - 1 else None, **dict(attributes)).result
+        return (value,)
+    gradient = node.operator.gradient
+    if gradient is None:
+        raise UnityError(f"pcg.{node.op}: has no gradient; it is itself part of a backward")
+    found = gradient(Application(tuple(grads), node.operands, node.results, dict(node.attributes)))
+    out: list[Value | None] = []
+    for operand, value in zip(node.operands, found, strict=True):
+        assert value is None or isinstance(value, Value)
+        if value is not None and value.type != operand.type.dual:
+            raise AssertionError(f"{node.op}: gradient is {value.type}, the dual of its operand {operand.type.dual}")
+        out.append(value)
+    return tuple(out)
+
+
+def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:
+    """
+    The whole training step of a graph whose first output is its loss: forward, backward, one update per weight.
+
+    With a mesh, a gradient is brought to the very devices where its value was, not only to the dual type. Raises `UnityError` if the first output is not a scalar, or if no weight reaches it.
+    """
+    if graph.updates:
+        raise UnityError(f"func.func @{graph.name}: already has a backward")
+    if not graph.outputs or graph.outputs[0].shape != ():
+        raise UnityError(f"func.func @{graph.name}: its first output must be a scalar loss to differentiate")
+    loss = graph.outputs[0]
+    order = topological((loss,))
+    with_gradient = needs_gradient(order)
+    if loss.node not in with_gradient:
+        raise UnityError(f"func.func @{graph.name}: no weight reaches its loss")
+
+    placement = None if mesh is None else place(graph, mesh)
+
+    def gradient_view(value: Value) -> View | None:
+        """Where the gradient of a value that exists on the devices rests: in the dual of the value's layout."""
+        if placement is None or (value.node.is_parallel and value.node.view is None):
+            return None
+        return layout_view(dual(placement.layouts[value]), len(value.shape), placement.mesh)
+
+    grads: dict[Value, Value] = {loss: leaf("constant", loss.type.dual, value=1.0).result}
+    add = operators()["add"]
+
+    def _gradients(node: Node, of_results: Sequence[Value]) -> tuple[Value | None, ...]:
+        return operand_gradients(node, of_results, gradient_view(node.operands[0]) if node.is_parallel else None)
+
+    for node in reversed(order):
+        if node not in with_gradient or not node.operands:
+            continue
+        if not any(v in grads for v in node.results):
+            continue
+        of_results = [
+            grads[v] if v in grads else leaf("constant", v.type.dual, value=0.0).result for v in node.results
+        ]
+        for operand, grad in zip(node.operands, _gradients(node, of_results), strict=True):
+            if grad is not None and operand.node in with_gradient:
+                grads[operand] = _sum(add, grads[operand], grad) if operand in grads else grad
+
+    updates = tuple(
+        Update(n.result, _as_weight(n.result, grads[n.result], placement)) for n in order if n.op == "weight"
+    )
+    return replace(graph, updates=updates, optimizer=optimizer)
+
+
+def _sum(add: Operator, a: Value, b: Value) -> Value:
+    total = add.one(a, b)
+    assert isinstance(total, Value)
+    return total
+
+
+def _as_weight(weight: Value, grad: Value, placement: Placement | None) -> Value:
+    """The gradient in the weight's own type and place, so that each copy of the weight is updated alike."""
+    if grad.type.sum > 1:
+        view = None if placement is None else layout_view(placement.layouts[weight], len(weight.shape), placement.mesh)
+        grad = parallel("reduce", grad, by=grad.type.sum).result
+        grad = parallel("replicate", grad, view, by=weight.type.copy).result
+    return grad

@@ -1,0 +1,371 @@
+"""
+Layouts: which device holds which piece.
+
+The devices form a mesh of axes (prime factors of every machine level, outermost first). A value's layout gives each axis
+one role: it divides a dim, its devices hold addends (SUM), copies (COPY), or do the same work again (REPEAT). Where several
+axes divide one dim, the outer axis divides first. This is PyTorch's DTensor placement per mesh axis, with REPEAT beside
+Replicate: the gradient of a repeated value is repeated, the gradient of copies is in addends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from types import MappingProxyType
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph, Node, Value, grid, rebuild, rewrite
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.pcg.view import View
+from unity_ir.tdl.analysis import Analysis
+
+COPY, SUM, REPEAT = -1, -2, -3
+"""Roles that are not dims; a role of 0 or more is the dim it divides."""
+
+Layout = tuple[int, ...]
+"""A role per mesh axis."""
+
+Assignment = tuple[str | int, ...]
+"""What each mesh axis does in an operator's task grid: an index variable, COPY, SUM or REPEAT."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The devices as a grid: `sizes` of the axes, outermost first; device = the coordinates in mixed radix."""
+
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def devices(self) -> int:
+        return prod(self.sizes)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(prod(self.sizes[i + 1 :]) for i in range(len(self.sizes)))
+
+    def coordinates(self, device: int) -> tuple[int, ...]:
+        """Given sizes (2, 3) and device 4, returns (1, 1)."""
+        return tuple(device // stride % size for size, stride in zip(self.sizes, self.strides, strict=True))
+
+    def groups(self, axes: Sequence[int]) -> list[list[int]]:
+        """The devices that differ only along `axes`, each group in mesh order."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for device in range(self.devices):
+            at = self.coordinates(device)
+            found.setdefault(tuple(c for i, c in enumerate(at) if i not in axes), []).append(device)
+        return list(found.values())
+
+
+def devices_of(graph: Graph) -> int:
+    """The devices a graph asks for when no machine is given: its views' devices, or its largest task grid."""
+    views = [max(n.view.devices()) + 1 for n in graph.nodes() if n.view is not None]
+    return max((*views, *(prod(grid(n)) for n in graph.nodes())), default=1)
+
+
+def mesh_of(devices: int) -> Mesh:
+    """A flat mesh of so many devices: the prime factors of the number."""
+    return Mesh(prime_factors(devices))
+
+
+def prime_factors(number: int) -> tuple[int, ...]:
+    """Given 12 returns (2, 2, 3); given 1 returns ()."""
+    out: list[int] = []
+    factor = 2
+    while number > 1:
+        while number % factor == 0:
+            out.append(factor)
+            number //= factor
+        factor += 1
+    return tuple(out)
+
+
+def dual(layout: Layout) -> Layout:
+    """The layout of the gradient: COPY and SUM change places."""
+    return tuple(SUM if r == COPY else COPY if r == SUM else r for r in layout)
+
+
+def layout_type(shape: tuple[int, ...], dtype: str, layout: Layout, mesh: Mesh) -> TensorType:
+    """The type of a value in this layout."""
+
+    def degree(role: int) -> int:
+        return prod(s for s, r in zip(mesh.sizes, layout, strict=True) if r == role)
+
+    return tensor_type(shape, dtype, tuple(map(degree, range(len(shape)))), degree(SUM), degree(COPY))
+
+
+def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int, int]:
+    """Which piece of `dim` the device holds, and of how many."""
+    index, count = 0, 1
+    for size, role, at in zip(mesh.sizes, layout, mesh.coordinates(device), strict=True):
+        if role == dim:
+            index, count = index * size + at, count * size
+    return index, count
+
+
+# --- views and layouts -----------------------------------------------------------------------------------------------
+
+
+def view_of(assignment: Sequence[str | int], order: Sequence[str | int], mesh: Mesh) -> View:
+    """The view that gives the grid axes, in `order`, the mesh axes assigned to them."""
+
+    def axis(what: str | int) -> tuple[tuple[int, int], ...]:
+        return merged([(s, t) for s, t, a in zip(mesh.sizes, mesh.strides, assignment, strict=True) if a == what])
+
+    return View(0, tuple(a for what in order if (a := axis(what))), axis(REPEAT))
+
+
+def layout_view(layout: Layout, rank: int, mesh: Mesh) -> View | None:
+    """The view of a leaf or parallel operator whose result has this layout; None on a machine of one device."""
+    view = view_of(layout, (*range(rank), COPY, SUM), mesh)
+    return view if view.axes or view.repeat else None
+
+
+def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Neighbouring factors as one: given `[2 @ 2, 2 @ 1]` returns `[4 @ 1]`."""
+    out: list[tuple[int, int]] = []
+    for factor, stride in axis:
+        if out and out[-1][1] == factor * stride:
+            out[-1] = (out[-1][0] * factor, stride)
+        else:
+            out.append((factor, stride))
+    return tuple(out)
+
+
+def axes_of(view: View, order: Sequence[str | int], mesh: Mesh, name: str) -> Assignment:
+    """
+    What each mesh axis does under a view whose grid axes are `order`.
+
+    Raises `UnityError` where the view names devices the machine does not have, leaves some out, or cuts across the axes.
+    """
+    devices = view.devices()
+    if max(devices) >= mesh.devices:
+        raise UnityError(f"pcg.{name}: its view names device {max(devices)}, but the machine has {mesh.devices} devices")
+    if view.start != 0 or len(devices) != mesh.devices:
+        raise UnityError(
+            f"pcg.{name}: its view uses {len(devices)} of {mesh.devices} devices; "
+            "give the others the same work with repeat [...]"
+        )
+    assignment: dict[int, str | int] = {}
+    for what, axis in zip((*order, REPEAT), (*view.axes, view.repeat), strict=True):
+        previous = -1
+        for factor, stride in axis:
+            run = _run(factor, stride, mesh)
+            if run is None or run[0] <= previous:
+                raise UnityError(
+                    f"pcg.{name}: {factor} @ {stride} of its view does not follow the machine's axes "
+                    f"({', '.join(f'{f} @ {s}' for f, s in zip(mesh.sizes, mesh.strides, strict=True))}, outermost first)"
+                )
+            assignment.update(dict.fromkeys(run, what))
+            previous = run[-1]
+    return tuple(assignment[i] for i in range(len(mesh.sizes)))
+
+
+def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
+    """The consecutive mesh axes that make up `factor @ stride`."""
+    if factor == 1:
+        return range(0)
+    for end, at in enumerate(mesh.strides):
+        if at == stride:
+            begin, size = end, mesh.sizes[end]
+            while size < factor and begin > 0:
+                begin -= 1
+                size *= mesh.sizes[begin]
+            if size == factor:
+                return range(begin, end + 1)
+    return None
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+def operand_layout(analysis: Analysis, operand: int, assignment: Assignment, carriers: frozenset[str]) -> Layout:
+    """What an operator under this assignment needs of an operand."""
+    name = analysis.bound.operands[operand].name
+    dims = analysis.operand_dims[name]
+
+    def role(what: str | int) -> int:
+        if isinstance(what, str):
+            return dims.index(what) if what in dims else COPY
+        return COPY if what == SUM and name not in carriers else what
+
+    return tuple(map(role, assignment))
+
+
+def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> Layout:
+    """What an operator under this assignment makes."""
+    dims = analysis.result_dims[result]
+    return tuple(what if isinstance(what, int) else dims.index(what) if what in dims else SUM for what in assignment)
+
+
+def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignment | None:
+    """The assignment under which the operands already are where they are needed; None if no one fits all."""
+    names = [p.name for p in analysis.bound.operands]
+    dims = [analysis.operand_dims[n] for n in names]
+    out: list[str | int] = []
+    for roles in zip(*operands, strict=True):
+        variables = {dims[i][r] for i, r in enumerate(roles) if r >= 0}
+        if None in variables or len(variables) > 1:
+            return None
+        if variables:
+            variable = variables.pop()
+            assert variable is not None
+            fits = all((r >= 0) == (variable in dims[i]) and (r in (COPY,) or r >= 0) for i, r in enumerate(roles))
+            if not fits:
+                return None
+            out.append(variable)
+        elif SUM in roles:
+            carriers = frozenset(n for n, r in zip(names, roles, strict=True) if r == SUM)
+            if carriers not in analysis.carriers or any(r not in (SUM, COPY) for r in roles):
+                return None
+            out.append(SUM)
+        elif len(set(roles)) == 1:
+            out.append(roles[0])
+        else:
+            return None
+    return tuple(out)
+
+
+def grid_order(node: Node) -> tuple[str | int, ...]:
+    """The names of a node's task grid axes: index variables (or dims) in order, then COPY, then SUM."""
+    if node.is_compute:
+        return (*node.analysis.bound.extents, COPY, SUM)
+    return (*range(len(node.types[0].shape)), COPY, SUM)
+
+
+def _present(node: Node) -> tuple[str | int, ...]:
+    """`grid_order` without the axes of degree 1, as a view lists them."""
+    if node.is_compute:
+        c = node.configuration
+        degrees = {**dict.fromkeys(node.analysis.bound.extents, 1), **c.degrees, COPY: c.copy, SUM: c.sum}
+    else:
+        (type,) = node.types
+        degrees = {**dict(enumerate(type.degrees)), COPY: type.copy, SUM: type.sum}
+    return tuple(what for what in grid_order(node) if degrees[what] > 1)
+
+
+def placed_roles(node: Node, mesh: Mesh) -> Assignment:
+    """What each mesh axis does in a node that has a view."""
+    assert node.view is not None
+    return axes_of(node.view, _present(node), mesh, node.op)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where everything in a graph is: the assignment of every compute node, the layout of every value."""
+
+    mesh: Mesh
+    assignments: Mapping[Node, Assignment]
+    layouts: Mapping[Value, Layout]
+
+    def needs(self, node: Node, operand: int) -> Layout:
+        """The layout in which a node reads an operand: its own choice, not that in which the operand was made."""
+        if node.is_compute:
+            return operand_layout(node.analysis, operand, self.assignments[node], node.configuration.carriers)
+        return self.layouts[node.result]
+
+
+def place(graph: Graph, mesh: Mesh) -> Placement:
+    """
+    The placement a graph's views say; a node without a view stays where its operands are, as far as its type allows.
+
+    Raises `UnityError` where a degree does not fit the mesh.
+    """
+    assignments: dict[Node, Assignment] = {}
+    layouts: dict[Value, Layout] = {}
+    for node in graph.nodes():
+        if not node.is_compute:
+            if node.view is not None:
+                layout = tuple(int(r) for r in placed_roles(node, mesh))
+            elif node.is_leaf:
+                layout = tuple(int(r) for r in _spread(node, (), mesh))
+            else:
+                layout = _after(node, layouts[node.operands[0]], mesh)
+            layouts[node.result] = layout
+            continue
+        if node.view is not None:
+            assignment = placed_roles(node, mesh)
+        else:
+            inferred = infer_assignment(node.analysis, [layouts[v] for v in node.operands])
+            assignment = inferred if inferred is not None else _spread(node, _hints(node, layouts), mesh)
+        assignments[node] = assignment
+        for i, value in enumerate(node.results):
+            layouts[value] = result_layout(node.analysis, i, assignment)
+    return Placement(mesh, MappingProxyType(assignments), MappingProxyType(layouts))
+
+
+def _hints(node: Node, layouts: Mapping[Value, Layout]) -> Assignment:
+    """For each mesh axis what the first operand that has a dim on it would make of it."""
+    layout = layouts[node.operands[0]]
+    dims = node.analysis.operand_dims[node.analysis.bound.operands[0].name]
+    return tuple(REPEAT if r < 0 or dims[r] is None else str(dims[r]) for r in layout)
+
+
+def _spread(node: Node, hints: Assignment, mesh: Mesh) -> Assignment:
+    """Give every grid axis mesh axes that make up its degree: hinted ones first, then outermost first."""
+    if node.is_compute:
+        c = node.configuration
+        degrees: dict[str | int, int] = {**dict(c.degrees), COPY: c.copy, SUM: c.sum}
+    else:
+        (type,) = node.types
+        degrees = {**dict(enumerate(type.degrees)), COPY: type.copy, SUM: type.sum}
+    out: list[str | int] = [REPEAT] * len(mesh.sizes)
+    for prefer_hint in (True, False):
+        for what, left in list(degrees.items()):
+            for axis, size in enumerate(mesh.sizes):
+                hinted = bool(hints) and hints[axis] == what
+                if out[axis] == REPEAT and left % size == 0 and left > 1 and (hinted or not prefer_hint):
+                    out[axis] = what
+                    left //= size
+            degrees[what] = left
+    for left in degrees.values():
+        if left > 1:
+            raise UnityError(
+                f"pcg.{node.op}: a degree of {left} is left over on a machine of {mesh.devices} devices; "
+                "choose degrees whose product divides the number of devices"
+            )
+    return tuple(out)
+
+
+def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
+    """The layout of a parallel operator's result that moves least: freed axes repeat, repeated axes take new roles."""
+    rule = PARALLEL_OPERATORS[node.op]
+    attributes = {k: v for k, v in node.attributes if isinstance(v, int)}
+    steps = rule.chain(attributes) if rule.chain else ((node.op, tuple(attributes.items())),)
+    layout = list(before)
+    for op, attrs in steps:
+        a = dict(attrs)
+        frees = {"combine": a.get("dim", 0), "reduce": SUM, "pick": COPY}
+        takes = {"partition": a.get("dim", 0), "replicate": COPY, "zero_pad": SUM}
+        left = a["by"]
+        old, new = (frees[op], REPEAT) if op in frees else (REPEAT, takes[op])
+        # Inner axes leave a dim first and outer ones enter first, so that pieces stay contiguous.
+        axes = [i for i, r in enumerate(layout) if r == old]
+        for axis in reversed(axes) if op in frees else axes:
+            if left > 1 and left % mesh.sizes[axis] == 0:
+                layout[axis] = new
+                left //= mesh.sizes[axis]
+        if left > 1:
+            raise UnityError(
+                f"pcg.{node.op}: no machine axes are free to {op} by {a['by']} on {mesh.devices} devices; "
+                "give the operators around it views"
+            )
+    return tuple(layout)
+
+
+def with_views(graph: Graph, placement: Placement) -> Graph:
+    """The same graph with every leaf's and compute node's place written down as its view."""
+    new: dict[Node, Node] = {}
+
+    def placed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+        view = node.view
+        if node.is_compute:
+            view = view_of(placement.assignments[node], grid_order(node), placement.mesh) if placement.mesh.sizes else None
+        elif node.is_leaf:
+            view = layout_view(placement.layouts[node.result], len(node.types[0].shape), placement.mesh)
+        new[node] = rebuild(node, operands, view)
+        return new[node].results
+
+    return rewrite(graph, placed)

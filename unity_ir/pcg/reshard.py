@@ -1,0 +1,156 @@
+"""
+The reshard planner: from one layout of a value to another, as the cheapest sequence of collectives.
+
+What is priced is what is emitted: cost, search and lowering all take their moves from here. A move changes the role of
+some mesh axes, all from one role to one other, by one collective in the groups they span. The backward of a move is the move between the dual
+layouts, found by the same planner.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, count
+from math import prod
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.layout import COPY, REPEAT, SUM, Layout, Mesh
+
+KINDS = ("slice", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "zero_pad", "retype")
+"""
+What a move does, by the roles it goes between:
+
+| from | to | kind |
+|---|---|---|
+| COPY, REPEAT | dim | slice: each keeps its part |
+| dim | COPY, REPEAT | all_gather |
+| SUM | COPY, REPEAT | all_reduce |
+| SUM | dim | reduce_scatter |
+| dim | another dim | all_to_all |
+| COPY, REPEAT, dim | SUM | zero_pad: own part stays, the rest is zero |
+| COPY | REPEAT and back | retype: nothing is done |
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One collective (or local step) over the mesh axes `axes`, on a value whose piece has `elements` before it."""
+
+    kind: str
+    axes: tuple[int, ...]
+    source: int
+    """The role the axes had."""
+    target: int
+    """The role they get."""
+    group: int
+    """Devices in each group."""
+    elements: int
+    """Elements of the piece before the move, on every device."""
+
+    @property
+    def elements_after(self) -> int:
+        """Elements of the piece after it."""
+        return self.elements * (self.group if self.source >= 0 else 1) // (self.group if self.target >= 0 else 1)
+
+    def traffic(self, devices: int) -> int:
+        """Elements received, summed over all devices, as a ring moves them."""
+        n = self.group
+        each = {
+            "all_gather": self.elements * (n - 1) * n,
+            "reduce_scatter": self.elements * (n - 1),
+            "all_reduce": 2 * self.elements * (n - 1),
+            "all_to_all": self.elements * (n - 1),
+        }.get(self.kind, 0)
+        return each * devices // n
+
+
+def move_kind(source: int, target: int) -> str:
+    """The kind of a move between two different roles."""
+    if target == SUM:
+        return "zero_pad"
+    if source == SUM:
+        return "reduce_scatter" if target >= 0 else "all_reduce"
+    if source >= 0:
+        return "all_to_all" if target >= 0 else "all_gather"
+    return "slice" if target >= 0 else "retype"
+
+
+Price = Callable[[Move], float]
+"""Seconds of a move."""
+
+
+def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> Iterator[tuple[Move, Layout]]:
+    """
+    Every move that can start from a layout, and the layout after it.
+
+    Pieces stay contiguous: axes leave a dim innermost first and enter it inside those that already divide it.
+    """
+    piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]
+    elements = prod(piece)
+    for source in sorted(set(layout)):
+        holders = [i for i, r in enumerate(layout) if r == source]
+        for axes in (a for k in range(1, len(holders) + 1) for a in combinations(holders, k)):
+            if source >= 0 and axes != tuple(holders[-len(axes) :]):
+                continue
+            group = prod(mesh.sizes[i] for i in axes)
+            for target in (*range(len(shape)), COPY, SUM, REPEAT):
+                if target == source:
+                    continue
+                if target >= 0:
+                    inner = max((i for i, r in enumerate(layout) if r == target), default=-1)
+                    if piece[target] % group or inner > axes[0]:
+                        continue
+                kind = move_kind(source, target)
+                after = tuple(target if i in axes else r for i, r in enumerate(layout))
+                yield Move(kind, axes, source, target, group, elements), after
+
+
+def plan(
+    source: Layout,
+    target: Layout,
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    price: Price,
+) -> tuple[Move, ...]:
+    """
+    The cheapest moves from one layout to another (Dijkstra over layouts).
+
+    Raises `UnityError` when there are none, which only sizes that do not divide can cause.
+    """
+    if source == target:
+        return ()
+    tie = count()
+    best = {source: 0.0}
+    via: dict[Layout, tuple[Layout, Move]] = {}
+    queue: list[tuple[float, int, Layout]] = [(0.0, next(tie), source)]
+    while queue:
+        cost, _, layout = heapq.heappop(queue)
+        if layout == target:
+            return tuple(_path(source, target, via))
+        if cost > best[layout]:
+            continue
+        for move, after in moves(layout, shape, mesh):
+            # A free move still counts as one, so that of equal plans the shortest is taken.
+            total = cost + price(move) + 1e-12
+            if total < best.get(after, float("inf")):
+                best[after] = total
+                via[after] = (layout, move)
+                heapq.heappush(queue, (total, next(tie), after))
+    raise UnityError(f"pcg: no way to reshard {list(shape)} from {source} to {target}")
+
+
+def _path(source: Layout, target: Layout, via: dict[Layout, tuple[Layout, Move]]) -> list[Move]:
+    path: list[Move] = []
+    at = target
+    while at != source:
+        at, move = via[at]
+        path.append(move)
+    return path[::-1]
+
+
+@lru_cache(maxsize=None)
+def role_name(role: int) -> str:
+    """A role in words, for messages and comments."""
+    return {COPY: "copy", SUM: "sum", REPEAT: "repeat"}.get(role, f"dim {role}")

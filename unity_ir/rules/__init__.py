@@ -1,0 +1,1 @@
+"""Substitutions: rewrites of a graph that keep what it computes."""

@@ -1,0 +1,45 @@
+"""What a rule is, and how it is applied to a compact graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from unity_ir.pcg.graph import Graph, Node, Update, Value, rebuild, topological
+
+Users = Mapping[Value, list[tuple[Node, int]]]
+Match = Mapping[Value, Value]
+"""Values of the graph, each with the value that may stand in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """
+    A substitution. `match` says, for a node, what may replace which values; the replacement is written over values of
+    the same graph that do not depend on those replaced.
+    """
+
+    name: str
+    match: Callable[[Node, Users], Iterator[Match]]
+
+    def applications(self, graph: Graph) -> Iterator[tuple[str, Graph]]:
+        """Every way to apply the rule once: the operator it was applied at, and the graph after it."""
+        users = graph.users()
+        for number, node in enumerate(graph.nodes()):
+            if node.is_compute:
+                for match in self.match(node, users):
+                    yield f"{node.op}#{number}", substitute(graph, match)
+
+
+def substitute(graph: Graph, match: Match) -> Graph:
+    """The graph with every matched value replaced, and all that depends on it rebuilt."""
+    new: dict[Value, Value] = {}
+
+    def now(value: Value) -> Value:
+        return new[match.get(value, value)]
+
+    for node in topological((*match.values(), *graph.roots), first=graph.inputs):
+        built = node if node.is_leaf else rebuild(node, [now(v) for v in node.operands], node.view)
+        new.update(zip(node.results, built.results, strict=True))
+    updates = tuple(Update(now(u.weight), now(u.grad)) for u in graph.updates)
+    return replace(graph, outputs=tuple(map(now, graph.outputs)), updates=updates)

@@ -1,0 +1,90 @@
+"""
+Exact minimisation of a sum of tables over discrete variables, by eliminating one variable at a time.
+
+    min over x1..xn of sum_k table_k(x_i, x_j, ...)
+
+On a chain this is dynamic programming; on a series-parallel graph it does the sequence and parallel splits of Unity
+(section 5.2) without having to find them; on any graph it is exact, at a cost that grows with how entangled it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from unity_ir.search.space import Floats, Ints
+
+Variable = int
+
+DENSE = 4_000_000
+"""Entries up to which the joint table of an elimination is built in one piece."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A table over variables, one axis each."""
+
+    variables: tuple[Variable, ...]
+    table: Floats
+
+
+def minimise(sizes: Mapping[Variable, int], factors: Sequence[Factor]) -> tuple[float, dict[Variable, int]]:
+    """The least sum and a choice for every variable that attains it. `inf` entries are forbidden combinations."""
+    live = list(factors)
+    left = dict(sizes)
+    decided: list[tuple[Variable, tuple[Variable, ...], Ints]] = []
+    constant = 0.0
+    while left:
+        variable = min(left, key=lambda v: _joint_entries(v, live, sizes))
+        involved = [f for f in live if variable in f.variables]
+        live = [f for f in live if variable not in f.variables]
+        others = tuple(dict.fromkeys(v for f in involved for v in f.variables if v != variable))
+        table, choice = _eliminate(variable, others, involved, sizes)
+        decided.append((variable, others, choice))
+        if others:
+            live.append(Factor(others, table))
+        else:
+            constant += float(table)
+        del left[variable]
+    found: dict[Variable, int] = {}
+    for variable, others, choice in reversed(decided):
+        found[variable] = int(choice[tuple(found[v] for v in others)])
+    return constant + sum(float(f.table) for f in live), found
+
+
+def _joint_entries(variable: Variable, live: Sequence[Factor], sizes: Mapping[Variable, int]) -> int:
+    joint = {v for f in live if variable in f.variables for v in f.variables} | {variable}
+    return prod(sizes[v] for v in joint)
+
+
+def _eliminate(
+    variable: Variable, others: tuple[Variable, ...], involved: Sequence[Factor], sizes: Mapping[Variable, int]
+) -> tuple[Floats, Ints]:
+    """Minimum over `variable` of the sum of tables, and where it is attained, over the other variables."""
+    order = (variable, *others)
+    aligned = [_aligned(f, order) for f in involved]
+    shape = tuple(sizes[v] for v in others)
+    rows = max(1, DENSE // max(1, prod(shape)))
+    best = np.full(shape, np.inf)
+    choice = np.zeros(shape, dtype=np.int64)
+    for start in range(0, sizes[variable], rows):
+        stop = min(start + rows, sizes[variable])
+        joint = np.zeros((stop - start, *shape))
+        for table in aligned:
+            joint += table if table.shape[0] == 1 else table[start:stop]
+        least = joint.min(axis=0)
+        better = least < best
+        choice = np.where(better, joint.argmin(axis=0) + start, choice)
+        best = np.minimum(best, least)
+    return best, choice
+
+
+def _aligned(factor: Factor, order: tuple[Variable, ...]) -> Floats:
+    """The table with axes in the given order, size 1 where it has no axis."""
+    axes = [factor.variables.index(v) for v in order if v in factor.variables]
+    table = factor.table.transpose(axes)
+    shape = [factor.table.shape[factor.variables.index(v)] if v in factor.variables else 1 for v in order]
+    return table.reshape(shape)

@@ -1,0 +1,76 @@
+"""
+The joint search: algebraic rewrites outside, the exact parallelization of each candidate inside.
+
+Best-first over graphs, as Unity's substitution level (section 5.1): the cheapest graph seen so far is rewritten in every
+way the rules allow; a candidate is kept if it costs less than alpha times the best. Unlike there, a candidate's cost is
+that of its optimal parallelization and mapping, not of one PCG.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.rules.rule import Rule
+from unity_ir.search.exact import ExactPlan, Solver
+from unity_ir.search.realise import realise
+from unity_ir.search.result import Application
+from unity_ir.search.space import Spaces
+
+Progress = Callable[[int, float], None]
+"""Called with the graphs explored and the best time so far (seconds)."""
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """What the joint search found."""
+
+    graph: Graph
+    bound: float
+    derivation: tuple[Application, ...]
+    explored: int
+
+
+def joint(
+    graph: Graph,
+    machine: Machine,
+    rules: Sequence[Rule],
+    optimizer: Optimizer,
+    alpha: float = 1.05,
+    budget: int = 200,
+    progress: Progress | None = None,
+) -> JointPlan:
+    """
+    The fastest parallel graph found for a serial one.
+
+    `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the graphs explored.
+    """
+    solver = Solver(Spaces(machine), optimizer)
+    tie = count()
+    plan = solver.solve(graph)
+    best: tuple[float, Graph, ExactPlan, tuple[Application, ...]] = (plan.seconds, graph, plan, ())
+    queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
+    seen = {graph.outputs}
+    while queue and len(seen) < budget:
+        seconds, _, candidate, derivation = heapq.heappop(queue)
+        if seconds > alpha * best[0]:
+            break
+        for rule in rules:
+            for at, after in rule.applications(candidate):
+                if after.outputs in seen:
+                    continue
+                seen.add(after.outputs)
+                plan = solver.solve(after)
+                steps = (*derivation, Application(rule.name, at))
+                if plan.seconds < best[0] * (1 - 1e-9):
+                    best = (plan.seconds, after, plan, steps)
+                if plan.seconds <= alpha * best[0]:
+                    heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
+                if progress is not None:
+                    progress(len(seen), best[0])
+    seconds, rewritten, plan, derivation = best
+    return JointPlan(realise(rewritten, plan, solver), seconds, derivation, len(seen))

@@ -1,0 +1,40 @@
+"""What a search returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unity_ir.cost.plan import PlanCost
+from unity_ir.pcg.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """One rule application of a derivation: the rule's name, and the operator it was applied to."""
+
+    rule: str
+    at: str
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """
+    The plan, what it costs, how it was derived, and a bound.
+
+    `bound` is the least time (seconds) any placement of the final, rewritten graph can have under the cost model.
+    """
+
+    strategy: str
+    graph: Graph
+    cost: PlanCost
+    derivation: tuple[Application, ...] = ()
+    bound: float | None = None
+    explored: int = 1
+    """Graphs whose optimal parallelization was computed."""
+    seconds: float = 0.0
+    """How long the search took."""
+
+    @property
+    def gap(self) -> float | None:
+        """How far above the bound the plan is, as a fraction."""
+        return None if not self.bound else self.cost.time / self.bound - 1

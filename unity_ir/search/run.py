@@ -1,0 +1,59 @@
+"""Strategies by name."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.rules.algebraic import ALGEBRAIC
+from unity_ir.search.data_parallel import data_parallel
+from unity_ir.search.joint import Progress, joint
+from unity_ir.search.result import SearchResult
+
+STRATEGIES = ("joint", "data-parallel")
+
+
+def run(
+    graph: Graph,
+    machine: Machine,
+    strategy: str = "joint",
+    optimizer: Optimizer | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """
+    Search for a parallel graph that computes what `graph` does, for a machine.
+
+    A graph that is already parallel is searched from its erasure. Raises `UnityError` for an unknown strategy, a graph
+    that already has its backward, and plans that do not fit the machine's memory.
+    """
+    if strategy not in STRATEGIES:
+        raise UnityError(f"search: unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
+    if graph.updates:
+        raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
+    optimizer = optimizer or Optimizer()
+    start = perf_counter()
+    serial = erase(graph)
+    if strategy == "data-parallel":
+        parallel = data_parallel(serial, machine)
+        result = SearchResult(strategy, parallel, cost(parallel, machine, optimizer), seconds=perf_counter() - start)
+    else:
+        found = joint(serial, machine, ALGEBRAIC, optimizer, progress=progress)
+        result = SearchResult(
+            strategy,
+            found.graph,
+            cost(found.graph, machine, optimizer),
+            found.derivation,
+            found.bound,
+            found.explored,
+            perf_counter() - start,
+        )
+    over = result.cost.memory_bytes - machine.device.memory
+    if over > 0:
+        raise UnityError(
+            f"search: the plan found needs {result.cost.memory_bytes / 1e9:.2f} GB per device, {over / 1e9:.2f} GB more "
+            f"than {machine.device.name} has; use more devices or a smaller batch"
+        )
+    return result

@@ -1,0 +1,240 @@
+"""
+`unity-opt`: reads a module, applies passes to it, prints it.
+
+    unity-opt model.pcg --search --machine=summit:4 -p pcg-differentiate,lower-pcg-to-spmd -t triton
+
+xDSL's driver with a frontend for `.pcg`, the search as a flag, and errors of one line. It finds this package's
+dialects, passes and targets as any xDSL driver does, through `unity_ir.universe`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from difflib import get_close_matches
+from io import BytesIO, StringIO
+from typing import IO, Any, NoReturn
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute
+from xdsl.parser import Parser
+from xdsl.passes import PassPipeline
+from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError, VerifyException
+from xdsl.xdsl_opt_main import xDSLOptMain
+
+from unity_ir import __version__
+from unity_ir.errors import UnityError
+
+
+class UnityOpt(xDSLOptMain):
+    """xDSL's driver. Raises `UnityError`, `ParseError`, `DiagnosticException` or `OSError` for what a user can mend."""
+
+    version_format = f"unity-opt {__version__} (xDSL {{xdsl_version}})"
+
+    output: StringIO | None = None
+    """What goes into the file of `-o`, which is written only when all went well."""
+
+    def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
+        super().register_all_arguments(arg_parser)
+        arg_parser.prog = "unity-opt"
+        arg_parser.error = _usage_error
+        arg_parser.add_argument(
+            "--search",
+            metavar="STRATEGY",
+            help="search for the best parallel graph before the passes (default strategy: joint); written --search=...",
+        )
+        arg_parser.add_argument(
+            "--machine",
+            metavar="M",
+            help="the machine to search for and to cost on: a preset (summit:4, 2gpu) or a file",
+        )
+        arg_parser.add_argument(
+            "--stats", action="store_true", help="after the passes, print what each function costs to stderr"
+        )
+
+    # Reading
+
+    def register_all_frontends(self) -> None:
+        super().register_all_frontends()
+        self.available_frontends["mlir"] = self.available_frontends["pcg"] = self.parse_text
+
+    def parse_text(self, io: IO[bytes]) -> ModuleOp:
+        try:
+            text = io.read().decode()
+        except UnicodeDecodeError as error:
+            raise UnityError(f"{self.get_input_name()}: byte {error.start} is not UTF-8 text") from error
+        if not text.strip():
+            raise UnityError(f"{self.get_input_name()}: the file is empty; the empty module is `builtin.module {{}}`")
+        parser = Parser(self.ctx, text, self.get_input_name())
+        try:
+            return parser.parse_module(not self.args.no_implicit_module)
+        except VerifyException as error:
+            # An attribute that does not hold together; it has no place of its own.
+            if self.args.verify_diagnostics:
+                raise
+            parser.raise_error(str(error))
+        except RecursionError:
+            parser.raise_error("nested too deeply")
+        except (OverflowError, ValueError) as error:
+            # Python's limit on the digits of an integer, and sizes xDSL packs into fewer bits.
+            parser.raise_error(f"not a value of its type: {error}")
+
+    def get_input_stream(self) -> tuple[IO[bytes], str]:
+        # Read whole, so that `-o` may name the same file.
+        stream, extension = super().get_input_stream()
+        data = stream.read()
+        if self.args.input_file is not None:
+            stream.close()
+        return BytesIO(data), extension
+
+    def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
+        try:
+            return super().prepare_input()
+        except ValueError as error:
+            raise UnityError(f"{self.get_input_name()}: {error}; name it .pcg or .mlir, or say -f mlir") from error
+
+    # Passes
+
+    def setup_pipeline(self) -> None:
+        specs = list(parse_pipeline(self.args.passes))
+        for spec in specs:
+            if spec.name not in self.available_passes:
+                raise UnityError(
+                    f"unity-opt: unknown pass {spec.name}{_did_you_mean(spec.name, self.available_passes)}"
+                )
+        try:
+            super().setup_pipeline()
+        except ValueError as error:
+            raise UnityError(f"unity-opt: -p {self.args.passes}: {error}") from error
+        if self.args.search is not None:
+            search: Any = self.available_passes["pcg-search"]()
+            first = search(strategy=self.args.search, machine=self.args.machine)
+            self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
+
+    def apply_passes(self, prog: ModuleOp) -> None:
+        try:
+            super().apply_passes(prog)
+        except VerifyException as error:
+            if self.args.verify_diagnostics:
+                raise
+            raise UnityError(f"{self.get_input_name()}: {_name_operation(prog, error)}") from error
+        if self.args.stats:
+            self.print_stats(prog)
+
+    def print_stats(self, module: ModuleOp) -> None:
+        from unity_ir import machine
+        from unity_ir.cost import stats
+        from unity_ir.dialects.convert import pcg_functions, to_graph
+        from unity_ir.dialects.machine import machine_name
+
+        text = self.args.machine or machine_name(module)
+        where = None if text is None else machine.load(text)
+        for func in pcg_functions(module):
+            print(stats.report(to_graph(func), where), file=sys.stderr)
+
+    # Writing
+
+    def prepare_output(self) -> IO[str]:
+        if self.args.output_file is None:
+            return sys.stdout
+        self.output = _Kept()
+        return self.output
+
+    def write_output_file(self) -> None:
+        if self.output is not None:
+            with open(self.args.output_file, "w", encoding="utf-8") as file:
+                file.write(self.output.getvalue())
+
+
+class _Kept(StringIO):
+    """Text that is still there after closing, which the driver does even when it failed."""
+
+    def close(self) -> None:
+        pass
+
+
+def _usage_error(message: str) -> NoReturn:
+    raise UnityError(f"unity-opt: {message}; see unity-opt --help")
+
+
+def _did_you_mean(name: str, known: Sequence[str] | Any) -> str:
+    near = get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(near)}" if near else ""
+
+
+def _name_operation(module: ModuleOp, error: VerifyException) -> str:
+    """What does not verify, beginning with the operation: xDSL's own rules do not name it."""
+    text = _one_line(str(error))
+    if re.match(r"\w+\.\w+: ", text):
+        return text
+    for op in module.walk():
+        try:
+            op.verify(verify_nested_ops=False)
+        except VerifyException:
+            return f"{op.name}: {text}"
+    return text
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _parse_error(error: ParseError, tool: UnityOpt | None) -> str:
+    """`file:line:col: message`, with near names for an operation there is not."""
+    message = _one_line(error.msg)
+    if message == "Could not parse entire input!":
+        message = "expected an operation"
+    unknown = re.fullmatch(r"Operation (\S+) is not registered", message)
+    if unknown is not None and tool is not None:
+        known = [op.name for op in tool.ctx.loaded_ops]
+        message = f"{unknown[1]}: unknown operation{_did_you_mean(unknown[1], known)}"
+    return f"{error.span.get_location()}: {message}"
+
+
+def _expand(argv: Sequence[str]) -> list[str]:
+    """`--search` alone means the default strategy; argparse would take the next word, a file, for one."""
+    return ["--search=joint" if word == "--search" else word for word in argv]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """
+    Run the tool. Returns the exit code.
+
+    Whatever is wrong with the input is one line on stderr and exit code 1; any exception is a bug.
+    """
+    verification = Attribute.__post_init__
+    tool = None
+    try:
+        tool = UnityOpt("Unity modular optimizer driver", _expand(sys.argv[1:] if argv is None else argv))
+        tool.run()
+        tool.write_output_file()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone, e.g. `| head`. Python flushes stdout once more at exit: give it somewhere to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ParseError as error:
+        message = _parse_error(error, tool)
+    except DiagnosticException as error:
+        message = _one_line(f"{tool.get_input_name()}: {error}" if tool is not None else str(error))
+    except UnityError as error:
+        message = _one_line(str(error))
+    except ArgSpecParseError as error:
+        message = f"unity-opt: {_one_line(str(error))}"
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}" if error.filename else f"unity-opt: {error}"
+    else:
+        return 0
+    finally:
+        # `--disable-verify` switches verification off for the whole process.
+        Attribute.__post_init__ = verification
+    print(message, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
