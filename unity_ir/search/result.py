@@ -37,4 +37,4 @@ class SearchResult:
     @property
     def gap(self) -> float | None:
         """How far above the bound the plan is, as a fraction."""
-        return None if not self.bound else self.cost.time / self.bound - 1
+        return None if not self.bound else max(0.0, self.cost.time / self.bound - 1)

@@ -121,16 +121,14 @@ class Writer:
         return next((scope[key] for scope in reversed(self._scopes) if key in scope), None)
 
     @contextmanager
-    def scope(self, head: str | None = None) -> Iterator[None]:
-        """What is defined inside is forgotten after; with a `head`, the statements inside are its block."""
+    def block(self, head: str) -> Iterator[None]:
+        """Statements inside are those of the loop `head`; what they define is forgotten after."""
         axes = list(self.axes)
         self._scopes.append({})
-        if head is not None:
-            self.emit(head)
-            self._indent += 1
+        self.emit(head)
+        self._indent += 1
         yield
-        if head is not None:
-            self._indent -= 1
+        self._indent -= 1
         self._scopes.pop()
         self.axes = axes
 
@@ -217,6 +215,10 @@ class Writer:
 
     def store(self, tensor: str, where: Address, value: str) -> None:
         pointer, mask = self.pointer(tensor, where)
+        if not value.isidentifier():
+            name = self.names.new("value")
+            self.emit(f"{name} = {value}")
+            value = name
         self.emit(f"tl.store({pointer}, {value}" + (f", mask={mask})" if mask else ")"))
 
     # -- values

@@ -9,7 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from unity_ir.tdl.syntax import Access, Bound, Composite, Segments, Var, WrittenIndex, accesses, index_extent
+from unity_ir.tdl.syntax import (
+    Access,
+    Bound,
+    Composite,
+    Expr,
+    Reduce,
+    Segments,
+    Var,
+    WrittenIndex,
+    accesses,
+    children,
+    index_extent,
+)
 
 RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "triton", "tl", "torch", "dist"})
 
@@ -130,9 +142,16 @@ def bound_accesses(bound: Bound) -> tuple[Access, ...]:
 
 
 def needs_int64(bound: Bound) -> bool:
-    """Whether a position in some operand or result is beyond 32 bits."""
+    """Whether a position in some operand or result, or of some reduction, may be beyond 32 bits."""
     shapes = [*operand_shapes(bound).values(), *bound.result_shapes]
-    return any(prod(s) >= 2**31 for s in shapes) or prod(bound.extents.values()) >= 2**31
+    shapes += [tuple(bound.extents[n] for n in r.names) for result in bound.results for r in _reductions(result.expr)]
+    # The last block of positions may end a tile after the last element.
+    return any(prod(s) > 2**31 - 2**17 for s in shapes)
+
+
+def _reductions(expr: Expr) -> list[Reduce]:
+    own = [expr] if isinstance(expr, Reduce) else []
+    return own + [r for child in children(expr) for r in _reductions(child)]
 
 
 def power_of_two(n: int) -> int:

@@ -61,8 +61,7 @@ def _cases(kernel: Kernel, whole: dict[str, int]) -> str:
             high = [f"({position} < {end})"] if end < whole[variable] else []
             writer.branch_mask = " & ".join(low + high) or None
         writer.shifts = {name: (variable, start)}
-        with writer.scope():
-            values.append((writer.value(branch).text, end))
+        values.append((writer.value(branch).text, end))
         start = end
     writer.branch_mask, writer.shifts = None, {}
     value = values[-1][0]

@@ -77,7 +77,7 @@ def reduction_steps(stage: Stage) -> list[Step]:
     partial = Result(buffer.name, (Var(part), *(Var(n) for n in names)), stage.expr)
     read = Access(buffer.name, partial.indices)
     total = Result(stage.result.name, stage.result.indices, Reduce(stage.expr.reducer, (Var(part),), read))
-    first = replace(stage, result=partial, output=buffer, extents=extents, kernel=f"{stage.kernel}_parts")
+    first = replace(stage, result=partial, output=buffer, extents=extents, kernel=f"{stage.kernel.removesuffix('_kernel')}_parts_kernel")
     second = replace(stage, result=total, extents=extents, buffers={buffer.name: buffer})
     return [_kernel(first, parts), *reduction_steps(second)]
 
@@ -200,7 +200,7 @@ class _Body:
         total = self.kernel.names.new(f"{node.reducer}s")
         writer.emit(f"{total} = tl.full({shape}, {_NEUTRAL[node.reducer]}, tl.float32)")
         start, head = self.loop(sizes)
-        with writer.scope(head):
+        with writer.block(head):
             axis = self.columns(node.names, sizes, start)
             writer.axes.append(axis)
             writer.emit(f"{total} = {_MERGE[node.reducer].format(total, self.masked(node, axis).at(UNARY))}")
@@ -243,7 +243,7 @@ class _Body:
             writer.store(Kernel.OUT, where, writer.value(expr).text)
             return
         start, head = self.loop(sizes)
-        with writer.scope(head):
+        with writer.block(head):
             writer.axes.append(self.columns(columns, sizes, start))
             writer.store(Kernel.OUT, where, writer.value(expr).text)
 
@@ -263,8 +263,8 @@ def _tiling(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> _T
         groups.add(tuple(extents[n] for n in columns))
     count = power_of_two(prod(extents[n] for n in rows))
     if _rows_are_neighbours(stage, rows):
-        height = min(count, ROWS_IN_A_SEGMENT)
-        return _Tiling(height, {g: min(power_of_two(prod(g)), TILE // height) for g in groups})
+        widths = {g: min(power_of_two(prod(g)), TILE // ROWS_IN_A_SEGMENT) for g in groups}
+        return _Tiling(min(count, TILE // max(widths.values())), widths)
     widths = {g: power_of_two(prod(g)) for g in groups}
     widths = {g: w if w <= LONGEST_ROW else TILE for g, w in widths.items()}
     height = max(1, min(count, TILE // max(widths.values())))
@@ -277,7 +277,7 @@ def _rows_are_neighbours(stage: Stage, rows: tuple[str, ...]) -> bool:
     for access in accesses(stage.expr):
         strides = address(access.indices, stage.extents).strides
         size = prod(stage.extents[n] for n in strides)
-        if size > best:
+        if strides and size > best:
             fastest = min(strides, key=lambda n: strides[n])
             best, found = size, fastest in rows
     return found

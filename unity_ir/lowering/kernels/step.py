@@ -78,14 +78,19 @@ class Step:
     """The line of the launcher that makes the buffer this step fills; None if an earlier one did."""
 
     @property
-    def call(self) -> str:
-        """The launching line."""
+    def call(self) -> tuple[str, ...]:
+        """The lines that launch it."""
         arguments = [a.text for a in self.arguments.values()]
         arguments += [f"{name}={value!r}" for name, value in self.constants.items()]
         arguments += [f"num_warps={self.num_warps}"]
         if self.num_stages is not None:
             arguments += [f"num_stages={self.num_stages}"]
-        return f"{self.kernel}[{self.grid}]({', '.join(arguments)})"
+        line = f"{self.kernel}[{self.grid}]({', '.join(arguments)})"
+        if len(line) <= 116:
+            return (line,)
+        options = len(self.arguments)
+        halves = [", ".join(part) for part in (arguments[:options], arguments[options:])]
+        return (f"{self.kernel}[{self.grid}](", *(f"    {half}," for half in halves), ")")
 
     @property
     def compiled(self) -> Compiled:

@@ -1,0 +1,135 @@
+"""What `--stats` prints: time, communication and memory of a plan, and the plan operator by operator."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+
+from unity_ir.cost.plan import PlanCost, Reshard, cost
+from unity_ir.machine import Machine, load
+from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.layout import COPY, REPEAT, SUM, Assignment, Layout, Mesh, devices_of
+from unity_ir.pcg.reshard import Move, role_name
+
+WIDTH = 140
+
+
+def report(graph: Graph, machine: Machine | None = None) -> str:
+    """
+    The statistics of one graph on a machine; without one, on the smallest plain box that holds its pieces.
+
+    Raises `UnityError` where the graph does not fit the machine.
+    """
+    if machine is None:
+        machine = load(f"box:{devices_of(graph)}")
+    return text(graph.name, cost(graph, machine))
+
+
+def text(name: str, plan: PlanCost) -> str:
+    """The statistics as text."""
+    machine = plan.machine
+    out = StringIO()
+    console = Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
+    console.print(f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True)
+    console.print(
+        f"  time           {_seconds(plan.time)} = compute {_seconds(plan.compute_time)}"
+        f" + communication {_seconds(plan.communication_time)}"
+    )
+    console.print(f"  communication  {plan.elements:,} elements, {plan.bytes:,} bytes, over all devices")
+    held = ", ".join(f"{what} {_bytes(size)}" for what, size in plan.memory.items())
+    console.print(f"  memory         {_bytes(plan.memory_bytes)} per device: {held}")
+    console.print(_table(plan))
+    return out.getvalue().rstrip() + "\n"
+
+
+def _table(plan: PlanCost) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("operator", "result", "divided by", "forward", "backward", "elements"):
+        table.add_column(heading, justify="right" if heading in ("forward", "backward", "elements") else "left")
+    times = {o.node: o for o in plan.operators}
+    before: dict[Node, list[Reshard]] = {}
+    for reshard in plan.reshards:
+        before.setdefault(reshard.users[0], []).append(reshard)
+    mesh = plan.placement.mesh
+    for value, layout in plan.placement.layouts.items():
+        node = value.node
+        for reshard in before.get(node, ()) if value.index == 0 else ():
+            _add_reshard(table, plan, reshard)
+        if node.is_parallel:
+            continue
+        name = f"{node.op} {_printable(node.name)}" if node.op in ("input", "weight") else node.op
+        how = plan.placement.assignments.get(node, layout)
+        if node in times and value.index == 0:
+            cost_of = times[node]
+            forward, backward = _seconds(cost_of.forward), _seconds(cost_of.backward)
+        else:
+            forward = backward = ""
+        table.add_row(name, _type(value.type), _divided(how, mesh), forward, backward, "")
+    for reshard in plan.weight_reshards:
+        _add_reshard(table, plan, reshard)
+    if plan.update:
+        table.add_row("update", "", "", _seconds(plan.update), "", "")
+    return table
+
+
+def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
+    moving = [m for m in (*reshard.forward, *reshard.backward) if m.kind != "retype"]
+    if not moving:
+        return
+
+    def words(moves: tuple[Move, ...]) -> str:
+        return ", ".join(m.kind for m in moves if m.kind != "retype") or "-"
+
+    def time(moves: tuple[Move, ...]) -> str:
+        seconds = sum(plan.machine.move_time(m, reshard.value.type.dtype) for m in moves)
+        return _seconds(seconds) if seconds else ""
+
+    elements = sum(m.traffic(plan.machine.devices) for m in moving)
+    table.add_row(
+        f"  {words(reshard.forward)} / {words(reshard.backward)}",
+        "",
+        f"{_roles(reshard.source)} to {_roles(reshard.target)}",
+        time(reshard.forward),
+        time(reshard.backward),
+        f"{elements:,}",
+    )
+
+
+def _roles(layout: Layout) -> str:
+    """Given (0, 0, COPY) returns `dim 0, copy`."""
+    return ", ".join(dict.fromkeys(role_name(r) for r in layout)) or "one device"
+
+
+def _divided(how: Assignment, mesh: Mesh) -> str:
+    """Given m, m, COPY on axes 2, 3, 4 returns `m by 6, copy 4`."""
+    degrees: dict[str, int] = {}
+    for what, size in zip(how, mesh.sizes, strict=True):
+        name = what if isinstance(what, str) else {COPY: "copy", SUM: "sum", REPEAT: "repeat"}.get(what, f"dim {what}")
+        degrees[name] = degrees.get(name, 1) * size
+    return ", ".join(f"{name} by {degree}" for name, degree in degrees.items())
+
+
+def _type(type: object) -> str:
+    return str(type).removeprefix("!pcg.tensor<").removesuffix(">")
+
+
+def _printable(name: str) -> str:
+    return name if name.isprintable() else ascii(name)
+
+
+def _seconds(seconds: float) -> str:
+    """Given 0.00012 returns `120.0 us`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds / 1e-6:.2f} us"
+
+
+def _bytes(size: int) -> str:
+    """Given 1,500,000 returns `1.5 MB`."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} B"

@@ -1,0 +1,260 @@
+"""From a bound line to the text of a Python function that computes it, and of the kernels it launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering.kernels.expression import map_children, tdl_text
+from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
+from unity_ir.lowering.kernels.matmul import ACTIVATIONS, contraction, is_product, matmul_step
+from unity_ir.lowering.kernels.pointwise import pointwise_step
+from unity_ir.lowering.kernels.reduction import reduction_steps
+from unity_ir.lowering.kernels.step import Buffer, Compiled, Stage, Step
+from unity_ir.lowering.torch_code import torch_expression
+from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import Access, Bound, Call, Cases, Const, Expr, Reduce, Result, Var, accesses, children
+
+__all__ = ["Compiled", "Launcher", "launcher"]
+
+TORCH_DTYPES: Mapping[str, str] = {
+    "f32": "torch.float32",
+    "f16": "torch.float16",
+    "bf16": "torch.bfloat16",
+    "i64": "torch.int64",
+    "i32": "torch.int32",
+}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """
+    A function of the emitted program that computes one operator on one rank's pieces.
+
+    `name` says operator and local shapes; equal names mean equal texts, and so do equal names in `kernels`.
+    """
+
+    name: str
+    source: str
+    """`def name(x, w): ...`; takes contiguous tensors and returns one contiguous tensor, or a tuple of them."""
+    kernels: Mapping[str, str]
+    """Text of every kernel it launches, by name; each may be defined anywhere before the launcher runs."""
+    compiled: tuple[Compiled, ...]
+    """What its launches specialise to, for ahead-of-time compilation."""
+
+
+def launcher(
+    bound: Bound, operand_dtypes: Sequence[str], impl: str = "triton", offsets: Sequence[str] = ()
+) -> Launcher:
+    """
+    The launcher of `bound`, whose extents are those of the local piece.
+
+    `operand_dtypes` are `f32`, `f16`, `bf16`, `i64` or `i32`, one per operand; results have the type of the first operand
+    that holds no integers. `impl` is `triton` or `torch`. `offsets` are the variables used as values whose piece may start
+    elsewhere than at 0: the function takes the global index at which each starts, as `v_start`, after the operands.
+    Raises `UnityError` for what no kernel covers.
+    """
+    for dtype in operand_dtypes:
+        if dtype not in TORCH_DTYPES:
+            raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(TORCH_DTYPES)}")
+    if impl == "torch":
+        return _torch_launcher(bound, operand_dtypes, offsets)
+    if impl == "triton":
+        return _triton_launcher(bound, operand_dtypes, offsets)
+    raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _name(bound: Bound, offsets: Sequence[str]) -> str:
+    """
+    An identifier that only equal lines share: operator, shapes, activation.
+
+    Where attributes may have changed the line without changing a shape, a digest of it is added.
+    """
+    shapes = operand_shapes(bound)
+    parts = [bound.operator]
+    parts += ["x".join(map(str, shapes[p.name])) or "scalar" for p in bound.operands if p.name in shapes]
+    form = bound.results[0].expr
+    if isinstance(form, Call) and form.function in ACTIVATIONS and isinstance(form.args[0], Reduce):
+        parts.append(form.function)
+        form = form.args[0]
+    if not is_product(form) or len(bound.results) > 1 or offsets:
+        parts += _digest(bound)
+    return Names().new("_".join(parts))
+
+
+def _digest(bound: Bound) -> list[str]:
+    """Part of a name: nothing for a line that follows from its operator and shapes alone."""
+    if len(bound.results) == 1 and not _holds_sizes(bound.results[0].expr):
+        (result,) = bound.results
+        suffixes = [result.indices[len(result.indices) - len(a.indices) :] for a in accesses(result.expr)]
+        if all(s == a.indices for s, a in zip(suffixes, accesses(result.expr), strict=True)):
+            return []
+    return [sha256(tdl_text(bound).encode()).hexdigest()[:6]]
+
+
+def _holds_sizes(expr: Expr) -> bool:
+    """Whether constants, positions or reductions make the line more than its operator's functions at some shape."""
+    if isinstance(expr, Const):
+        return expr.value != 0
+    return not isinstance(expr, Access) and (isinstance(expr, Reduce | Cases) or any(map(_holds_sizes, children(expr))))
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
+
+
+def _torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:
+    names = Names()
+    operands = [names.new(p.name) for p in bound.operands]
+    starts = {n: names.new(f"{n}_start") for n in offsets}
+    name = f"{_name(bound, offsets)}_torch"
+    like = _first_float(bound, operands)
+    products = all(contraction(r, bound.extents) is not None for r in bound.results)
+    half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
+    inputs = [f"{o}.float()" if half and d in ("f16", "bf16") else o for o, d in zip(operands, dtypes, strict=True)]
+    texts = list(torch_expression(bound, inputs, starts, contiguous=True))
+    if half:
+        texts = [f"({t}).to({like}.dtype)" for t in texts]
+    body = [f"return {', '.join(texts)}"]
+    return Launcher(name, _function(name, [*operands, *starts.values()], bound, body), {}, ())
+
+
+def _first_float(bound: Bound, operands: Sequence[str]) -> str:
+    """The operand that gives the results their type and device."""
+    floats = [o for p, o in zip(bound.operands, operands, strict=True) if not p.integer]
+    return (floats or list(operands))[0]
+
+
+def _function(name: str, parameters: Sequence[str], bound: Bound, body: Sequence[str]) -> str:
+    lines = [f"def {name}({', '.join(parameters)}):", f'    """{tdl_text(bound)}"""', *(f"    {b}" for b in body)]
+    return "\n".join(lines) + "\n"
+
+
+# --- triton ----------------------------------------------------------------------------------------------------------
+
+
+def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:
+    names = Names()
+    operands = [names.new(p.name) for p in bound.operands]
+    starts = {n: names.new(f"{n}_start") for n in offsets}
+    name = _name(bound, offsets)
+    like = _first_float(bound, operands)
+    dtype = next((d for p, d in zip(bound.operands, dtypes, strict=True) if not p.integer), "f32")
+    buffers = {
+        p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)
+    }
+    results = _Results(bound, buffers, names)
+    for result in bound.results:
+        results.add(result, Buffer(names.new(result.name), dtype, f"{like}.dtype"))
+    simple = len(results.parts) == 1 and not any(d.startswith("i") for d in dtypes)
+    family = f"{'_'.join([bound.operator, *_constants_digest(bound)])}_kernel" if simple else None
+    steps: list[Step] = []
+    for number, (result, output) in enumerate(results.parts):
+        kernel = f"{name}_kernel" if len(results.parts) == 1 else f"{name}_{number}_kernel"
+        read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
+        steps += _steps(
+            Stage(result, bound.extents, read, output, like, kernel, family, needs_int64(bound), starts)
+        )
+    body: list[str] = []
+    for step in steps:
+        body += [step.allocation] if step.allocation else []
+        body += step.call
+    body.append(f"return {', '.join(b.name for b in results.finals)}")
+    source = _function(name, [*operands, *starts.values()], bound, body)
+    return Launcher(name, source, {s.kernel: s.text for s in steps}, tuple(s.compiled for s in steps))
+
+
+def _constants_digest(bound: Bound) -> list[str]:
+    return [sha256(tdl_text(bound).encode()).hexdigest()[:6]] if _holds_sizes(bound.results[0].expr) else []
+
+
+def _steps(stage: Stage) -> list[Step]:
+    """The kernels of one stage, by its form."""
+    if not _contains_reduce(stage.expr):
+        return [pointwise_step(stage)]
+    product = contraction(stage.result, stage.extents)
+    if product is not None and not any(b.dtype.startswith("i") for b in stage.buffers.values()):
+        return [matmul_step(stage, product)]
+    return reduction_steps(stage)
+
+
+class _Results:
+    """
+    Results taken apart into what single kernels compute.
+
+    A matrix product inside a larger expression, and a reduction inside another whose variable it depends on, are computed
+    before, into tensors of their own.
+    """
+
+    def __init__(self, bound: Bound, buffers: Mapping[str, Buffer], names: Names):
+        self.extents = bound.extents
+        self.buffers = dict(buffers)
+        self.names = names
+        self.parts: list[tuple[Result, Buffer]] = []
+        self.finals: list[Buffer] = []
+
+    def add(self, result: Result, output: Buffer) -> None:
+        self._add(result, output)
+        self.finals.append(output)
+
+    def _add(self, result: Result, output: Buffer) -> None:
+        if contraction(result, self.extents) is None:
+            expr = self._without_nested(self._without_products(result.expr))
+            if isinstance(expr, Cases):
+                expr = map_children(expr, self._without_reductions)
+            result = Result(result.name, result.indices, expr)
+        self.parts.append((result, output))
+
+    def _compute_before(self, expr: Expr) -> Access:
+        """Reads a new tensor that holds the expression."""
+        free = free_variables(expr)
+        indices = tuple(Var(n) for n in self.extents if n in free)
+        buffer = Buffer(self.names.new("inner"), "f32", "torch.float32")
+        self._add(Result(buffer.name, indices, expr), buffer)
+        self.buffers[buffer.name] = buffer
+        return Access(buffer.name, indices)
+
+    def _without_products(self, expr: Expr) -> Expr:
+        """Matrix products below the root become reads."""
+        if is_product(expr):
+            free = free_variables(expr)
+            indices = tuple(Var(n) for n in self.extents if n in free)
+            if contraction(Result("", indices, expr), self.extents) is not None:
+                return self._compute_before(expr)
+        return map_children(expr, self._without_products)
+
+    def _without_nested(self, expr: Expr) -> Expr:
+        """Reductions that depend on a variable another one binds become reads, each with all that ranges over no more."""
+        if isinstance(expr, Reduce):
+            bound = frozenset(expr.names)
+            return Reduce(expr.reducer, expr.indices, self._without_dependent(self._without_nested(expr.body), bound))
+        return map_children(expr, self._without_nested)
+
+    def _without_dependent(self, expr: Expr, bound: frozenset[str]) -> Expr:
+        if not any(free_variables(r) & bound for r in _reductions(expr)):
+            return expr
+        needed = frozenset[str]().union(*(free_variables(r) for r in _reductions(expr)))
+        if free_variables(expr) == needed:
+            return self._compute_before(expr)
+        return map_children(expr, lambda child: self._without_dependent(child, bound))
+
+    def _without_reductions(self, expr: Expr) -> Expr:
+        if isinstance(expr, Reduce):
+            return self._compute_before(expr)
+        return map_children(expr, self._without_reductions)
+
+
+def _reductions(expr: Expr) -> list[Reduce]:
+    """The outermost reductions in `expr`."""
+    if isinstance(expr, Reduce):
+        return [expr]
+    return [r for child in children(expr) for r in _reductions(child)]
+
+
+def _contains_reduce(expr: Expr) -> bool:
+    return bool(_reductions(expr))

@@ -1,0 +1,220 @@
+"""Contractions of two operands: one tiled kernel for all of them, at any strides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.lowering.kernels.layout import Address, address, power_of_two, runs
+from unity_ir.lowering.kernels.step import Argument, Stage, Step
+from unity_ir.tdl.syntax import Access, Binary, Call, Expr, Reduce, Result, index_names
+
+ACTIVATIONS = ("relu", "gelu")
+"""Functions the kernel can apply to the product."""
+
+_TEXT = '''\
+# Precision of float32 products: "tf32" is several times faster on tensor cores and keeps 10 bits of fractions.
+INPUT_PRECISION = tl.constexpr("ieee")
+# The interpreter multiplies the bit patterns of bfloat16.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def {name}(
+    x_ptr,
+    w_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    x_m,
+    x_k,
+    w_k,
+    w_n,
+    out_m,
+    out_n,
+{parameters}\
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """out[m, n] = activation(sum[k](x[m, k] * w[k, n])), with the stride of every dim."""
+    program = tl.program_id(0)
+    columns = tl.cdiv(N, BLOCK_N)
+    m = program // columns * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = program % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    m_inside = (m < M)[:, None]
+    n_inside = (n < N)[None, :]
+    if WIDE:
+        m = m.to(tl.int64)
+        n = n.to(tl.int64)
+        k = k.to(tl.int64)
+{offsets}\
+    x_ptr += m[:, None] * x_m + k[None, :] * x_k
+    w_ptr += k[:, None] * w_k + n[None, :] * w_n
+    product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k_inside = k < K - start
+        x = tl.load(x_ptr, mask=m_inside & k_inside[None, :], other=0.0)
+        w = tl.load(w_ptr, mask=k_inside[:, None] & n_inside, other=0.0)
+        if INTERPRETED:
+            x = x.to(tl.float32)
+            w = w.to(tl.float32)
+        product = tl.dot(x, w, product, input_precision=INPUT_PRECISION)
+        x_ptr += BLOCK_K * x_k
+        w_ptr += BLOCK_K * w_k
+    if ACTIVATION == "relu":
+        product = tl.where(product < 0.0, 0.0, product)
+    if ACTIVATION == "gelu":
+        product = 0.5 * product * (1.0 + tl.erf(product * 0.7071067811865476))
+    tl.store(out_ptr + m[:, None] * out_m + n[None, :] * out_n, product, mask=m_inside & n_inside)
+'''
+
+_BATCH_PARAMETERS = "    x_b,\n    w_b,\n    out_b,\n"
+_BATCH_OFFSETS = '''\
+    b = tl.program_id(1)
+    if WIDE:
+        b = b.to(tl.int64)
+    x_ptr += b * x_b
+    w_ptr += b * w_b
+    out_ptr += b * out_b
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """`out[b, m, n] = activation(sum[k](x[b, m, k] * w[b, k, n]))`, with a stride for each."""
+
+    x: str
+    w: str
+    activation: str
+    sizes: Mapping[str, int]
+    """Of `b`, `m`, `n` and `k`."""
+    x_strides: Mapping[str, int]
+    w_strides: Mapping[str, int]
+    out_strides: Mapping[str, int]
+
+
+def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | None:
+    """
+    A result as one matrix product, or a batch of them; None if it is none, or its strides do not fit.
+
+    Each of `m` (variables of the first operand and the result), `n`, `k` (reduced) and `b` (of all three) may be several
+    variables, as long as they are one run of memory wherever they occur.
+    """
+    match result.expr:
+        case Call(activation, (Reduce("sum") as reduce,)) if activation in ACTIVATIONS:
+            pass
+        case Reduce("sum") as reduce:
+            activation = "none"
+        case _:
+            return None
+    match reduce.body:
+        case Binary("*", Access() as left, Access() as right):
+            pass
+        case _:
+            return None
+    x, w, out = (address(i, extents) for i in (left.indices, right.indices, result.indices))
+    if x.offset or w.offset:
+        return None
+    results = [n for i in result.indices for n in index_names(i) if extents[n] > 1]
+    reduced = [n for n in reduce.names if extents[n] > 1]
+    groups: dict[str, list[str]] = {"b": [], "m": [], "n": [], "k": sorted(reduced, key=lambda n: -x.strides.get(n, 0))}
+    for name in results:
+        if name not in x.strides and name not in w.strides:
+            return None
+        groups["n" if name not in x.strides else "m" if name not in w.strides else "b"].append(name)
+    if not groups["m"] or not groups["n"] or not reduced:
+        return None
+    if any(n not in x.strides or n not in w.strides for n in reduced):
+        return None
+    strides: list[dict[str, int]] = []
+    for where, dims in ((x, "bmk"), (w, "bkn"), (out, "bmn")):
+        found = {d: _stride(groups[d], extents, where) for d in dims}
+        known = {d: s for d, s in found.items() if s is not None}
+        if len(known) < len(found):
+            return None
+        strides.append(known)
+    sizes = {d: prod(extents[n] for n in names) for d, names in groups.items()}
+    return Contraction(left.tensor, right.tensor, activation, sizes, *strides)
+
+
+def is_product(expr: Expr) -> bool:
+    """Whether an expression has the form of a contraction, whatever its indices."""
+    match expr:
+        case Reduce("sum", _, Binary("*", Access(), Access())):
+            return True
+        case _:
+            return False
+
+
+def _stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
+    """The one stride of a group of variables; None if it takes several."""
+    if not names:
+        return 0
+    found = runs(names, extents, where)
+    return found[0].stride if len(found) == 1 and len(found[0].names) == len(names) else None
+
+
+def matmul_step(stage: Stage, of: Contraction) -> Step:
+    """The launch of the matmul kernel that computes a contraction."""
+    x, w = stage.buffers[of.x], stage.buffers[of.w]
+    sizes = of.sizes
+    block_m, block_n, block_k, warps, stages = _blocks(sizes["m"], sizes["n"], sizes["k"], x.dtype)
+    batched = sizes["b"] > 1
+    name = "batched_matmul_kernel" if batched else "matmul_kernel"
+    integers = {
+        "M": sizes["m"],
+        "N": sizes["n"],
+        "K": sizes["k"],
+        **{f"x_{d}": of.x_strides[d] for d in "mk"},
+        **{f"w_{d}": of.w_strides[d] for d in "kn"},
+        **{f"out_{d}": of.out_strides[d] for d in "mn"},
+    }
+    if batched:
+        integers |= {"x_b": of.x_strides["b"], "w_b": of.w_strides["b"], "out_b": of.out_strides["b"]}
+    arguments = {
+        "x_ptr": x.argument,
+        "w_ptr": w.argument,
+        "out_ptr": stage.output.argument,
+        **{name: Argument.integer(value) for name, value in integers.items()},
+    }
+    tiles = -(-sizes["m"] // block_m) * -(-sizes["n"] // block_n)
+    text = _TEXT.format(
+        name=name,
+        parameters=_BATCH_PARAMETERS if batched else "",
+        offsets=_BATCH_OFFSETS if batched else "",
+    )
+    return Step(
+        name,
+        text,
+        (tiles, sizes["b"]) if batched else (tiles,),
+        arguments,
+        {
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "BLOCK_K": block_k,
+            "ACTIVATION": of.activation,
+            "WIDE": stage.wide,
+        },
+        warps,
+        stages,
+        stage.allocation,
+    )
+
+
+def _blocks(m: int, n: int, k: int, dtype: str) -> tuple[int, int, int, int, int]:
+    """
+    Tile sizes, warps and pipeline stages for a product of these sizes.
+
+    Large tiles, since they read the operands the fewest times and the interpreter's time is per tile; checked to fit
+    registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).
+    """
+    block_m = min(64, max(16, power_of_two(m)))
+    block_n = min(64, max(16, power_of_two(n)))
+    block_k = min(32 if dtype == "f32" else 64, max(16, power_of_two(k)))
+    return block_m, block_n, block_k, 4, 3

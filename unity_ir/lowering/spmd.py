@@ -1,0 +1,205 @@
+"""
+One rank's program: local shapes, explicit collectives, what rests where.
+
+Every rank runs the same instructions on its own pieces (SPMD). `lower` makes them from a placed graph; `dialects.spmd` is
+their text; `lowering.program` prints them as Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.cost.plan import Anchors, cost, plan_moves
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.ops import operator as find_operator
+from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.layout import Assignment, Layout, Mesh
+from unity_ir.pcg.reshard import Move
+from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.syntax import Bound
+
+Register = int
+"""A local tensor: the number of the value in the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of the whole program: global shape, element type, and the role of each mesh axis."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+
+    def local(self, mesh: Mesh) -> tuple[int, ...]:
+        """The shape of a rank's piece."""
+        return tuple(
+            size // prod(s for s, r in zip(mesh.sizes, self.layout, strict=True) if r == dim)
+            for dim, size in enumerate(self.shape)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An `input` or `weight` of a name, or a `constant` of a value, in the layout it rests in."""
+
+    op: str
+    result: Register
+    name: str = ""
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """An operator on pieces. `assignment` says what each mesh axis does in its task grid."""
+
+    operator: str
+    operands: tuple[Register, ...]
+    results: tuple[Register, ...]
+    attributes: Attributes
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """One move of the planner: a collective along some mesh axes, or a local step."""
+
+    operand: Register
+    result: Register
+    kind: str
+    axes: tuple[int, ...]
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWeight:
+    """The optimizer's step of a weight by its gradient, both in the weight's resting layout."""
+
+    weight: Register
+    grad: Register
+
+
+Instruction = Leaf | Compute | Reshard | UpdateWeight
+
+
+@dataclass(frozen=True)
+class Program:
+    """A rank's program. `tensors` tells of every register; `outputs` are the function's results, the loss first."""
+
+    name: str
+    mesh: Mesh
+    tensors: Mapping[Register, Tensor]
+    body: tuple[Instruction, ...]
+    outputs: tuple[Register, ...]
+    optimizer: Optimizer | None
+
+    def leaves(self, op: str) -> list[Leaf]:
+        return [i for i in self.body if isinstance(i, Leaf) and i.op == op]
+
+    def analysis(self, instruction: Compute) -> Analysis:
+        """The operator's line, bound to the global shapes."""
+        shapes = tuple(self.tensors[r].shape for r in instruction.operands)
+        return find_operator(instruction.operator).bind(shapes, instruction.attributes)
+
+    def local_line(self, instruction: Compute) -> Bound:
+        """The operator's line over a piece."""
+        analysis = self.analysis(instruction)
+        degrees: dict[str, int] = {}
+        for what, size in zip(instruction.assignment, self.mesh.sizes, strict=True):
+            if isinstance(what, str):
+                degrees[what] = degrees.get(what, 1) * size
+        return piece(analysis.bound, Configuration(degrees))
+
+
+def lower(graph: Graph, machine: Machine) -> Program:
+    """
+    One rank's program of a training step (or of a forward) on a machine.
+
+    Raises `UnityError` where the graph does not fit the machine.
+    """
+    return _Lowering(graph, machine).program()
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, machine: Machine):
+        self.graph = graph
+        self.machine = machine
+        self.placement = cost(graph, machine).placement
+        self.anchors = Anchors(graph)
+        self.registers: dict[tuple[Value, Layout], Register] = {}
+        self.tensors: dict[Register, Tensor] = {}
+        self.body: list[Instruction] = []
+
+    def program(self) -> Program:
+        for node in self.graph.nodes():
+            if node.is_leaf:
+                self._leaf(node)
+            elif node.is_compute:
+                self._compute(node)
+            elif self.anchors.materialised(node.result):
+                self._at(node.operands[0], self.placement.layouts[node.result], node.result)
+        updates: list[Instruction] = []
+        for update in self.graph.updates:
+            layout = self.placement.layouts[update.weight]
+            updates.append(UpdateWeight(self._at(update.weight, layout), self._at(update.grad, layout)))
+        outputs = tuple(self._at(v, self.placement.layouts[v]) for v in self.graph.outputs)
+        return Program(
+            self.graph.name,
+            self.placement.mesh,
+            self.tensors,
+            (*self.body, *updates),
+            outputs,
+            self.graph.optimizer,
+        )
+
+    def _register(self, value: Value, layout: Layout) -> Register:
+        register = len(self.tensors)
+        self.tensors[register] = Tensor(value.type.shape, value.type.dtype, layout)
+        self.registers.setdefault((value, layout), register)
+        return register
+
+    def _leaf(self, node: Node) -> None:
+        attributes = dict(node.attributes)
+        result = self._register(node.result, self.placement.layouts[node.result])
+        name, value = attributes.get("name", ""), attributes.get("value", 0.0)
+        assert isinstance(value, float | int)
+        self.body.append(Leaf(node.op, result, str(name), float(value)))
+
+    def _compute(self, node: Node) -> None:
+        operands = tuple(self._at(v, self.placement.needs(node, i)) for i, v in enumerate(node.operands))
+        results = tuple(self._register(v, self.placement.layouts[v]) for v in node.results)
+        attributes = tuple((k, v) for k, v in node.attributes)
+        self.body.append(Compute(node.op, operands, results, attributes, self.placement.assignments[node]))
+
+    def _at(self, value: Value, layout: Layout, name: Value | None = None) -> Register:
+        """The register that holds a value in a layout; resharding is emitted where none does yet."""
+        anchor = self.anchors.of(value)
+        found = self.registers.get((anchor, layout))
+        if found is None:
+            source = self.placement.layouts[anchor]
+            found = self.registers[(anchor, source)]
+            at = source
+            for move in plan_moves(anchor, source, layout, self.machine):
+                at = tuple(move.target if i in move.axes else r for i, r in enumerate(at))
+                found = self._move(anchor, found, move, at)
+            self.registers[(anchor, layout)] = found
+        if name is not None:
+            self.registers.setdefault((name, layout), found)
+        return found
+
+    def _move(self, anchor: Value, operand: Register, move: Move, layout: Layout) -> Register:
+        register = len(self.tensors)
+        self.tensors[register] = Tensor(anchor.type.shape, anchor.type.dtype, layout)
+        self.body.append(Reshard(operand, register, move.kind, move.axes, move.source, move.target))
+        return register
+
+
+def check_step(program: Program) -> None:
+    """Raises `UnityError` if a program is not a whole training step."""
+    if program.optimizer is None or not any(isinstance(i, UpdateWeight) for i in program.body):
+        raise UnityError(f"func.func @{program.name}: has no backward yet; run pcg-differentiate before lowering it")

@@ -1,0 +1,182 @@
+"""Between a rank's program and the spmd dialect, its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, FloatAttr, StringAttr, f64, i64
+from xdsl.ir import Block, Operation, Region, SSAValue
+
+from unity_ir.dialects.pcg.attributes import to_attribute, to_value
+from unity_ir.dialects.spmd import (
+    MOVES,
+    ROLES,
+    ComputeOp,
+    ConstantOp,
+    InputOp,
+    MoveOp,
+    Piece,
+    PieceType,
+    ProgramOp,
+    ReturnOp,
+    UpdateOp,
+    WeightOp,
+)
+from unity_ir.errors import UnityError
+from unity_ir.lowering.spmd import Compute, Instruction, Leaf, Program, Register, Reshard, Tensor, UpdateWeight
+from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.layout import Mesh, operand_layout, result_layout
+from unity_ir.pcg.reshard import role_name
+
+_OF_ROLE = {code: word for word, code in ROLES.items()}
+
+
+def to_op(program: Program) -> ProgramOp:
+    """The operation of a program."""
+    block = Block()
+    values: dict[Register, SSAValue] = {}
+
+    def type_of(register: Register) -> PieceType:
+        t = program.tensors[register]
+        return PieceType(Piece(t.local(program.mesh), t.shape, t.dtype, t.layout))
+
+    for instruction in program.body:
+        results: tuple[Register, ...] = ()
+        match instruction:
+            case Leaf(op, result, name, value):
+                results = (result,)
+                cls = {"input": InputOp, "weight": WeightOp, "constant": ConstantOp}[op]
+                own = {"value": FloatAttr(value, f64)} if op == "constant" else {"name": StringAttr(name)}
+                made: Operation = cls.create(properties=dict(own), result_types=[type_of(result)])
+                hint = op
+            case Compute(name, operands, results, attributes, assignment):
+                kinds = {a.name: a.kind for a in find_operator(name).line.attributes}
+                made = ComputeOp.create(
+                    operands=[values[r] for r in operands],
+                    properties={
+                        "operator": StringAttr(name),
+                        "operator_attributes": DictionaryAttr({k: to_attribute(kinds[k], v) for k, v in attributes}),
+                        "over": ArrayAttr(StringAttr(_OF_ROLE[w] if isinstance(w, int) else w) for w in assignment),
+                    },
+                    result_types=[type_of(r) for r in results],
+                )
+                hint = name
+            case Reshard(operand, result, kind, axes):
+                results = (result,)
+                made = MOVES[kind].create(
+                    operands=[values[operand]],
+                    properties={"axes": DenseArrayBase.from_list(i64, axes)},
+                    result_types=[type_of(result)],
+                )
+                hint = kind
+            case UpdateWeight(weight, grad):
+                assert program.optimizer is not None
+                fields = {
+                    k: StringAttr(v) if isinstance(v, str) else FloatAttr(float(v), f64)
+                    for k, v in asdict(program.optimizer).items()
+                }
+                made = UpdateOp.create(
+                    operands=[values[weight], values[grad]], properties={"optimizer": DictionaryAttr(fields)}
+                )
+                hint = ""
+        for register, value in zip(results, made.results, strict=True):
+            value.name_hint = f"{hint}{register}"
+            values[register] = value
+        block.add_op(made)
+    block.add_op(ReturnOp.create(operands=[values[r] for r in program.outputs]))
+    return ProgramOp(program.name, program.mesh.sizes, Region(block))
+
+
+def from_op(op: ProgramOp) -> Program:
+    """
+    The program of an operation.
+
+    Raises `UnityError` where an operator does not make of its operands' pieces what its type says.
+    """
+    tensors: dict[Register, Tensor] = {}
+    registers: dict[SSAValue, Register] = {}
+    body: list[Instruction] = []
+    outputs: tuple[Register, ...] = ()
+    optimizer: Optimizer | None = None
+    for each in op.body.block.ops:
+        for value in each.results:
+            if not isinstance(value.type, PieceType):
+                raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
+            piece = value.type.data
+            registers[value] = len(tensors)
+            tensors[registers[value]] = Tensor(piece.shape, piece.dtype, piece.layout)
+        operands = tuple(registers[v] for v in each.operands)
+        results = tuple(registers[v] for v in each.results)
+        match each:
+            case InputOp():
+                body.append(Leaf("input", results[0], each.input_name.data))
+            case WeightOp():
+                body.append(Leaf("weight", results[0], each.weight_name.data))
+            case ConstantOp():
+                body.append(Leaf("constant", results[0], value=each.value.value.data))
+            case ComputeOp():
+                body.append(_compute(each, operands, results, tensors))
+            case MoveOp():
+                source, target = each.roles
+                axes = tuple(int(a) for a in each.axes.get_values())
+                body.append(Reshard(operands[0], results[0], each.kind, axes, source, target))
+            case UpdateOp():
+                body.append(UpdateWeight(*operands))
+                optimizer = _optimizer(each)
+            case ReturnOp():
+                outputs = operands
+            case _:
+                raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
+    mesh = Mesh(tuple(int(s) for s in op.mesh.get_values()))
+    return Program(op.sym_name.data, mesh, tensors, tuple(body), outputs, optimizer)
+
+
+def _compute(
+    op: ComputeOp, operands: tuple[Register, ...], results: tuple[Register, ...], tensors: Mapping[Register, Tensor]
+) -> Compute:
+    name = op.operator.data
+    operator = find_operator(name)
+    given = {k: to_value(f"spmd.compute {name}", k, v) for k, v in op.operator_attributes.data.items()}
+    attributes = operator.attributes(given)
+    assignment = tuple(ROLES.get(w.data, w.data) for w in op.over)
+    analysis = operator.bind(tuple(tensors[r].shape for r in operands), attributes)
+    for what in assignment:
+        if isinstance(what, str) and what not in analysis.splittable:
+            raise UnityError(f"spmd.compute {name}: {what!a} is not an index variable it may be divided by")
+    carriers = frozenset(
+        p.name for p, r in zip(analysis.bound.operands, operands, strict=True) if _carries(tensors[r], assignment)
+    )
+    if any(what == ROLES["sum"] for what in assignment) and carriers not in analysis.carriers:
+        raise UnityError(f"spmd.compute {name}: not linear in {', '.join(sorted(carriers)) or 'nothing'} together")
+    for i, register in enumerate(operands):
+        needed = operand_layout(analysis, i, assignment, carriers)
+        if needed != tensors[register].layout:
+            raise UnityError(f"spmd.compute {name}: operand {i} is not where it is needed: {_words(needed)}")
+    for i, register in enumerate(results):
+        made = result_layout(analysis, i, assignment)
+        if made != tensors[register].layout or analysis.bound.result_shapes[i] != tensors[register].shape:
+            raise UnityError(f"spmd.compute {name}: result {i} is made elsewhere: {_words(made)}")
+    return Compute(name, operands, results, attributes, assignment)
+
+
+def _carries(tensor: Tensor, assignment: tuple[str | int, ...]) -> bool:
+    return any(what == ROLES["sum"] == role for what, role in zip(assignment, tensor.layout, strict=True))
+
+
+def _words(layout: tuple[int, ...]) -> str:
+    return ", ".join(map(role_name, layout))
+
+
+def _optimizer(op: UpdateOp) -> Optimizer:
+    fields = {k: to_value("spmd.update", k, v) for k, v in op.optimizer.data.items()}
+    name = fields.pop("name", "sgd")
+    if name not in ("sgd", "adam"):
+        raise UnityError(f"spmd.update: unknown optimizer {name!a}")
+    numbers: dict[str, float] = {}
+    for key, value in fields.items():
+        if key not in ("lr", "beta1", "beta2", "eps") or not isinstance(value, float | int):
+            raise UnityError(f"spmd.update: {key!a} is not a hyper-parameter")
+        numbers[key] = float(value)
+    return Optimizer(str(name), **numbers)

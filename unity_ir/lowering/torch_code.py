@@ -1,0 +1,302 @@
+"""A bound line as plain PyTorch expressions: what a person would write, and autograd can differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering.kernels.expression import ATOM, PRODUCT, SUM, UNARY, Text, binary
+from unity_ir.lowering.kernels.layout import operand_shapes
+from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Cases,
+    Composite,
+    Const,
+    Expr,
+    Name,
+    Reduce,
+    Result,
+    Segments,
+    Var,
+    index_names,
+)
+
+_FUNCTIONS: Mapping[str, str] = {
+    "relu": "torch.relu",
+    "gelu": "torch.nn.functional.gelu",
+    "exp": "torch.exp",
+    "log": "torch.log",
+    "erf": "torch.erf",
+}
+_COMPARISONS: Mapping[str, str] = {"gt": ">", "eq": "=="}
+_REDUCERS: Mapping[str, str] = {"sum": "sum", "max": "amax", "min": "amin"}
+
+
+def torch_expression(
+    bound: Bound,
+    operand_names: Sequence[str],
+    starts: Mapping[str, str] = MappingProxyType({}),
+    contiguous: bool = False,
+) -> tuple[str, ...]:
+    """
+    One expression of one line per result, over operands of these names and the shapes the extents imply.
+
+    Given a matmul of `x` and `w`, returns `("x @ w",)`. `starts` names the global index at which a variable used as a value
+    starts; 0 for all others. The results may be views, or laid out in another order, unless they are to be `contiguous`.
+    """
+    texts: list[str] = []
+    for result in bound.results:
+        writer = _Writer(bound, operand_names, starts)
+        text = writer.result(result)
+        texts.append((writer.method(text, "contiguous()") if contiguous and writer.strided else text).text)
+    return tuple(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A text, and the variable each dim of its tensor ranges over; for no dims it may be a Python number."""
+
+    text: Text
+    dims: tuple[str, ...]
+    number: bool = False
+    """The text is a Python number rather than a tensor."""
+
+
+class _Writer:
+    def __init__(self, bound: Bound, names: Sequence[str], starts: Mapping[str, str]):
+        self.bound = bound
+        self.extents = bound.extents
+        self.names = {p.name: n for p, n in zip(bound.operands, names, strict=True)}
+        self.shapes = operand_shapes(bound)
+        self.starts = starts
+        floats = [n for p, n in zip(bound.operands, names, strict=True) if not p.integer]
+        self.like = (floats or list(names))[0]
+        self.strided = False
+        """A result may not be contiguous although the operands are."""
+
+    def fail(self, message: str) -> UnityError:
+        return UnityError(f"pcg.{self.bound.operator}: {message}")
+
+    def method(self, value: Text, call: str) -> Text:
+        return Text(f"{value.at(ATOM)}.{call}")
+
+    # -- results
+
+    def result(self, result: Result) -> Text:
+        reshaped = self.reshaped(result)
+        if reshaped is not None:
+            return reshaped
+        axis = next((d for d, i in enumerate(result.indices) if isinstance(i, Segments)), None)
+        if axis is None:
+            return self.folded(result.indices, result.expr)
+        assert isinstance(result.expr, Cases)
+        pieces: list[str] = []
+        for variable, expr in result.expr.branches:
+            indices = [Var(variable) if d == axis else i for d, i in enumerate(result.indices)]
+            pieces.append(self.folded(indices, expr).text)
+        return Text(f"torch.cat([{', '.join(pieces)}], {axis})")
+
+    def reshaped(self, result: Result) -> Text | None:
+        """A line that only folds or unfolds dims, as a reshape."""
+        if not isinstance(result.expr, Access) or any(isinstance(i, Segments) for i in result.expr.indices):
+            return None
+        orders = [
+            [n for i in indices for n in index_names(i) if self.extents[n] > 1]
+            for indices in (result.indices, result.expr.indices)
+        ]
+        shape = self.bound.result_shape(result)
+        if orders[0] != orders[1] or shape == self.shapes[result.expr.tensor]:
+            return None
+        return self.method(Text(self.names[result.expr.tensor]), f"reshape({', '.join(map(str, shape)) or '()'})")
+
+    def folded(self, indices: Sequence[object], expr: Expr) -> Text:
+        """The expression over all the indices' variables, composite dims folded into one."""
+        names = [n for i in indices if isinstance(i, Var | Composite) for n in index_names(i)]
+        value = self.value(expr)
+        if value.number:
+            shape = tuple(self.extents[n] for n in names)
+            text = Text(f"torch.full({shape}, {value.text.text}, device={self.like}.device)")
+        else:
+            text = self.expanded(value, tuple(names))
+        dim = 0
+        for index in indices:
+            if isinstance(index, Composite):
+                text = self.method(text, f"flatten({dim}, {dim + len(index.names) - 1})")
+            dim += 1
+        return text
+
+    def expanded(self, value: _Value, order: tuple[str, ...]) -> Text:
+        """A tensor with exactly the dims of `order`."""
+        text = self.ordered(value, order)
+        if set(value.dims) == set(order):
+            return text
+        self.strided = True
+        return self.method(text, f"expand({', '.join(str(self.extents[n]) for n in order)})")
+
+    def ordered(self, value: _Value, order: tuple[str, ...]) -> Text:
+        """A tensor that broadcasts against dims `order`: permuted, with dims of size 1 where it lacks one."""
+        have = [n for n in order if n in value.dims]
+        text = value.text
+        places = [value.dims.index(n) for n in have]
+        if places != sorted(places):
+            self.strided = True
+            text = self.method(text, "T" if places == [1, 0] else f"permute({', '.join(map(str, places))})")
+        missing = order[order.index(have[0]) :] if have else ()
+        if len(missing) > len(have):
+            text = Text(f"{text.at(ATOM)}[{', '.join(':' if n in have else 'None' for n in missing)}]")
+        return text
+
+    # -- values
+
+    def value(self, expr: Expr) -> _Value:
+        match expr:
+            case Const(value):
+                number = int(value) if value == int(value) else value
+                return _Value(Text(repr(number), ATOM if value >= 0 else UNARY), (), True)
+            case Name(name):
+                start, size = self.starts.get(name), self.extents[name]
+                limits = f"{size}" if start is None else f"{start}, {start} + {size}"
+                return _Value(Text(f"torch.arange({limits}, device={self.like}.device)"), (name,))
+            case Access():
+                return self.read(expr)
+            case Binary(op, left, right):
+                return self.joined(op, self.value(left), self.value(right))
+            case Call(function, (left, right)) if function in _COMPARISONS:
+                return self.compared(_COMPARISONS[function], self.value(left), self.value(right))
+            case Call("where", parts):
+                values = [self.value(p) for p in parts]
+                order = self.union(values)
+                texts = ", ".join(self.ordered(v, order).text for v in values)
+                return _Value(Text(f"torch.where({texts})"), order)
+            case Call(function, (argument,)) if function in _FUNCTIONS:
+                value = self.value(argument)
+                text = value.text.text
+                if value.number:
+                    text = f"torch.tensor({text}, device={self.like}.device)"
+                return _Value(Text(f"{_FUNCTIONS[function]}({text})"), value.dims)
+            case Call(function, _):
+                raise self.fail(f"no PyTorch text for function {function}; add it to lowering/torch_code.py")
+            case Reduce():
+                return self.product(expr) or self.reduced(expr)
+            case _:
+                raise TypeError(f"{expr} cannot stand inside an expression")
+
+    def union(self, values: Sequence[_Value]) -> tuple[str, ...]:
+        """The dims of a broadcast: as the widest operand has them, if it has all, else in TDL order."""
+        names = {n for v in values for n in v.dims}
+        widest = max(values, key=lambda v: len(v.dims))
+        return widest.dims if set(widest.dims) == names else tuple(n for n in self.extents if n in names)
+
+    def joined(self, op: str, left: _Value, right: _Value) -> _Value:
+        order = self.union([left, right])
+        number = left.number and right.number
+        return _Value(binary(op, self.ordered(left, order), self.ordered(right, order)), order, number)
+
+    def compared(self, op: str, left: _Value, right: _Value) -> _Value:
+        order = self.union([left, right])
+        a, b = self.ordered(left, order), self.ordered(right, order)
+        return _Value(Text(f"{a.at(SUM)} {op} {b.at(SUM)}", 0), order, left.number and right.number)
+
+    def read(self, access: Access) -> _Value:
+        """A read with one dim per variable: composite dims unfolded, segments cut out, diagonals taken."""
+        text = Text(self.names[access.tensor])
+        if not text.text.isidentifier():
+            text = Text(text.text, ATOM if text.text.endswith((")", "]")) and text.text[0].isalpha() else 0)
+        dims: list[str] = []
+        for index in access.indices:
+            match index:
+                case Composite(names):
+                    sizes = ", ".join(str(self.extents[n]) for n in names)
+                    text = self.method(text, f"unflatten({len(dims)}, ({sizes}))")
+                case Segments(names, active):
+                    assert active is not None, "a segment is read through one of its variables"
+                    self.strided = True
+                    start = sum(self.extents[n] for n in names[:active])
+                    text = self.method(text, f"narrow({len(dims)}, {start}, {self.extents[names[active]]})")
+                    dims.append(names[active])
+                    continue
+                case _:
+                    pass
+            dims += index_names(index)
+        if len(set(dims)) < len(dims):
+            self.strided = True
+            letters = _letters(dims)
+            inside, outside = "".join(letters[n] for n in dims), "".join(letters.values())
+            text = Text(f'torch.einsum("{inside}->{outside}", {text.text})')
+            dims = list(letters)
+        return _Value(text, tuple(dims))
+
+    # -- reductions
+
+    def product(self, expr: Reduce) -> _Value | None:
+        """A sum of a product of two tensors: a matrix product where it is one, else an einsum; None for anything else."""
+        match expr:
+            case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
+                x, y = self.read(left), self.read(right)
+            case _:
+                return None
+        bound = set(expr.names)
+        if not bound <= {*x.dims, *y.dims} or left.tensor in self.integers or right.tensor in self.integers:
+            return None
+        order = tuple(n for n in self.extents if n in {*x.dims, *y.dims} - bound)
+        k = [n for n in x.dims if n in bound]
+        if set(k) == bound and [n for n in y.dims if n in bound] == k and k:
+            rest_x, rest_y = [n for n in x.dims if n not in bound], [n for n in y.dims if n not in bound]
+            if not set(rest_x) & set(rest_y) and len(rest_y) == 1:
+                if len(k) == 1 and order == (*rest_x, *rest_y) and x.dims[-1] == k[0] and rest_x:
+                    w = y.text if y.dims[0] == k[0] else self.method(y.text, "T")
+                    return _Value(Text(f"{x.text.at(PRODUCT)} @ {w.at(UNARY)}", PRODUCT), order)
+                leading = x.dims[: len(k)] == tuple(k) == y.dims[: len(k)]
+                if leading and len(rest_x) == 1 and order == (*rest_x, *rest_y):
+                    flat = f"flatten(0, {len(k) - 1})"
+                    a, b = (self.method(t, flat) if len(k) > 1 else t for t in (x.text, y.text))
+                    return _Value(Text(f"{self.method(a, 'T').text} @ {b.at(UNARY)}", PRODUCT), order)
+        self.strided = True
+        letters = _letters([*x.dims, *y.dims])
+        spec = f"{_spell(x.dims, letters)},{_spell(y.dims, letters)}->{_spell(order, letters)}"
+        return _Value(Text(f'torch.einsum("{spec}", {x.text.text}, {y.text.text})'), order)
+
+    @property
+    def integers(self) -> frozenset[str]:
+        return frozenset(p.name for p in self.bound.operands if p.integer)
+
+    def reduced(self, expr: Reduce) -> _Value:
+        value = self.value(expr.body)
+        dims = [d for d, n in enumerate(value.dims) if n in expr.names]
+        rest = tuple(n for n in value.dims if n not in expr.names)
+        text = value.text
+        # What the body does not depend on only repeats it.
+        times = prod(self.extents[n] for n in expr.names if n not in free_variables(expr.body))
+        if dims:
+            if expr.reducer == "prod":
+                for d in reversed(dims):
+                    text = self.method(text, f"prod({d})")
+            else:
+                where = "" if not rest else str(dims[0]) if len(dims) == 1 else str(tuple(dims))
+                text = self.method(text, f"{_REDUCERS[expr.reducer]}({where})")
+        if times > 1 and expr.reducer == "sum":
+            text = Text(f"{text.at(PRODUCT)} * {times}", PRODUCT)
+        elif times > 1 and expr.reducer == "prod":
+            text = Text(f"{text.at(ATOM)} ** {times}", UNARY)
+        return _Value(text, rest, value.number)
+
+
+def _letters(names: Sequence[str]) -> dict[str, str]:
+    """A letter for each variable: its own first letter where that is free."""
+    letters: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        free = [c for c in (name[0], *"abcdefghijklmnopqrstuvwxyz") if c.isascii() and c.islower()]
+        letters[name] = next(c for c in free if c not in letters.values())
+    return letters
+
+
+def _spell(names: Sequence[str], letters: Mapping[str, str]) -> str:
+    return "".join(letters[n] for n in names)

@@ -1,0 +1,45 @@
+"""`lower-pcg-to-spmd`: a placed training step to one rank's program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from unity_ir.dialects.convert import from_graph, pcg_functions, to_graph
+from unity_ir.dialects.machine import machine_of
+from unity_ir.lowering.spmd import lower
+from unity_ir.lowering.spmd_text import to_op
+from unity_ir.machine import load
+from unity_ir.pcg.graph import erase
+from unity_ir.pcg.layout import devices_of
+
+REFERENCE = "_reference"
+"""Added to a program's name: the serial forward it must agree with, kept for `--check`."""
+
+
+@dataclass(frozen=True)
+class LowerToSpmd(ModulePass):
+    """
+    Make every reshard an explicit collective, and every shape local.
+
+    rewrite: func.func @f  ->  spmd.program @f, func.func private @f_reference (its serial forward)
+    """
+
+    name = "lower-pcg-to-spmd"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        machine = machine_of(op)
+        for func in pcg_functions(op):
+            graph = to_graph(func)
+            program = lower(graph, load(f"box:{devices_of(graph)}") if machine is None else machine)
+            serial = erase(replace(graph, updates=(), optimizer=None))
+            reference = from_graph(replace(serial, name=graph.name + REFERENCE))
+            block = func.parent
+            assert block is not None
+            block.insert_op_before(to_op(program), func)
+            block.insert_op_before(reference, func)
+            func.detach()
+            func.erase()
