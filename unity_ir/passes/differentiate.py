@@ -9,8 +9,9 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
-from unity_ir.dialects.machine import machine_of
+from unity_ir.dialects.machine import machine_name
 from unity_ir.errors import UnityError
+from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.layout import devices_of, mesh_of
@@ -32,9 +33,9 @@ class Differentiate(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if self.optimizer not in ("sgd", "adam"):
             raise UnityError(f"pcg-differentiate: unknown optimizer {self.optimizer!r}; known are sgd, adam")
-        machine = machine_of(op)
+        name = machine_name(op)
 
         for func in pcg_functions(op):
             graph = to_graph(func)
-            mesh = mesh_of(devices_of(graph)) if machine is None else machine.mesh
+            mesh = mesh_of(devices_of(graph)) if name is None else load(name).mesh
             replace_function(func, differentiate(graph, Optimizer(self.optimizer, self.lr), mesh))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import map_children, tdl_text
 from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
 from unity_ir.lowering.kernels.matmul import ACTIVATIONS, contraction, is_product, matmul_step
+from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.pointwise import pointwise_step
 from unity_ir.lowering.kernels.reduction import reduction_steps
-from unity_ir.lowering.kernels.step import Buffer, Compiled, Stage, Step
+from unity_ir.lowering.kernels.step import Buffer, Compiled, Launcher, Stage, Step
 from unity_ir.lowering.torch_code import torch_expression
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import Access, Bound, Call, Cases, Const, Expr, Reduce, Result, Var, accesses, children
 
-__all__ = ["Compiled", "Launcher", "launcher"]
+__all__ = ["Compiled", "Launcher", "launcher", "optimizer_launcher"]
 
 TORCH_DTYPES: Mapping[str, str] = {
     "f32": "torch.float32",
@@ -27,23 +27,6 @@ TORCH_DTYPES: Mapping[str, str] = {
     "i64": "torch.int64",
     "i32": "torch.int32",
 }
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """
-    A function of the emitted program that computes one operator on one rank's pieces.
-
-    `name` says operator and local shapes; equal names mean equal texts, and so do equal names in `kernels`.
-    """
-
-    name: str
-    source: str
-    """`def name(x, w): ...`; takes contiguous tensors and returns one contiguous tensor, or a tuple of them."""
-    kernels: Mapping[str, str]
-    """Text of every kernel it launches, by name; each may be defined anywhere before the launcher runs."""
-    compiled: tuple[Compiled, ...]
-    """What its launches specialise to, for ahead-of-time compilation."""
 
 
 def launcher(
@@ -145,9 +128,7 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     name = _name(bound, offsets)
     like = _first_float(bound, operands)
     dtype = next((d for p, d in zip(bound.operands, dtypes, strict=True) if not p.integer), "f32")
-    buffers = {
-        p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)
-    }
+    buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
     results = _Results(bound, buffers, names)
     for result in bound.results:
         results.add(result, Buffer(names.new(result.name), dtype, f"{like}.dtype"))
@@ -157,9 +138,7 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     for number, (result, output) in enumerate(results.parts):
         kernel = f"{name}_kernel" if len(results.parts) == 1 else f"{name}_{number}_kernel"
         read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
-        steps += _steps(
-            Stage(result, bound.extents, read, output, like, kernel, family, needs_int64(bound), starts)
-        )
+        steps += _steps(Stage(result, bound.extents, read, output, like, kernel, family, needs_int64(bound), starts))
     body: list[str] = []
     for step in steps:
         body += [step.allocation] if step.allocation else []

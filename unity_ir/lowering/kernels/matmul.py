@@ -75,14 +75,14 @@ def {name}(
 '''
 
 _BATCH_PARAMETERS = "    x_b,\n    w_b,\n    out_b,\n"
-_BATCH_OFFSETS = '''\
+_BATCH_OFFSETS = """\
     b = tl.program_id(1)
     if WIDE:
         b = b.to(tl.int64)
     x_ptr += b * x_b
     w_ptr += b * w_b
     out_ptr += b * out_b
-'''
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,8 @@ def _blocks(m: int, n: int, k: int, dtype: str) -> tuple[int, int, int, int, int
     Large tiles, since they read the operands the fewest times and the interpreter's time is per tile; checked to fit
     registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).
     """
-    block_m = min(64, max(16, power_of_two(m)))
-    block_n = min(64, max(16, power_of_two(n)))
-    block_k = min(32 if dtype == "f32" else 64, max(16, power_of_two(k)))
-    return block_m, block_n, block_k, 4, 3
+    plain = dtype == "f32"
+    block_m = min(64 if plain else 128, max(16, power_of_two(m)))
+    block_n = min(128, max(16, power_of_two(n)))
+    block_k = min(32 if plain else 64, max(16, power_of_two(k)))
+    return block_m, block_n, block_k, 4 if block_m * block_n < 4096 else 8, 3

@@ -77,7 +77,13 @@ def reduction_steps(stage: Stage) -> list[Step]:
     partial = Result(buffer.name, (Var(part), *(Var(n) for n in names)), stage.expr)
     read = Access(buffer.name, partial.indices)
     total = Result(stage.result.name, stage.result.indices, Reduce(stage.expr.reducer, (Var(part),), read))
-    first = replace(stage, result=partial, output=buffer, extents=extents, kernel=f"{stage.kernel.removesuffix('_kernel')}_parts_kernel")
+    first = replace(
+        stage,
+        result=partial,
+        output=buffer,
+        extents=extents,
+        kernel=f"{stage.kernel.removesuffix('_kernel')}_parts_kernel",
+    )
     second = replace(stage, result=total, extents=extents, buffers={buffer.name: buffer})
     return [_kernel(first, parts), *reduction_steps(second)]
 
@@ -129,9 +135,7 @@ class _Body:
         if self.two_dimensional:
             self.rows = self.kernel.constant("ROWS", tiling.rows)
             row = self.kernel.names.new("row")
-            self.writer.emit(
-                f"{row} = ({self.kernel.program(0)} * {self.rows} + tl.arange(0, {self.rows}))[:, None]"
-            )
+            self.writer.emit(f"{row} = ({self.kernel.program(0)} * {self.rows} + tl.arange(0, {self.rows}))[:, None]")
             mask = None
             if self.row_count % tiling.rows:
                 mask = self.kernel.names.new("row_mask")

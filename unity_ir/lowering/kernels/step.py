@@ -46,6 +46,23 @@ class Compiled:
     num_stages: int
 
 
+@dataclass(frozen=True)
+class Launcher:
+    """
+    A function of the emitted program that computes one operator on one rank's pieces.
+
+    `name` says operator and local shapes; equal names mean equal texts, and so do equal names in `kernels`.
+    """
+
+    name: str
+    source: str
+    """`def name(x, w): ...`; takes contiguous tensors and returns one contiguous tensor, or a tuple of them."""
+    kernels: Mapping[str, str]
+    """Text of every kernel it launches, by name; each may be defined anywhere before the launcher runs."""
+    compiled: tuple[Compiled, ...]
+    """What its launches specialise to, for ahead-of-time compilation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """What is passed for a parameter that is no constexpr: an expression of the launcher, and its type."""
@@ -208,4 +225,3 @@ def _mentions(expr: Expr, variable: str) -> bool:
 def warps(elements: int) -> int:
     """Warps for a tile of so many elements: 32 elements a thread, between 1 and 16 warps."""
     return max(1, min(16, elements // 1024))
-

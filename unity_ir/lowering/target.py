@@ -1,0 +1,52 @@
+"""`-t triton`: the module's training step as a Python program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import IO
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.utils.target import Target
+
+from unity_ir.dialects.convert import pcg_functions, to_graph
+from unity_ir.dialects.spmd import ProgramOp
+from unity_ir.errors import UnityError
+from unity_ir.lowering.program import emit
+from unity_ir.lowering.spmd_text import from_op
+from unity_ir.passes.differentiate import Differentiate
+from unity_ir.passes.fuse_collectives import FuseCollectives
+from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
+
+
+@dataclass(frozen=True)
+class TritonTarget(Target):
+    """
+    Print one self-contained Python program.
+
+    A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and `lr` unless it is a whole
+    step already, collectives fused. `matmul` says what multiplies matrices: `triton`, or `torch` (cuBLAS).
+    """
+
+    name = "triton"
+
+    matmul: str = "triton"
+    optimizer: str = "sgd"
+    lr: float = 0.1
+
+    def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
+        if not any(isinstance(op, ProgramOp) for op in module.ops):
+            if not any(to_graph(f).updates for f in pcg_functions(module)):
+                Differentiate(self.optimizer, self.lr).apply(ctx, module)
+            FuseCollectives().apply(ctx, module)
+            LowerToSpmd().apply(ctx, module)
+        programs = [op for op in module.ops if isinstance(op, ProgramOp)]
+        if len(programs) != 1:
+            raise UnityError(f"triton: a program is made of one training step, but the module has {len(programs)}")
+        (op,) = programs
+        name = op.sym_name.data + REFERENCE
+        serial = next((f for f in module.ops if isinstance(f, FuncOp) and f.sym_name.data == name), None)
+        if serial is None:
+            raise UnityError(f"triton: the serial forward @{name}, which --check compares with, is missing")
+        output.write(emit(from_op(op), to_graph(serial), self.matmul).text)
