@@ -70,17 +70,15 @@ def work(
     `operands` are (global shape, element type); `needs` says of which operands the gradient is wanted. Copies and
     addends do not change what a task does, so they are no argument.
     """
-    analysis = find_operator(operator).bind(tuple(shape for shape, _ in operands), attributes)
+    of = find_operator(operator)
+    shapes = tuple(shape for shape, _ in operands)
+    analysis = of.bind(shapes, attributes)
     configuration = Configuration(dict(degrees))
     leaves = [
         leaf("input", tensor_type(shape, dtype, d.dims, d.sum, d.copy), name=str(i)).result
         for i, ((shape, dtype), d) in enumerate(zip(operands, operand_degrees(analysis, configuration), strict=True))
     ]
-    named = dict(attributes)
-    if "degrees" in named:
-        free = dict(degrees)
-        named["degrees"] = tuple(free.get(v, 1) for v in analysis.bound.free_degrees)
-    node = apply(operator, leaves, named)
+    node = apply(operator, leaves, dict(of.divided(shapes, attributes, configuration.degrees)))
     forward = (kernel_of(node),)
     if not any(needs):
         return Work(forward, ())

@@ -8,6 +8,7 @@ defined under the interpreter cannot be compiled, and what is compiled is code.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -99,7 +100,7 @@ def _load(source: str, directory: Path) -> ModuleType:
 
 
 def _compile(module: ModuleType, compiled: Compiled, backend: str, arch: str) -> Resources:
-    import triton
+    triton: Any = importlib.import_module("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import ATOM, PRODUCT, SUM, UNARY, Text, binary
 from unity_ir.lowering.kernels.layout import operand_shapes
-from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import (
     Access,
@@ -49,8 +48,8 @@ def torch_expression(
     """
     One expression of one line per result, over operands of these names and the shapes the extents imply.
 
-    Given a matmul of `x` and `w`, returns `("x @ w",)`. `starts` names the global index at which a variable used as a value
-    starts; 0 for all others. The results may be views, or laid out in another order, unless they are to be `contiguous`.
+    Given a matmul of `x` and `w`, returns `("x @ w",)`. `starts` names the global index at which a variable used as a
+    value starts; 0 for all others. Results may be views, or laid out in another order, unless asked to be `contiguous`.
     """
     texts: list[str] = []
     for result in bound.results:
@@ -237,7 +236,7 @@ class _Writer:
     # -- reductions
 
     def product(self, expr: Reduce) -> _Value | None:
-        """A sum of a product of two tensors: a matrix product where it is one, else an einsum; None for anything else."""
+        """A sum of a product of two tensors, as a matrix product or an einsum; None for anything else."""
         match expr:
             case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
                 x, y = self.read(left), self.read(right)

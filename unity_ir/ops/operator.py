@@ -111,6 +111,18 @@ class Operator:
         """
         return _bind(self, shapes, attributes)
 
+    def divided(self, shapes: Shapes, attributes: Attributes, degrees: Mapping[str, int]) -> Attributes:
+        """
+        The attributes under other degrees: those of index variables that no operand mentions are attributes themselves.
+
+        Given `expand` with degrees (1,) and k0 by 2, returns them with degrees (2,).
+        """
+        names = [str(c.value) for c in self.line.clauses if c.kind == "degree"]
+        if not names:
+            return attributes
+        free = self.bind(shapes, attributes).bound.free_degrees
+        return self.attributes({**dict(attributes), names[0]: tuple(degrees.get(v, 1) for v in free)})
+
     def __call__(self, *operands: Tensor, **attributes: AttrValue) -> tuple[Tensor, ...]:
         """Build a node in the graph the operands live in; returns its results."""
         return operands[0].build(self, operands, attributes)

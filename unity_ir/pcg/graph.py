@@ -219,6 +219,13 @@ def check_view(node: Node) -> None:
         raise UnityError(f"pcg.{node.op}: its view gives one device two tasks: {view}")
 
 
+def divide(node: Node, operands: Sequence[Value], configuration: Configuration, view: View | None = None) -> Node:
+    """The same operator on operands divided as a configuration says."""
+    operator = node.operator
+    shapes = tuple(v.type.shape for v in node.operands)
+    return _apply(operator, tuple(operands), operator.divided(shapes, node.attributes, configuration.degrees), view)
+
+
 def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> Node:
     """The same operator on other operands; types are inferred anew."""
     if node.is_leaf:
@@ -327,12 +334,7 @@ def erase(graph: Graph) -> Graph:
             return operands
         if node.is_leaf:
             return leaf(node.op, node.types[0].serial, **dict(node.attributes)).results
-        attributes = dict(node.attributes)
-        if "degrees" in attributes:
-            degrees = attributes["degrees"]
-            assert isinstance(degrees, tuple)
-            attributes["degrees"] = (1,) * len(degrees)
-        return apply(node.op, operands, attributes).results
+        return divide(node, operands, Configuration()).results
 
     return rewrite(graph, serial)
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from unity_ir.cost.plan import plan_moves
 from unity_ir.pcg.differentiate import needs_gradient
-from unity_ir.pcg.graph import Graph, Node, Value, leaf, parallel, rebuild
+from unity_ir.pcg.graph import Graph, Node, Value, divide, leaf, parallel
 from unity_ir.pcg.layout import (
     COPY,
     REPEAT,
@@ -33,6 +33,7 @@ from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.space import AxisClass, Ints
+from unity_ir.tdl.parallel import Configuration
 
 CANDIDATES = 256
 """Ways to choose axes that are priced by the planner; beyond it only those that keep most axes in place."""
@@ -109,7 +110,11 @@ class _Realisation:
             self._operand(v, operand_layout(analysis, i, assignment, carriers)) for i, v in enumerate(node.operands)
         ]
         view = view_of(assignment, grid_order(node), self.mesh) if self.mesh.sizes else None
-        built = rebuild(node, operands, view)
+        degrees: dict[str, int] = {}
+        for what, size in zip(assignment, self.mesh.sizes, strict=True):
+            if isinstance(what, str):
+                degrees[what] = degrees.get(what, 1) * size
+        built = divide(node, operands, Configuration(degrees), view)
         for i, (old, value) in enumerate(zip(node.results, built.results, strict=True)):
             self.made[old] = self.relay[old] = result_layout(analysis, i, assignment)
             self.new[old] = value

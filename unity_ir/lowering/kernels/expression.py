@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -121,7 +121,7 @@ class Writer:
         return next((scope[key] for scope in reversed(self._scopes) if key in scope), None)
 
     @contextmanager
-    def block(self, head: str) -> Iterator[None]:
+    def block(self, head: str) -> Generator[None]:
         """Statements inside are those of the loop `head`; what they define is forgotten after."""
         axes = list(self.axes)
         self._scopes.append({})

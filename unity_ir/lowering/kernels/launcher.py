@@ -35,10 +35,10 @@ def launcher(
     """
     The launcher of `bound`, whose extents are those of the local piece.
 
-    `operand_dtypes` are `f32`, `f16`, `bf16`, `i64` or `i32`, one per operand; results have the type of the first operand
-    that holds no integers. `impl` is `triton` or `torch`. `offsets` are the variables used as values whose piece may start
-    elsewhere than at 0: the function takes the global index at which each starts, as `v_start`, after the operands.
-    Raises `UnityError` for what no kernel covers.
+    `operand_dtypes` are `f32`, `f16`, `bf16`, `i64` or `i32`, one per operand; results have the type of the first
+    operand that holds no integers. `impl` is `triton` or `torch`. `offsets` are the variables used as values whose piece
+    may start elsewhere than at 0: the function takes the global index at which each starts, as `v_start`, after the
+    operands. Raises `UnityError` for what no kernel covers.
     """
     for dtype in operand_dtypes:
         if dtype not in TORCH_DTYPES:
@@ -75,8 +75,8 @@ def _digest(bound: Bound) -> list[str]:
     """Part of a name: nothing for a line that follows from its operator and shapes alone."""
     if len(bound.results) == 1 and not _holds_sizes(bound.results[0].expr):
         (result,) = bound.results
-        suffixes = [result.indices[len(result.indices) - len(a.indices) :] for a in accesses(result.expr)]
-        if all(s == a.indices for s, a in zip(suffixes, accesses(result.expr), strict=True)):
+        read = [a.indices for a in accesses(result.expr)]
+        if result.indices in read and all(i == result.indices[len(result.indices) - len(i) :] for i in read):
             return []
     return [sha256(tdl_text(bound).encode()).hexdigest()[:6]]
 
@@ -166,8 +166,8 @@ class _Results:
     """
     Results taken apart into what single kernels compute.
 
-    A matrix product inside a larger expression, and a reduction inside another whose variable it depends on, are computed
-    before, into tensors of their own.
+    A matrix product inside a larger expression, and a reduction inside another whose variable it depends on, are
+    computed before, into tensors of their own.
     """
 
     def __init__(self, bound: Bound, buffers: Mapping[str, Buffer], names: Names):
@@ -208,7 +208,7 @@ class _Results:
         return map_children(expr, self._without_products)
 
     def _without_nested(self, expr: Expr) -> Expr:
-        """Reductions that depend on a variable another one binds become reads, each with all that ranges over no more."""
+        """Reductions that depend on a variable another one binds become reads, with all that ranges over no more."""
         if isinstance(expr, Reduce):
             bound = frozenset(expr.names)
             return Reduce(expr.reducer, expr.indices, self._without_dependent(self._without_nested(expr.body), bound))

@@ -103,8 +103,8 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
     """
     A result as one matrix product, or a batch of them; None if it is none, or its strides do not fit.
 
-    Each of `m` (variables of the first operand and the result), `n`, `k` (reduced) and `b` (of all three) may be several
-    variables, as long as they are one run of memory wherever they occur.
+    Each of `m` (variables of the first operand and the result), `n`, `k` (reduced) and `b` (of all three) may be
+    several variables, as long as they are one run of memory wherever they occur.
     """
     match result.expr:
         case Call(activation, (Reduce("sum") as reduce,)) if activation in ACTIVATIONS:

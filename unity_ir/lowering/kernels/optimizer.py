@@ -101,7 +101,8 @@ def optimizer_launcher(
     The launcher of an optimizer's update: `sgd(p, g, lr)` or `adam(p, g, m, v, step, lr, beta1, beta2, eps)`.
 
     It updates `p` (and `m`, `v`) in place and takes contiguous tensors of any shape, all alike; `step` counts from 1.
-    `dtype`, `gradient` and `state` are the element types of p, of g, and of m and v. Raises `UnityError` for another name.
+    `dtype`, `gradient` and `state` are the element types of p, of g, and of m and v. Raises `UnityError` for another
+    name.
     """
     if name not in _KERNELS or impl not in ("triton", "torch"):
         raise UnityError(f"lowering: no {impl} optimizer {name}; known are {', '.join(_KERNELS)}, with triton or torch")

@@ -1,8 +1,8 @@
 """
 Kernels with reductions: a tile of rows by columns per program.
 
-Rows are the result's variables that the reductions depend on, columns the variables reduced, or those of the result that
-no reduction depends on. Without atomics, so that results do not depend on timing.
+Rows are the result's variables that the reductions depend on, columns the variables reduced, or those of the result
+that no reduction depends on. Without atomics, so that results do not depend on timing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,110 @@
+"""Every kernel compiles for GPUs that are not here, without spills, within shared memory, and with pipelined loops."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering.aot import SHARED_LIMITS, Resources, compile_all
+from unity_ir.lowering.kernels.launcher import Compiled, Launcher, launcher, optimizer_launcher
+from unity_ir.ops import operator, operators
+
+Case = tuple[str, Any, dict[str, Any], str]
+
+PRODUCTS: list[Case] = [
+    ("matmul", ((512, 784), (784, 512)), {"act": "relu"}, "f32"),
+    ("matmul", ((511, 77), (77, 513)), {"act": "gelu"}, "f32"),
+    ("matmul_nt", ((512, 784), (512, 784)), {}, "f32"),
+    ("matmul_nt", ((511, 77), (513, 77)), {}, "f32"),
+    ("matmul_tn", ((512, 784), (512, 512)), {}, "f32"),
+    ("matmul_tn", ((77, 511), (77, 513)), {}, "f32"),
+    ("matmul", ((512, 784), (784, 512)), {"act": "gelu"}, "bf16"),
+    ("matmul_nt", ((511, 77), (513, 77)), {}, "bf16"),
+]
+SMALL_PRODUCTS: list[Case] = [
+    ("matmul_nt", ((m, 77), (n, 77)), {}, "f32") for m, n in ((16, 16), (16, 128), (32, 32), (32, 128), (64, 16))
+]
+OTHERS: list[Case] = [
+    ("relu", ((512, 512),), {}, "f32"),
+    ("gelu", ((512, 512),), {}, "bf16"),
+    ("gelu_grad", ((511, 513), (511, 513)), {}, "f32"),
+    ("add", ((511, 513), (513,)), {}, "f32"),
+    ("mse", ((640, 1000), (640, 1000)), {}, "f32"),
+    ("mse_grad", ((), (64, 10), (64, 10)), {}, "f32"),
+    ("cross_entropy", ((512, 1000), (512,)), {}, "f32"),
+    ("cross_entropy", ((64, 16000), (64,)), {}, "f32"),
+    ("cross_entropy", ((64, 50257), (64,)), {}, "bf16"),
+    ("cross_entropy_grad", ((), (512, 1000), (512,)), {}, "f32"),
+    ("cross_entropy_grad", ((), (64, 16000), (64,)), {}, "f32"),
+    ("cross_entropy_grad", ((), (64, 50257), (64,)), {}, "f32"),
+    ("reduce_sum", ((4096, 512),), {"dim": 0}, "f32"),
+    ("reduce_sum", ((64, 4096),), {"dim": 1}, "f32"),
+    ("reduce_sum", ((8, 100, 60),), {"dim": 1}, "f32"),
+    ("transpose", ((40, 50, 60),), {"perm": (2, 0, 1)}, "f32"),
+    ("concat", ((100, 30), (100, 50)), {"dim": 1}, "f32"),
+    ("split", ((100, 80),), {"dim": 1, "sizes": (30, 50)}, "f32"),
+    ("split_heads", ((2, 100, 64),), {"heads": 4}, "f32"),
+    ("expand", ((100, 60),), {"dim": 1, "sizes": (4,), "degrees": (1,)}, "f32"),
+]
+
+
+def made(case: Case) -> Launcher:
+    name, shapes, attributes, dtype = case
+    one = operator(name)
+    bound = one.bind(shapes, one.attributes(attributes)).bound
+    return launcher(bound, ["i64" if p.integer else dtype for p in bound.operands])
+
+
+def compiled(launchers: list[Launcher], target: str) -> list[tuple[Compiled, Resources]]:
+    kernels = {name: text for one in launchers for name, text in one.kernels.items()}
+    launches = [c for one in launchers for c in one.compiled]
+    return list(zip(launches, compile_all("\n\n".join(kernels.values()), launches, target), strict=True))
+
+
+def fits(launch: Compiled, took: Resources, target: str) -> None:
+    assert took.kernel == launch.kernel
+    assert 0 < took.registers <= 255, took
+    assert took.spill_bytes == 0, (launch, took)
+    assert took.shared_bytes <= SHARED_LIMITS[target], took
+    assert took.seconds > 0
+
+
+def test_products_on_sm_90() -> None:
+    cases = [*PRODUCTS, *SMALL_PRODUCTS]
+    for case, (launch, took) in zip(cases, compiled([made(c) for c in cases], "cuda:90"), strict=True):
+        fits(launch, took, "cuda:90")
+        if case in PRODUCTS:
+            assert took.cp_async, case
+        # Float32 products are exact unless the program is told otherwise, so they use no tensor cores.
+        assert took.mma == (case[3] == "bf16"), case
+    assert any(took.wgmma for _, took in compiled([made(PRODUCTS[6])], "cuda:90"))
+
+
+def test_others_on_sm_90() -> None:
+    launchers = [made(c) for c in OTHERS]
+    launchers += [optimizer_launcher("sgd"), optimizer_launcher("adam"), optimizer_launcher("adam", "bf16")]
+    for launch, took in compiled(launchers, "cuda:90"):
+        fits(launch, took, "cuda:90")
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
+def test_other_targets(target: str) -> None:
+    for launch, took in compiled([made(c) for c in [*PRODUCTS[::2], OTHERS[0], OTHERS[4], OTHERS[9]]], target):
+        fits(launch, took, target)
+
+
+def test_every_operator_is_compiled() -> None:
+    assert {case[0] for case in [*PRODUCTS, *OTHERS]} | {"relu_grad", "mul", "reshape", "merge_heads"} == set(
+        operators()
+    )
+
+
+def test_refusals() -> None:
+    one = made(OTHERS[0])
+    text = one.kernels["relu_kernel"]
+    with pytest.raises(UnityError, match="target 'tpu' is not known"):
+        compile_all(text, one.compiled, "tpu")
+    wrong = replace(one.compiled[0], signature={"x_ptr": "*fp32"})
+    with pytest.raises(UnityError, match="its parameters are"):
+        compile_all(text, [wrong])

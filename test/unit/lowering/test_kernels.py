@@ -1,0 +1,273 @@
+"""Every operator, as generated Triton kernels and as PyTorch code, computes what its line says."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering.kernels.launcher import launcher, optimizer_launcher
+from unity_ir.lowering.torch_code import torch_expression
+from unity_ir.ops import operator, operators
+from unity_ir.tdl.bind import bind
+from unity_ir.tdl.evaluate import evaluate
+from unity_ir.tdl.parse import parse_line
+from unity_ir.tdl.syntax import Bound
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64}
+TOLERANCES = {"f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
+"""The interpreter cuts bfloat16 off where it should round."""
+
+
+def check(
+    bound: Bound, shapes: Any, impl: str, runner: Any, guard: Any, make_operands: Any, dtype: str = "f32"
+) -> None:
+    arrays = make_operands(bound, shapes)
+    dtypes = ["i64" if p.integer else dtype for p in bound.operands]
+    tensors = [guard(a, DTYPES[d]) for a, d in zip(arrays, dtypes, strict=True)]
+    rounded = [t.double().numpy() if t.is_floating_point() else t.numpy() for t in tensors]
+    expected = evaluate(bound, rounded)
+    got = runner.run(launcher(bound, dtypes, impl), tensors)
+    assert len(got) == len(expected)
+    tolerance = TOLERANCES[dtype]
+    for one, reference in zip(got, expected, strict=True):
+        assert one.shape == reference.shape
+        assert one.is_contiguous()
+        assert one.dtype == DTYPES[dtype]
+        scale = max(1.0, float(np.abs(reference).max(initial=0)))
+        np.testing.assert_allclose(one.double().numpy(), reference, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize("name", operators())
+def test_random_shapes(name: str, impl: str, runner: Any, guard: Any, make_operands: Any, make_case: Any) -> None:
+    one = operator(name)
+
+    @settings(max_examples=30, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.data())
+    def property(data: st.DataObject) -> None:
+        shapes, attributes = make_case(one, lambda a, b: data.draw(st.integers(a, b)))
+        bound = one.bind(shapes, one.attributes(attributes)).bound
+        check(bound, shapes, impl, runner, guard, make_operands)
+
+    property()
+
+
+LARGER: list[tuple[str, Any, dict[str, Any]]] = [
+    ("matmul", ((32, 784), (784, 130)), {"act": "relu"}),
+    ("matmul", ((3, 5, 65), (65, 129)), {"act": "gelu"}),
+    ("matmul", ((1, 64), (64, 32)), {}),
+    ("matmul", ((64, 32), (32, 1)), {}),
+    ("matmul", ((2, 3, 4, 16), (16, 24)), {}),
+    ("matmul_nt", ((33, 100), (65, 100)), {}),
+    ("matmul_tn", ((3, 41, 17), (3, 41, 66)), {}),
+    ("relu", ((129, 127),), {}),
+    ("add", ((40, 300), (300,)), {}),
+    ("add", ((2, 1, 4, 3), (4, 3)), {}),
+    ("mse", ((97, 1001), (97, 1001)), {}),
+    ("mse", ((1, 1), (1, 1)), {}),
+    ("reduce_sum", ((3000, 70),), {"dim": 0}),
+    ("reduce_sum", ((70, 3000),), {"dim": 1}),
+    ("reduce_sum", ((5, 37, 9, 11),), {"dim": 1, "count": 2}),
+    ("cross_entropy", ((70, 257), (70,)), {}),
+    ("cross_entropy", ((2, 40000), (2,)), {}),
+    ("cross_entropy_grad", ((), (70, 257), (70,)), {}),
+    ("cross_entropy_grad", ((), (2, 40000), (2,)), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "attributes"), LARGER)
+def test_larger_shapes(
+    name: str, shapes: Any, attributes: dict[str, Any], runner: Any, guard: Any, make_operands: Any
+) -> None:
+    one = operator(name)
+    bound = one.bind(shapes, one.attributes(attributes)).bound
+    check(bound, shapes, "triton", runner, guard, make_operands)
+
+
+LINES: list[tuple[str, Any]] = [
+    # Reductions of every kind, position in memory and nesting.
+    (
+        "softmax(x)  out[i.., j] = exp(x[i.., j] - max[k](x[i.., k])) / sum[k](exp(x[i.., k] - max[c](x[i.., c])))",
+        ((4, 9, 33),),
+    ),
+    ("columns(x)  out[i, j] = exp(x[i, j]) / sum[k](exp(x[k, j]))", ((300, 17),)),
+    ("extremes(x)  out[i] = max[j](x[i, j]) * min[j](x[i, j])", ((7, 65),)),
+    ("product(x)  out[i] = prod[j](x[i, j])", ((9, 5),)),
+    ("product(x)  out[] = prod[j](x[j])", ((20000,),)),
+    ("largest(x)  out[] = max[i, j](x[i, j])", ((300, 301),)),
+    ("spread(x)  out[i, j] = sum[k](x[k])  where size(i) = 3, size(j) = 4", ((65,),)),
+    ("spread(x)  out[i] = sum[k](x[k])  where size(i) = 3", ((200000,),)),
+    ("repeated(x)  out[i] = sum[k](x[i])  where size(k) = 4", ((65,),)),
+    ("powers(x)  out[i] = prod[k](x[i]) + max[k](x[i])  where size(k) = 3", ((65,),)),
+    ("trace(x)  out[] = sum[i](x[i, i])", ((37, 37),)),
+    ("diagonal(x)  out[i] = x[i, i]", ((37, 37),)),
+    ("count(t: int, x)  out[b] = sum[c](eq(t[c], b) * x[b])", ((20,), (9,))),
+    ("norm(x, g)  out[b, c] = (x[b, c] - sum[i](x[b, i]) / size(i)) * g[c]", ((12, 100), (100,))),
+    ("batched(x, w)  out[b.., m, n] = sum[k](x[b.., m, k] * w[b.., k, n])", ((2, 3, 5, 20), (2, 3, 20, 18))),
+    (
+        "scores(q, k)  out[b, h, i, j] = sum[d](q[b, i, (h d)] * k[b, j, (h d)])  where size(h) = 3",
+        ((2, 7, 24), (2, 9, 24)),
+    ),
+    ("merged(x, w)  out[b, s, n] = sum[h, d](x[b, h, s, d] * w[(h d), n])", ((2, 3, 7, 8), (24, 10))),
+    ("outer(x, y)  out[m, n] = x[m] * y[n]", ((12,), (30,))),
+    ("vector(x, y)  out[m] = sum[k](x[m, k] * y[k])", ((12, 70), (70,))),
+    ("dot(x, y)  out[] = sum[k](x[k] * y[k])", ((1000,), (1000,))),
+    # A product inside more arithmetic, and reductions that depend on what another one binds.
+    ("linear(x, w, b)  out[m, n] = relu(sum[k](x[m, k] * w[k, n]) + b[n])", ((20, 40), (40, 30), (30,))),
+    ("plus(x, w)  out[m, n] = sum[k](relu(x[m, k] + w[k, n]))", ((6, 40), (40, 7))),
+    ("nested(x, y)  out[i] = sum[j](exp(max[k](x[i, j, k])) * y[j])", ((5, 6, 30), (6,))),
+    (
+        "attention(s, v)  out[i, d] = sum[j](exp(s[i, j] - max[k](s[i, k])) / sum[k](exp(s[i, k])) * v[j, d])",
+        ((9, 33), (33, 16)),
+    ),
+    # Indices as values, segments of expressions, integers alone.
+    ("below(x)  out[i, j] = where(gt(i, j), x[i, j], 0)", ((20, 30),)),
+    ("onehot(t: int, x)  out[b, c] = where(eq(t[b], c), x[c], 0 - 1)", ((7,), (11,))),
+    ("embedding(t: int, w)  out[b.., e] = sum[v](eq(t[b..], v) * w[v, e])", ((4, 5), (23, 12))),
+    ("shifted(x)  out[i] = x[i] * i / 4", ((50,),)),
+]
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize(("line", "shapes"), LINES)
+def test_lines_no_operator_has(line: str, shapes: Any, impl: str, runner: Any, guard: Any, make_operands: Any) -> None:
+    bound = bind(parse_line(line), shapes, {})
+    check(bound, shapes, impl, runner, guard, make_operands)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize("name", ["matmul", "matmul_tn", "relu", "gelu_grad", "mse", "transpose", "cross_entropy"])
+def test_half(name: str, impl: str, dtype: str, runner: Any, guard: Any, make_operands: Any) -> None:
+    shapes: Any = {
+        "matmul": ((20, 30), (30, 40)),
+        "matmul_tn": ((30, 20), (30, 40)),
+        "transpose": ((5, 7),),
+        "cross_entropy": ((9, 13), (9,)),
+    }.get(name, ((9, 13),) * len(operator(name).line.parameters))
+    one = operator(name)
+    attributes = {"perm": (1, 0)} if name == "transpose" else {}
+    bound = one.bind(shapes, one.attributes(attributes)).bound
+    check(bound, shapes, impl, runner, guard, make_operands, dtype)
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_offsets(impl: str, runner: Any, guard: Any, make_operands: Any) -> None:
+    """A piece of a variable used as a value counts from where it starts."""
+    line = "embedding(t: int, w)  out[b, e] = sum[v](eq(t[b], v) * w[v, e])"
+    whole = bind(parse_line(line), ((30,), (24, 5)), {})
+    t, w = make_operands(whole, ((30,), (24, 5)))
+    (expected,) = evaluate(whole, (t, w))
+    piece = bind(parse_line(line), ((30,), (8, 5)), {})
+    made = launcher(piece, ("i64", "f32"), impl, offsets=("v",))
+    total = np.zeros((30, 5))
+    for start in (0, 8, 16):
+        part = [guard(t, torch.int64), guard(w[start : start + 8], torch.float32)]
+        total += runner.run(made, part, start)[0].double().numpy()
+    np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_names_mean_equal_texts(make_case: Any) -> None:
+    rng = np.random.default_rng(1)
+    kernels: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for one in operators().values():
+        for _ in range(40):
+            shapes, attributes = make_case(one, lambda a, b: int(rng.integers(a, b + 1)))
+            bound = one.bind(shapes, one.attributes(attributes)).bound
+            made = launcher(bound, ["i64" if p.integer else "f32" for p in bound.operands])
+            assert sources.setdefault(made.name, made.source) == made.source
+            for name, text in made.kernels.items():
+                assert kernels.setdefault(name, text) == text
+
+
+def test_names_never_become_code(runner: Any, guard: Any, make_operands: Any) -> None:
+    line = "class(tl, torch, lambda, out_ptr, index, print)  out[if, def] = tl[if, def] + torch[def] * lambda[] + out_ptr[if] * index[if] - print[def]"
+    shapes = ((3, 4), (4,), (), (3,), (3,), (4,))
+    for impl in ("triton", "torch"):
+        check(bind(parse_line(line), shapes, {}), shapes, impl, runner, guard, make_operands)
+
+
+def test_refusals() -> None:
+    one = operator("relu")
+    bound = one.bind(((4,),), one.attributes({})).bound
+    with pytest.raises(UnityError, match="no kernel takes f64"):
+        launcher(bound, ("f64",))
+    with pytest.raises(UnityError, match="use triton or torch"):
+        launcher(bound, ("f32",), "cuda")
+    with pytest.raises(UnityError, match="no triton optimizer lion"):
+        optimizer_launcher("lion")
+
+
+# --- PyTorch expressions ---------------------------------------------------------------------------------------------
+
+TEXTS: list[tuple[str, Any, dict[str, Any], tuple[str, ...]]] = [
+    ("matmul", ((4, 5), (5, 6)), {}, ("a @ b",)),
+    ("matmul", ((2, 4, 5), (5, 6)), {"act": "relu"}, ("torch.relu(a @ b)",)),
+    ("matmul_nt", ((4, 5), (6, 5)), {}, ("a @ b.T",)),
+    ("matmul_tn", ((5, 4), (5, 6)), {}, ("a.T @ b",)),
+    ("matmul_tn", ((2, 5, 4), (2, 5, 6)), {}, ("a.flatten(0, 1).T @ b.flatten(0, 1)",)),
+    ("reduce_sum", ((4, 5, 6),), {"dim": 1}, ("a.sum(1)",)),
+    ("reduce_sum", ((4, 5),), {"dim": 0, "count": 2}, ("a.sum()",)),
+    ("add", ((4, 5), (5,)), {}, ("a + b",)),
+    ("gelu", ((4,),), {}, ("torch.nn.functional.gelu(a)",)),
+    ("reshape", ((4, 6),), {"shape": (4, 2, 3)}, ("a.reshape(4, 2, 3)",)),
+    ("transpose", ((4, 6),), {"perm": (1, 0)}, ("a.T",)),
+    ("split_heads", ((2, 4, 6),), {"heads": 2}, ("a.unflatten(2, (2, 3)).permute(0, 2, 1, 3)",)),
+    ("merge_heads", ((2, 2, 4, 3),), {}, ("a.permute(0, 2, 1, 3).flatten(2, 3)",)),
+    ("concat", ((2, 3), (2, 4)), {"dim": 1}, ("torch.cat([a, b], 1)",)),
+    ("split", ((2, 7),), {"dim": 1, "sizes": (3, 4)}, ("a.narrow(1, 0, 3)", "a.narrow(1, 3, 4)")),
+    ("mse", ((4, 5), (4, 5)), {}, ("((a - b) * (a - b) / 20).sum()",)),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "attributes", "texts"), TEXTS)
+def test_torch_text(name: str, shapes: Any, attributes: dict[str, Any], texts: tuple[str, ...]) -> None:
+    one = operator(name)
+    bound = one.bind(shapes, one.attributes(attributes)).bound
+    assert torch_expression(bound, ["a", "b", "c"][: len(shapes)]) == texts
+
+
+def test_autograd_agrees_with_gradients() -> None:
+    """Cross-entropy's own gradient, against autograd through its PyTorch expression."""
+    one, grad = operator("cross_entropy"), operator("cross_entropy_grad")
+    shapes = ((6, 9), (6,))
+    x = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
+    t = torch.randint(0, 9, (6,))
+    (text,) = torch_expression(one.bind(shapes, ()).bound, ["x", "t"])
+    loss = eval(text, {"torch": torch, "x": x, "t": t})
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(x, t))
+    (expected,) = torch.autograd.grad(loss, x)
+    g = np.ones(())
+    (got,) = evaluate(grad.bind(((), *shapes), ()).bound, (g, x.detach().numpy(), t.numpy()))
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-10, atol=1e-12)
+
+
+# --- optimizers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_optimizer(name: str, impl: str, runner: Any, guard: Any) -> None:
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal((91, 101)).astype(np.float32)
+    reference = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    made = optimizer_launcher(name, impl=impl)
+    update = getattr(runner.load(made), made.name)
+    tensors = [guard(start, torch.float32)]
+    if name == "adam":
+        optimizer: torch.optim.Optimizer = torch.optim.Adam([reference], lr=1e-2, betas=(0.8, 0.95), eps=1e-7)
+        tensors += [guard(np.zeros_like(start), torch.float32) for _ in range(2)]
+    else:
+        optimizer = torch.optim.SGD([reference], lr=1e-2)
+    for step in range(1, 6):
+        g = rng.standard_normal(start.shape).astype(np.float32)
+        reference.grad = torch.from_numpy(g.copy())
+        optimizer.step()
+        more = (step, 1e-2, 0.8, 0.95, 1e-7) if name == "adam" else (1e-2,)
+        update(tensors[0], guard(g, torch.float32), *tensors[1:], *more)
+        torch.testing.assert_close(tensors[0], reference.detach(), rtol=1e-6, atol=1e-7)

@@ -1,0 +1,216 @@
+"""
+Reference semantics of graphs in numpy: globally, on whole values, and piecewise, on every piece as a device would.
+
+The global interpreter ignores parallel operators, which are identities on meaning. The piecewise one carries them out, and
+checks at every step that copies are equal; that both agree is what the type system promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.types import Piece, TensorType
+from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.evaluate import evaluate
+from unity_ir.tdl.parallel import Configuration, piece
+
+Array = npt.NDArray[Any]
+Pieces = dict[Piece, Array]
+
+NUMPY_DTYPES = {"f64": np.float64, "f32": np.float32, "i64": np.int64, "i32": np.int32}
+
+
+def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Array]:
+    """Every value of a graph, whole, from arrays of the inputs' and weights' global shapes by name."""
+    values: dict[Value, Array] = {}
+    for node in graph.nodes():
+        operands = [values[v] for v in node.operands]
+        if node.is_leaf:
+            values[node.result] = _leaf(node, inputs, weights)
+        elif node.is_parallel:
+            values[node.result] = operands[0]
+        else:
+            values.update(zip(node.results, evaluate(node.analysis.bound, operands), strict=True))
+    return values
+
+
+def interpret_pieces(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Pieces]:
+    """Every value of a graph in its pieces. Raises `AssertionError` where copies are not equal."""
+    values: dict[Value, Pieces] = {}
+    for node in graph.nodes():
+        if node.is_leaf:
+            results = [split(_leaf(node, inputs, weights), node.types[0])]
+        elif node.is_parallel:
+            results = [_parallel(node, values[node.operands[0]])]
+        else:
+            results = _compute(node, [values[v] for v in node.operands])
+        for value, found in zip(node.results, results, strict=True):
+            _check_copies(value, found)
+            values[value] = found
+    return values
+
+
+def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> Array:
+    (type,) = node.types
+    if node.op == "constant":
+        return np.full(type.shape, node.attribute("value"), dtype=NUMPY_DTYPES.get(type.dtype, np.float64))
+    source = inputs if node.op == "input" else weights
+    if node.name not in source:
+        raise UnityError(f"pcg.{node.op}: no array is given for {node.name}")
+    array = np.asarray(source[node.name])
+    if array.shape != type.shape:
+        raise UnityError(f"pcg.{node.op}: the array for {node.name} is {list(array.shape)}, not {list(type.shape)}")
+    return array
+
+
+def split(array: Array, type: TensorType) -> Pieces:
+    """A whole array in the pieces of a type; of addends the first is the value and the others are zero."""
+    out: Pieces = {}
+    for at in type.all_pieces():
+        part = array[_window(at.dims, type)]
+        out[at] = part if at.sum == 0 else np.zeros_like(part)
+    return out
+
+
+def join(pieces: Pieces, type: TensorType) -> Array:
+    """The value its pieces stand for: dims end to end, addends summed, any copy."""
+    some = next(iter(pieces.values()))
+    out = np.zeros(type.shape, dtype=some.dtype)
+    for at, part in pieces.items():
+        if at.copy == 0:
+            out[_window(at.dims, type)] += part
+    return out
+
+
+def _window(position: Sequence[int], type: TensorType) -> tuple[slice, ...]:
+    return tuple(slice(i * size, (i + 1) * size) for i, size in zip(position, type.piece_shape, strict=True))
+
+
+def _check_copies(value: Value, pieces: Pieces) -> None:
+    for at, part in pieces.items():
+        first = pieces[Piece(at.dims, at.sum, 0)]
+        assert np.array_equal(part, first, equal_nan=True), f"{value.node}: copies differ"
+
+
+def _parallel(node: Node, pieces: Pieces) -> Pieces:
+    attributes = {k: v for k, v in node.attributes if isinstance(v, int)}
+    rule = PARALLEL_OPERATORS[node.op]
+    steps = rule.chain(attributes) if rule.chain else ((node.op, tuple(attributes.items())),)
+    type = node.operands[0].type
+    for name, attrs in steps:
+        after = PARALLEL_OPERATORS[name].type(type, dict(attrs))
+        pieces = _STEPS[name](pieces, type, after, dict(attrs))
+        type = after
+    return pieces
+
+
+def _repartition(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
+    """partition and combine: every copy and addend is cut, or put together, by itself."""
+    del attrs
+    out: Pieces = {}
+    for s, c in product(range(before.sum), range(before.copy)):
+        some = next(iter(pieces.values()))
+        full = np.zeros(before.shape, dtype=some.dtype)
+        for at, part in pieces.items():
+            if (at.sum, at.copy) == (s, c):
+                full[_window(at.dims, before)] = part
+        for dims in product(*(range(d) for d in after.degrees)):
+            out[Piece(dims, s, c)] = full[_window(dims, after)]
+    return out
+
+
+def _replicate(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
+    """Copies i * by to (i + 1) * by - 1 of the result are copy i."""
+    del before
+    return {at: pieces[Piece(at.dims, at.sum, at.copy // attrs["by"])] for at in after.all_pieces()}
+
+
+def _reduce(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
+    """Addend i of the result is the sum of `by` neighbouring addends."""
+    del before
+    by = attrs["by"]
+    return {
+        at: np.sum([pieces[Piece(at.dims, at.sum * by + i, at.copy)] for i in range(by)], axis=0)
+        for at in after.all_pieces()
+    }
+
+
+def _pick(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
+    """Copy i of the result is the first of `by` neighbouring copies."""
+    del before
+    return {at: pieces[Piece(at.dims, at.sum, at.copy * attrs["by"])] for at in after.all_pieces()}
+
+
+def _zero_pad(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
+    """The first of every `by` addends is the old one, the others zero."""
+    del before
+    out: Pieces = {}
+    for at in after.all_pieces():
+        old, rest = divmod(at.sum, attrs["by"])
+        part = pieces[Piece(at.dims, old, at.copy)]
+        out[at] = part if rest == 0 else np.zeros_like(part)
+    return out
+
+
+_STEPS = {
+    "partition": _repartition,
+    "combine": _repartition,
+    "replicate": _replicate,
+    "reduce": _reduce,
+    "pick": _pick,
+    "zero_pad": _zero_pad,
+}
+
+
+def _compute(node: Node, operands: Sequence[Pieces]) -> list[Pieces]:
+    """Every task of the operator's grid on its pieces."""
+    analysis, configuration = node.analysis, node.configuration
+    local = piece(analysis.bound, configuration)
+    results: list[Pieces] = [{} for _ in node.types]
+    variables = [v for v in analysis.bound.extents if configuration.degree(v) > 1]
+    grid = [*(range(configuration.degree(v)) for v in variables), range(configuration.copy), range(configuration.sum)]
+    for task in product(*grid):
+        at = dict(zip(variables, task, strict=False))
+        copy, addend = task[-2], task[-1]
+        arrays = [
+            pieces[_operand_piece(analysis, configuration, i, at, copy, addend)] for i, pieces in enumerate(operands)
+        ]
+        offsets = {v: at[v] * local.extents[v] for v in variables}
+        for i, array in enumerate(evaluate(local, arrays, offsets)):
+            results[i][_result_piece(analysis, configuration, i, at, copy, addend)] = array
+    return results
+
+
+def _operand_piece(
+    analysis: Analysis, configuration: Configuration, operand: int, at: Mapping[str, int], copy: int, addend: int
+) -> Piece:
+    """The piece of an operand one task reads: its copies are numbered by what the operand does not mention."""
+    name = analysis.bound.operands[operand].name
+    dims = analysis.operand_dims[name]
+    number = 0
+    for variable, position in at.items():
+        if variable not in dims:
+            number = number * configuration.degree(variable) + position
+    number = number * configuration.copy + copy
+    carries = name in configuration.carriers
+    if not carries:
+        number = number * configuration.sum + addend
+    return Piece(tuple(at.get(v, 0) if v else 0 for v in dims), addend if carries else 0, number)
+
+
+def _result_piece(
+    analysis: Analysis, configuration: Configuration, result: int, at: Mapping[str, int], copy: int, addend: int
+) -> Piece:
+    number = 0
+    for variable in analysis.reduced:
+        number = number * configuration.degree(variable) + at.get(variable, 0)
+    number = number * configuration.sum + addend
+    return Piece(tuple(at.get(v, 0) if v else 0 for v in analysis.result_dims[result]), number, copy)

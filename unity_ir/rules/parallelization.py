@@ -1,0 +1,70 @@
+"""
+The parallelization rule of every operator, derived from its TDL line alone (Tofu's partition-n-reduce).
+
+    op(x, y)  ->  undo(op(divide(x), divide(y)))
+
+`divide` is partition along the dims that carry a divided index variable, replicate over those that do not, zero_pad where
+an operand carries addends; `undo` is combine, reduce and pick. Both sides have the same boundary types and the same
+erasure, so by the theorem of DESIGN they are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unity_ir.pcg.graph import Node, Value, divide, parallel
+from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.tdl.parallel import Configuration, operand_degrees
+
+
+def type_steps_up(type: TensorType) -> Iterator[tuple[str, dict[str, int]]]:
+    """The parallel operators from a serial value to one divided as `type`."""
+    for dim, degree in enumerate(type.degrees):
+        if degree > 1:
+            yield "partition", {"dim": dim, "by": degree}
+    if type.copy > 1:
+        yield "replicate", {"by": type.copy}
+    if type.sum > 1:
+        yield "zero_pad", {"by": type.sum}
+
+
+def type_steps_down(type: TensorType) -> Iterator[tuple[str, dict[str, int]]]:
+    """The parallel operators from a value divided as `type` to the serial one."""
+    if type.sum > 1:
+        yield "reduce", {"by": type.sum}
+    if type.copy > 1:
+        yield "pick", {"by": type.copy}
+    for dim, degree in enumerate(type.degrees):
+        if degree > 1:
+            yield "combine", {"dim": dim, "by": degree}
+
+
+def parallelize(node: Node, configuration: Configuration) -> tuple[Value, ...]:
+    """
+    The right-hand side of the rule: values equal to the results of a serial node, computed under a configuration.
+
+    Given `matmul(x, w)` and k by 2: `reduce(matmul(partition(x, dim 1), partition(w, dim 0)))`.
+    """
+    operands: list[Value] = []
+    for value, d in zip(node.operands, operand_degrees(node.analysis, configuration), strict=True):
+        wanted = tensor_type(value.type.shape, value.type.dtype, d.dims, d.sum, d.copy)
+        for op, attributes in type_steps_up(wanted):
+            value = parallel(op, value, **attributes).result
+        operands.append(value)
+    results: list[Value] = []
+    for value in divide(node, operands, configuration).results:
+        for op, attributes in type_steps_down(value.type):
+            value = parallel(op, value, **attributes).result
+        results.append(value)
+    return tuple(results)
+
+
+def configurations(node: Node, degree: int) -> Iterator[Configuration]:
+    """Every way to divide a node's task grid along one axis: each splittable variable, copies, each set of carriers."""
+    analysis = node.analysis
+    for variable in analysis.splittable:
+        if analysis.bound.extents[variable] % degree == 0:
+            yield Configuration({variable: degree})
+    yield Configuration(copy=degree)
+    for carriers in analysis.carriers:
+        yield Configuration(sum=degree, carriers=carriers)
