@@ -10,8 +10,8 @@ from rich.table import Table
 from unity_ir.cost.plan import PlanCost, Reshard, cost
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Graph, Node
-from unity_ir.pcg.layout import COPY, REPEAT, SUM, Assignment, Layout, Mesh, devices_of
-from unity_ir.pcg.reshard import Move, role_name
+from unity_ir.pcg.layout import Assignment, Layout, Mesh, devices_of, role_name
+from unity_ir.pcg.reshard import Move
 
 WIDTH = 140
 
@@ -106,7 +106,7 @@ def _divided(how: Assignment, mesh: Mesh) -> str:
     """Given m, m, COPY on axes 2, 3, 4 returns `m by 6, copy 4`."""
     degrees: dict[str, int] = {}
     for what, size in zip(how, mesh.sizes, strict=True):
-        name = what if isinstance(what, str) else {COPY: "copy", SUM: "sum", REPEAT: "repeat"}.get(what, f"dim {what}")
+        name = role_name(what)
         degrees[name] = degrees.get(name, 1) * size
     return ", ".join(f"{name} by {degree}" for name, degree in degrees.items())
 

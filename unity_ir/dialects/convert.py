@@ -14,7 +14,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from unity_ir.dialects.machine import ViewAttr
-from unity_ir.dialects.names import check_name, hint
+from unity_ir.dialects.names import check_name, hint, name_text
 from unity_ir.dialects.pcg.operators import COMPUTE_OPS, PARALLEL_OPS, ComputeOp, ParallelOp
 from unity_ir.dialects.pcg.ops import (
     ConstantOp,
@@ -113,11 +113,11 @@ def _inputs(func: FuncOp, block: Block, where: str) -> tuple[Node, ...]:
     nodes: list[Node] = []
     for argument, own, spoken in zip(block.args, attributes, names, strict=True):
         name, view = own.get(NAME, StringAttr(spoken)), own.get(VIEW)
-        if not isinstance(name, StringAttr):
-            raise UnityError(f"{where}: {NAME} is {name}; it must be a string")
         if not isinstance(view, ViewAttr | None):
             raise UnityError(f"{where}: {VIEW} is {view}; it must be a #machine.view")
-        nodes.append(input_node(where, name.data, core_type(argument), None if view is None else view.data))
+        nodes.append(
+            input_node(where, name_text(where, name), core_type(argument), None if view is None else view.data)
+        )
     _check_inputs(nodes, where)
     return tuple(nodes)
 

@@ -12,7 +12,7 @@ from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from unity_ir.dialects.names import check_name
+from unity_ir.dialects.names import NAME_CONSTRAINT, check_name, name_text, parse_name
 from unity_ir.errors import UnityError
 from unity_ir.pcg.view import Axis, View
 
@@ -92,25 +92,29 @@ class MachineOp(IRDLOperation):
 
     name = "machine.machine"
 
-    machine = prop_def(StringAttr, prop_name="name")
+    machine = prop_def(NAME_CONSTRAINT, prop_name="name")
 
     def __init__(self, machine: str):
         super().__init__(properties={"name": StringAttr(machine)})
 
+    @property
+    def text(self) -> str:
+        return name_text(self.name, self.machine)
+
     @classmethod
     def parse(cls, parser: Parser) -> MachineOp:
-        op = cls(parser.parse_str_literal())
+        op = cls(parse_name(parser).data)
         op.attributes = parser.parse_optional_attr_dict()
         return op
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
-        printer.print_string_literal(self.machine.data)
+        printer.print_string_literal(self.text)
         printer.print_op_attributes(self.attributes)
 
     def verify_(self) -> None:
         try:
-            check_name("machine.machine", self.machine.data)
+            check_name(self.name, self.text)
         except UnityError as error:
             raise VerifyException(str(error)) from error
         module = self.parent_op()
@@ -123,7 +127,7 @@ class MachineOp(IRDLOperation):
 
 def machine_name(module: ModuleOp) -> str | None:
     """The machine the module's plan is for, if it says so."""
-    return next((op.machine.data for op in module.ops if isinstance(op, MachineOp)), None)
+    return next((op.text for op in module.ops if isinstance(op, MachineOp)), None)
 
 
 def set_machine(module: ModuleOp, name: str) -> None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from unicodedata import category
 
+from xdsl.dialects.builtin import BytesAttr, StringAttr
+from xdsl.ir import Attribute
+from xdsl.irdl import AttrConstraint, BaseAttr
+from xdsl.parser import AttrParser
+
 from unity_ir.errors import UnityError
 
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -31,3 +36,34 @@ def hint(name: str, default: str) -> str:
     while stripped := re.search(r"_\d+$", text):
         text = text[: stripped.start()]
     return text if re.match(r"[A-Za-z]", text) else default
+
+
+def parse_name(parser: AttrParser) -> StringAttr:
+    """A string literal. xDSL reads one with escapes beyond ASCII, which is how it prints them, as bytes."""
+    position = parser.pos
+    if (text := parser.parse_optional_str_literal()) is not None:
+        return StringAttr(text)
+    if (data := parser.parse_optional_bytes_literal()) is None:
+        parser.raise_error("expected a name in double quotes")
+    try:
+        return StringAttr(data.decode())
+    except UnicodeDecodeError:
+        parser.raise_error("the name is not UTF-8 text", position)
+
+
+def name_text(what: str, attribute: Attribute) -> str:
+    """The text of a name that xDSL has read. Raises `UnityError` for what is no text."""
+    match attribute:
+        case StringAttr():
+            return attribute.data
+        case BytesAttr():
+            try:
+                return attribute.data.decode()
+            except UnicodeDecodeError:
+                raise UnityError(f"{what}: the name {attribute} is not UTF-8 text") from None
+        case _:
+            raise UnityError(f"{what}: the name is {attribute}; it must be a string")
+
+
+NAME_CONSTRAINT: AttrConstraint = BaseAttr(StringAttr) | BaseAttr(BytesAttr)
+"""What may hold a name: see `parse_name`."""

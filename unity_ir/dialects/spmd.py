@@ -35,12 +35,12 @@ from xdsl.irdl import (
 )
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
-from xdsl.traits import IsTerminator, IsolatedFromAbove, NoTerminator, SymbolOpInterface
+from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.layout import COPY, REPEAT, SUM, Layout
-from unity_ir.pcg.reshard import KINDS, move_kind, role_name
+from unity_ir.pcg.layout import COPY, REPEAT, SUM, Layout, role_name
+from unity_ir.pcg.reshard import KINDS, move_kind
 from unity_ir.pcg.types import tensor_type
 
 ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
@@ -137,7 +137,9 @@ def _check_piece(piece: Piece, mesh: tuple[int, ...], where: str) -> None:
         for axis, role in zip(mesh, piece.layout, strict=True):
             degree *= axis if role == dim else 1
         if local * degree != size:
-            raise VerifyException(f"{where}: {piece}: dim {dim} is in {degree} pieces, so its local size is {size}/{degree}")
+            raise VerifyException(
+                f"{where}: {piece}: dim {dim} is in {degree} pieces, so its local size is {size}/{degree}"
+            )
 
 
 @irdl_op_definition

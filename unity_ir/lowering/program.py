@@ -25,8 +25,7 @@ from unity_ir.lowering.kernels.step import Compiled, Launcher
 from unity_ir.lowering.spmd import Compute, Leaf, Program, Register, Reshard, UpdateWeight, check_step
 from unity_ir.lowering.torch_code import torch_expression
 from unity_ir.pcg.graph import Graph, Node, Value
-from unity_ir.pcg.layout import COPY, REPEAT, SUM
-from unity_ir.pcg.reshard import role_name
+from unity_ir.pcg.layout import COPY, REPEAT, SUM, role_name
 from unity_ir.tdl.analysis import uses_as_value
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 

@@ -11,7 +11,6 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from unity_ir.dialects.pcg.attributes import to_attribute, to_value
 from unity_ir.dialects.spmd import (
     MOVES,
-    ROLES,
     ComputeOp,
     ConstantOp,
     InputOp,
@@ -27,11 +26,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.spmd import Compute, Instruction, Leaf, Program, Register, Reshard, Tensor, UpdateWeight
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Optimizer
-from unity_ir.pcg.layout import Mesh, operand_layout, result_layout
-from unity_ir.pcg.reshard import role_name
-
-_OF_ROLE = {code: word for word, code in ROLES.items()}
-
+from unity_ir.pcg.layout import COPY, REPEAT, Mesh, role_name, operand_layout, result_layout
 
 def to_op(program: Program) -> ProgramOp:
     """The operation of a program."""
@@ -58,7 +53,7 @@ def to_op(program: Program) -> ProgramOp:
                     properties={
                         "operator": StringAttr(name),
                         "operator_attributes": DictionaryAttr({k: to_attribute(kinds[k], v) for k, v in attributes}),
-                        "over": ArrayAttr(StringAttr(_OF_ROLE[w] if isinstance(w, int) else w) for w in assignment),
+                        "over": ArrayAttr(StringAttr(role_name(what)) for what in assignment),
                     },
                     result_types=[type_of(r) for r in results],
                 )
@@ -140,18 +135,15 @@ def _compute(
     operator = find_operator(name)
     given = {k: to_value(f"spmd.compute {name}", k, v) for k, v in op.operator_attributes.data.items()}
     attributes = operator.attributes(given)
-    assignment = tuple(ROLES.get(w.data, w.data) for w in op.over)
     analysis = operator.bind(tuple(tensors[r].shape for r in operands), attributes)
-    for what in assignment:
-        if isinstance(what, str) and what not in analysis.splittable:
-            raise UnityError(f"spmd.compute {name}: {what!a} is not an index variable it may be divided by")
-    carriers = frozenset(
-        p.name for p, r in zip(analysis.bound.operands, operands, strict=True) if _carries(tensors[r], assignment)
-    )
-    if any(what == ROLES["sum"] for what in assignment) and carriers not in analysis.carriers:
-        raise UnityError(f"spmd.compute {name}: not linear in {', '.join(sorted(carriers)) or 'nothing'} together")
+    may = (*analysis.splittable, COPY, REPEAT, *analysis.carriers)
+    by_name = {role_name(what): what for what in may}
+    for word in op.over:
+        if word.data not in by_name:
+            raise UnityError(f"spmd.compute {name}: {word.data!a} is not one of {', '.join(by_name)}")
+    assignment = tuple(by_name[word.data] for word in op.over)
     for i, register in enumerate(operands):
-        needed = operand_layout(analysis, i, assignment, carriers)
+        needed = operand_layout(analysis, i, assignment)
         if needed != tensors[register].layout:
             raise UnityError(f"spmd.compute {name}: operand {i} is not where it is needed: {_words(needed)}")
     for i, register in enumerate(results):
@@ -159,10 +151,6 @@ def _compute(
         if made != tensors[register].layout or analysis.bound.result_shapes[i] != tensors[register].shape:
             raise UnityError(f"spmd.compute {name}: result {i} is made elsewhere: {_words(made)}")
     return Compute(name, operands, results, attributes, assignment)
-
-
-def _carries(tensor: Tensor, assignment: tuple[str | int, ...]) -> bool:
-    return any(what == ROLES["sum"] == role for what, role in zip(assignment, tensor.layout, strict=True))
 
 
 def _words(layout: tuple[int, ...]) -> str:

@@ -111,10 +111,13 @@ class _Writer:
             [n for i in indices for n in index_names(i) if self.extents[n] > 1]
             for indices in (result.indices, result.expr.indices)
         ]
-        shape = self.bound.result_shape(result)
-        if orders[0] != orders[1] or shape == self.shapes[result.expr.tensor]:
+        if orders[0] != orders[1] or prod(self.extents[n] for n in orders[0]) != prod(self.shapes[result.expr.tensor]):
             return None
-        return self.method(Text(self.names[result.expr.tensor]), f"reshape({', '.join(map(str, shape)) or '()'})")
+        shape = self.bound.result_shape(result)
+        text = self.atom(result.expr.tensor)
+        if shape == self.shapes[result.expr.tensor]:
+            return text
+        return self.method(text, f"reshape({', '.join(map(str, shape)) or '()'})")
 
     def folded(self, indices: Sequence[object], expr: Expr) -> Text:
         """The expression over all the indices' variables, composite dims folded into one."""
@@ -135,7 +138,7 @@ class _Writer:
     def expanded(self, value: _Value, order: tuple[str, ...]) -> Text:
         """A tensor with exactly the dims of `order`."""
         text = self.ordered(value, order)
-        if set(value.dims) == set(order):
+        if set(order) <= set(value.dims):
             return text
         self.strided = True
         return self.method(text, f"expand({', '.join(str(self.extents[n]) for n in order)})")
@@ -144,7 +147,12 @@ class _Writer:
         """A tensor that broadcasts against dims `order`: permuted, with dims of size 1 where it lacks one."""
         have = [n for n in order if n in value.dims]
         text = value.text
-        places = [value.dims.index(n) for n in have]
+        dims = [n for n in value.dims if n in have]
+        # A variable of extent 1 may occur in an operand alone: it is read at position 0.
+        extra = [d for d, n in enumerate(value.dims) if n not in have]
+        if extra:
+            text = self.method(text, f"squeeze({extra[0] if len(extra) == 1 else tuple(extra)})")
+        places = [dims.index(n) for n in have]
         if places != sorted(places):
             self.strided = True
             text = self.method(text, "T" if places == [1, 0] else f"permute({', '.join(map(str, places))})")
@@ -204,11 +212,14 @@ class _Writer:
         a, b = self.ordered(left, order), self.ordered(right, order)
         return _Value(Text(f"{a.at(SUM)} {op} {b.at(SUM)}", 0), order, left.number and right.number)
 
+    def atom(self, tensor: str) -> Text:
+        """An operand by the name it was given."""
+        name = self.names[tensor]
+        return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)
+
     def read(self, access: Access) -> _Value:
         """A read with one dim per variable: composite dims unfolded, segments cut out, diagonals taken."""
-        text = Text(self.names[access.tensor])
-        if not text.text.isidentifier():
-            text = Text(text.text, ATOM if text.text.endswith((")", "]")) and text.text[0].isalpha() else 0)
+        text = self.atom(access.tensor)
         dims: list[str] = []
         for index in access.indices:
             match index:

@@ -195,13 +195,13 @@ def parallel(op: str, operand: Value, view: View | None = None, **attributes: in
 
 def grid(node: Node) -> tuple[int, ...]:
     """
-    The degrees of a node's task grid, only those above 1: its index variables in TDL order, then copy, then sum.
-
-    A leaf or parallel operator has its result's dims for variables.
+    The degrees of a node's task grid, only those above 1: its index variables in TDL order, then copy, then a sum for
+    each set of carriers. A leaf or parallel operator has its result's dims for variables.
     """
     if node.is_compute:
         c = node.configuration
-        degrees = (*(c.degree(v) for v in node.analysis.bound.extents), c.copy, c.sum)
+        sums = (c.sums.get(carriers, 1) for carriers in node.analysis.carriers)
+        degrees = (*(c.degree(v) for v in node.analysis.bound.extents), c.copy, *sums)
     else:
         (type,) = node.types
         degrees = (*type.degrees, type.copy, type.sum)

@@ -20,7 +20,7 @@ from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import Piece, TensorType
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.evaluate import evaluate
-from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parallel import Carriers, Configuration, piece
 
 Array = npt.NDArray[Any]
 Pieces = dict[Piece, Array]
@@ -176,10 +176,12 @@ def _compute(node: Node, operands: Sequence[Pieces]) -> list[Pieces]:
     local = piece(analysis.bound, configuration)
     results: list[Pieces] = [{} for _ in node.types]
     variables = [v for v in analysis.bound.extents if configuration.degree(v) > 1]
-    grid = [*(range(configuration.degree(v)) for v in variables), range(configuration.copy), range(configuration.sum)]
-    for task in product(*grid):
+    carriers = list(configuration.sums)
+    grid = [*map(configuration.degree, variables), *configuration.sums.values(), configuration.copy]
+    for task in product(*map(range, grid)):
         at = dict(zip(variables, task, strict=False))
-        copy, addend = task[-2], task[-1]
+        addend = dict(zip(carriers, task[len(variables) :], strict=False))
+        copy = task[-1]
         arrays = [
             pieces[_operand_piece(analysis, configuration, i, at, copy, addend)] for i, pieces in enumerate(operands)
         ]
@@ -190,7 +192,12 @@ def _compute(node: Node, operands: Sequence[Pieces]) -> list[Pieces]:
 
 
 def _operand_piece(
-    analysis: Analysis, configuration: Configuration, operand: int, at: Mapping[str, int], copy: int, addend: int
+    analysis: Analysis,
+    configuration: Configuration,
+    operand: int,
+    at: Mapping[str, int],
+    copy: int,
+    addend: Mapping[Carriers, int],
 ) -> Piece:
     """The piece of an operand one task reads: its copies are numbered by what the operand does not mention."""
     name = analysis.bound.operands[operand].name
@@ -200,17 +207,26 @@ def _operand_piece(
         if variable not in dims:
             number = number * configuration.degree(variable) + position
     number = number * configuration.copy + copy
-    carries = name in configuration.carriers
-    if not carries:
-        number = number * configuration.sum + addend
-    return Piece(tuple(at.get(v, 0) if v else 0 for v in dims), addend if carries else 0, number)
+    carried = 0
+    for carriers, position in addend.items():
+        if name in carriers:
+            carried = carried * configuration.sums[carriers] + position
+        else:
+            number = number * configuration.sums[carriers] + position
+    return Piece(tuple(at.get(v, 0) if v else 0 for v in dims), carried, number)
 
 
 def _result_piece(
-    analysis: Analysis, configuration: Configuration, result: int, at: Mapping[str, int], copy: int, addend: int
+    analysis: Analysis,
+    configuration: Configuration,
+    result: int,
+    at: Mapping[str, int],
+    copy: int,
+    addend: Mapping[Carriers, int],
 ) -> Piece:
     number = 0
     for variable in analysis.reduced:
         number = number * configuration.degree(variable) + at.get(variable, 0)
-    number = number * configuration.sum + addend
+    for carriers, position in addend.items():
+        number = number * configuration.sums[carriers] + position
     return Piece(tuple(at.get(v, 0) if v else 0 for v in analysis.result_dims[result]), number, copy)

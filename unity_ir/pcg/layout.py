@@ -21,6 +21,7 @@ from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.pcg.view import View
 from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.parallel import Carriers
 
 COPY, SUM, REPEAT = -1, -2, -3
 """Roles that are not dims; a role of 0 or more is the dim it divides."""
@@ -28,8 +29,11 @@ COPY, SUM, REPEAT = -1, -2, -3
 Layout = tuple[int, ...]
 """A role per mesh axis."""
 
-Assignment = tuple[str | int, ...]
-"""What each mesh axis does in an operator's task grid: an index variable, COPY, SUM or REPEAT."""
+GridRole = str | int | Carriers
+"""What an axis does in a task grid: divides an index variable, or holds COPY, REPEAT, or addends of some operands."""
+
+Assignment = tuple[GridRole, ...]
+"""What each mesh axis does in an operator's task grid."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +112,10 @@ def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int,
 # --- views and layouts -----------------------------------------------------------------------------------------------
 
 
-def view_of(assignment: Sequence[str | int], order: Sequence[str | int], mesh: Mesh) -> View:
+def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mesh) -> View:
     """The view that gives the grid axes, in `order`, the mesh axes assigned to them."""
 
-    def axis(what: str | int) -> tuple[tuple[int, int], ...]:
+    def axis(what: GridRole) -> tuple[tuple[int, int], ...]:
         return merged([(s, t) for s, t, a in zip(mesh.sizes, mesh.strides, assignment, strict=True) if a == what])
 
     return View(0, tuple(a for what in order if (a := axis(what))), axis(REPEAT))
@@ -134,7 +138,7 @@ def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(out)
 
 
-def axes_of(view: View, order: Sequence[str | int], mesh: Mesh, name: str) -> Assignment:
+def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Assignment:
     """
     What each mesh axis does under a view whose grid axes are `order`.
 
@@ -148,7 +152,7 @@ def axes_of(view: View, order: Sequence[str | int], mesh: Mesh, name: str) -> As
             f"pcg.{name}: its view uses {len(devices)} of {mesh.devices} devices; "
             "give the others the same work with repeat [...]"
         )
-    assignment: dict[int, str | int] = {}
+    assignment: dict[int, GridRole] = {}
     for what, axis in zip((*order, REPEAT), (*view.axes, view.repeat), strict=True):
         previous = -1
         for factor, stride in axis:
@@ -181,30 +185,57 @@ def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
 # --- operators -------------------------------------------------------------------------------------------------------
 
 
-def operand_layout(analysis: Analysis, operand: int, assignment: Assignment, carriers: frozenset[str]) -> Layout:
-    """What an operator under this assignment needs of an operand."""
+def role_name(what: GridRole) -> str:
+    """In words: an index variable, a dim, `copy`, `repeat`, `sum`, or `sum of x, y`."""
+    match what:
+        case str():
+            return what
+        case int():
+            return {COPY: "copy", SUM: "sum", REPEAT: "repeat"}.get(what, f"dim {what}")
+        case _:
+            return f"sum of {', '.join(sorted(what))}"
+
+
+def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
+    """The role in an operand of an axis that does `what` in the task grid."""
     name = analysis.bound.operands[operand].name
     dims = analysis.operand_dims[name]
-
-    def role(what: str | int) -> int:
-        if isinstance(what, str):
+    match what:
+        case str():
             return dims.index(what) if what in dims else COPY
-        return COPY if what == SUM and name not in carriers else what
+        case int():
+            return what
+        case _:
+            return SUM if name in what else COPY
 
-    return tuple(map(role, assignment))
+
+def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
+    """The role in a result of an axis that does `what` in the task grid."""
+    dims = analysis.result_dims[result]
+    match what:
+        case str():
+            return dims.index(what) if what in dims else SUM
+        case int():
+            return what
+        case _:
+            return SUM
+
+
+def operand_layout(analysis: Analysis, operand: int, assignment: Assignment) -> Layout:
+    """What an operator under this assignment needs of an operand."""
+    return tuple(operand_role(analysis, operand, what) for what in assignment)
 
 
 def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> Layout:
     """What an operator under this assignment makes."""
-    dims = analysis.result_dims[result]
-    return tuple(what if isinstance(what, int) else dims.index(what) if what in dims else SUM for what in assignment)
+    return tuple(result_role(analysis, result, what) for what in assignment)
 
 
 def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignment | None:
     """The assignment under which the operands already are where they are needed; None if no one fits all."""
     names = [p.name for p in analysis.bound.operands]
     dims = [analysis.operand_dims[n] for n in names]
-    out: list[str | int] = []
+    out: list[GridRole] = []
     for roles in zip(*operands, strict=True):
         variables = {dims[i][r] for i, r in enumerate(roles) if r >= 0}
         if None in variables or len(variables) > 1:
@@ -220,7 +251,7 @@ def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignme
             carriers = frozenset(n for n, r in zip(names, roles, strict=True) if r == SUM)
             if carriers not in analysis.carriers or any(r not in (SUM, COPY) for r in roles):
                 return None
-            out.append(SUM)
+            out.append(carriers)
         elif len(set(roles)) == 1:
             out.append(roles[0])
         else:
@@ -228,28 +259,33 @@ def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignme
     return tuple(out)
 
 
-def grid_order(node: Node) -> tuple[str | int, ...]:
-    """The names of a node's task grid axes: index variables (or dims) in order, then COPY, then SUM."""
+def grid_order(node: Node) -> tuple[GridRole, ...]:
+    """What a node's task grid axes are: index variables (or dims) in order, then COPY, then sets of carriers (or SUM)."""
     if node.is_compute:
-        return (*node.analysis.bound.extents, COPY, SUM)
+        return (*node.analysis.bound.extents, COPY, *node.analysis.carriers)
     return (*range(len(node.types[0].shape)), COPY, SUM)
 
 
-def _present(node: Node) -> tuple[str | int, ...]:
-    """`grid_order` without the axes of degree 1, as a view lists them."""
+def _grid_degrees(node: Node) -> dict[GridRole, int]:
+    """The degree of each task grid axis above 1, in `grid_order`."""
     if node.is_compute:
         c = node.configuration
-        degrees = {**dict.fromkeys(node.analysis.bound.extents, 1), **c.degrees, COPY: c.copy, SUM: c.sum}
+        degrees: dict[GridRole, int] = {**c.degrees, COPY: c.copy, **c.sums}
     else:
         (type,) = node.types
         degrees = {**dict(enumerate(type.degrees)), COPY: type.copy, SUM: type.sum}
-    return tuple(what for what in grid_order(node) if degrees[what] > 1)
+    return {what: degrees[what] for what in grid_order(node) if degrees.get(what, 1) > 1}
+
+
+def as_layout(assignment: Assignment) -> Layout:
+    """The assignment of a leaf or parallel operator, whose grid axes are dims, as the layout of its result."""
+    return tuple(what for what in assignment if isinstance(what, int))
 
 
 def placed_roles(node: Node, mesh: Mesh) -> Assignment:
     """What each mesh axis does in a node that has a view."""
     assert node.view is not None
-    return axes_of(node.view, _present(node), mesh, node.op)
+    return axes_of(node.view, tuple(_grid_degrees(node)), mesh, node.op)
 
 
 @dataclass(frozen=True)
@@ -263,7 +299,7 @@ class Placement:
     def needs(self, node: Node, operand: int) -> Layout:
         """The layout in which a node reads an operand: its own choice, not that in which the operand was made."""
         if node.is_compute:
-            return operand_layout(node.analysis, operand, self.assignments[node], node.configuration.carriers)
+            return operand_layout(node.analysis, operand, self.assignments[node])
         return self.layouts[node.result]
 
 
@@ -278,9 +314,9 @@ def place(graph: Graph, mesh: Mesh) -> Placement:
     for node in graph.nodes():
         if not node.is_compute:
             if node.view is not None:
-                layout = tuple(int(r) for r in placed_roles(node, mesh))
+                layout = as_layout(placed_roles(node, mesh))
             elif node.is_leaf:
-                layout = tuple(int(r) for r in _spread(node, (), mesh))
+                layout = as_layout(_spread(node, (), mesh))
             else:
                 layout = _after(node, layouts[node.operands[0]], mesh)
             layouts[node.result] = layout
@@ -305,13 +341,8 @@ def _hints(node: Node, layouts: Mapping[Value, Layout]) -> Assignment:
 
 def _spread(node: Node, hints: Assignment, mesh: Mesh) -> Assignment:
     """Give every grid axis mesh axes that make up its degree: hinted ones first, then outermost first."""
-    if node.is_compute:
-        c = node.configuration
-        degrees: dict[str | int, int] = {**dict(c.degrees), COPY: c.copy, SUM: c.sum}
-    else:
-        (type,) = node.types
-        degrees = {**dict(enumerate(type.degrees)), COPY: type.copy, SUM: type.sum}
-    out: list[str | int] = [REPEAT] * len(mesh.sizes)
+    degrees = _grid_degrees(node)
+    out: list[GridRole] = [REPEAT] * len(mesh.sizes)
     for prefer_hint in (True, False):
         for what, left in list(degrees.items()):
             for axis, size in enumerate(mesh.sizes):

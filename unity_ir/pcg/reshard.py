@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations, count
 from math import prod
 
@@ -150,7 +149,3 @@ def _path(source: Layout, target: Layout, via: dict[Layout, tuple[Layout, Move]]
     return path[::-1]
 
 
-@lru_cache(maxsize=None)
-def role_name(role: int) -> str:
-    """A role in words, for messages and comments."""
-    return {COPY: "copy", SUM: "sum", REPEAT: "repeat"}.get(role, f"dim {role}")

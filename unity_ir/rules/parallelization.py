@@ -67,4 +67,4 @@ def configurations(node: Node, degree: int) -> Iterator[Configuration]:
             yield Configuration({variable: degree})
     yield Configuration(copy=degree)
     for carriers in analysis.carriers:
-        yield Configuration(sum=degree, carriers=carriers)
+        yield Configuration(sums={carriers: degree})

@@ -20,7 +20,9 @@ from unity_ir.pcg.layout import (
     REPEAT,
     SUM,
     Assignment,
+    GridRole,
     Layout,
+    as_layout,
     dual,
     grid_order,
     layout_type,
@@ -80,7 +82,7 @@ class _Realisation:
         """Axes for a layout of a value, cheapest to (`forward`) or from where it is needed."""
         space = self.solver.space(value)
         names = (*range(space.rank), COPY, SUM, REPEAT)
-        ways = [_layout(w) for w in _ways(self.classes, names, space.counts[number], len(self.mesh.sizes))]
+        ways = [as_layout(w) for w in _ways(self.classes, names, space.counts[number], len(self.mesh.sizes))]
         near = _nearest(ways, [(1.0, towards)], lambda roles: [roles])
         return min(
             near,
@@ -90,14 +92,12 @@ class _Realisation:
     def _operator(self, node: Node) -> None:
         table = self.solver.table(node, self.with_gradient)
         row = self.plan.rows[node]
-        choice = int(table.choice[row])
-        carriers = table.carriers[choice]
         analysis = node.analysis
-        ways = _ways(self.classes, table.roles[choice], table.counts[row], len(self.mesh.sizes))
+        ways = _ways(self.classes, table.roles, table.counts[row], len(self.mesh.sizes))
         placed = [(i, v) for i, v in enumerate(node.operands) if v in self.relay]
 
         def needs(way: Assignment) -> list[Layout]:
-            return [operand_layout(analysis, i, way, carriers) for i, _ in placed]
+            return [operand_layout(analysis, i, way) for i, _ in placed]
 
         near = _nearest(ways, [(float(v.type.elements), self.relay[v]) for _, v in placed], needs)
         assignment = min(
@@ -106,9 +106,7 @@ class _Realisation:
                 self._seconds(v, self.relay[v], need) for (_, v), need in zip(placed, needs(way), strict=True)
             ),
         )
-        operands = [
-            self._operand(v, operand_layout(analysis, i, assignment, carriers)) for i, v in enumerate(node.operands)
-        ]
+        operands = [self._operand(v, operand_layout(analysis, i, assignment)) for i, v in enumerate(node.operands)]
         view = view_of(assignment, grid_order(node), self.mesh) if self.mesh.sizes else None
         degrees: dict[str, int] = {}
         for what, size in zip(assignment, self.mesh.sizes, strict=True):
@@ -186,23 +184,19 @@ def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[s
 
 
 def _ways(
-    classes: Sequence[AxisClass], names: Sequence[str | int], counts: Ints, axes: int
-) -> Iterator[tuple[str | int, ...]]:
+    classes: Sequence[AxisClass], names: Sequence[GridRole], counts: Ints, axes: int
+) -> Iterator[Assignment]:
     """Every choice of axes with these counts of roles, outer axes given to earlier roles first."""
     per_class = [
         list(dict.fromkeys(permutations([n for n, k in zip(names, row, strict=False) for _ in range(int(k))])))
         for row in counts
     ]
     for combination in product(*per_class):
-        out: list[str | int] = [REPEAT] * axes
+        out: list[GridRole] = [REPEAT] * axes
         for axis_class, roles in zip(classes, combination, strict=True):
             for axis, role in zip(axis_class.axes, roles, strict=True):
                 out[axis] = role
         yield tuple(out)
-
-
-def _layout(way: Assignment) -> Layout:
-    return tuple(int(role) for role in way)
 
 
 Way = TypeVar("Way", bound=Assignment)

@@ -12,8 +12,9 @@ from unity_ir.rules.algebraic import ALGEBRAIC
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.joint import Progress, joint
 from unity_ir.search.result import SearchResult
+from unity_ir.search.sample import sample
 
-STRATEGIES = ("joint", "data-parallel")
+STRATEGIES = ("joint", "data-parallel", "random")
 
 
 def run(
@@ -22,11 +23,12 @@ def run(
     strategy: str = "joint",
     optimizer: Optimizer | None = None,
     progress: Progress | None = None,
+    seed: int = 0,
 ) -> SearchResult:
     """
     Search for a parallel graph that computes what `graph` does, for a machine.
 
-    A graph that is already parallel is searched from its erasure. Raises `UnityError` for an unknown strategy, a graph
+    A graph that is already parallel is searched from its erasure; `seed` is for the random strategy. Raises `UnityError` for an unknown strategy, a graph
     that already has its backward, and plans that do not fit the machine's memory.
     """
     if strategy not in STRATEGIES:
@@ -36,8 +38,8 @@ def run(
     optimizer = optimizer or Optimizer()
     start = perf_counter()
     serial = erase(graph)
-    if strategy == "data-parallel":
-        parallel = data_parallel(serial, machine)
+    if strategy != "joint":
+        parallel = sample(serial, machine, seed) if strategy == "random" else data_parallel(serial, machine)
         result = SearchResult(strategy, parallel, cost(parallel, machine, optimizer), seconds=perf_counter() - start)
     else:
         found = joint(serial, machine, ALGEBRAIC, optimizer, progress=progress)

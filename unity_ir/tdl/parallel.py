@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
@@ -26,19 +26,28 @@ class Degrees:
     copy: int = 1
 
 
+Carriers = frozenset[str]
+"""Operands that carry addends together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """
     How an operator's task grid is divided (FlexFlow's SOAP, Tofu's partition-n-reduce).
 
-    `degrees` of index variables (only those above 1), `copy` tasks that compute the same, `sum` tasks that each work on
-    one addend of the `carriers`.
+    `degrees` of index variables (only those above 1), `copy` tasks that compute the same, and `sums`: for a set of operands
+    the operator is linear in, how many addends they are in. A product may have both its factors in addends, each set by
+    itself, since it is linear in either.
     """
 
     degrees: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     copy: int = 1
-    sum: int = 1
-    carriers: frozenset[str] = frozenset()
+    sums: Mapping[Carriers, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def sum(self) -> int:
+        """The addends of all sets of carriers."""
+        return prod(self.sums.values())
 
     @property
     def tasks(self) -> int:
@@ -58,10 +67,9 @@ def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[D
     for parameter in analysis.bound.operands:
         lead = analysis.operand_dims.get(parameter.name, ())
         unmentioned = prod(d for v, d in configuration.degrees.items() if v not in lead)
-        carries = parameter.name in configuration.carriers
-        copy = unmentioned * configuration.copy * (1 if carries else configuration.sum)
+        carried = prod(d for carriers, d in configuration.sums.items() if parameter.name in carriers)
         dims = tuple(configuration.degree(v) for v in lead)
-        out.append(Degrees(dims, configuration.sum if carries else 1, copy))
+        out.append(Degrees(dims, carried, unmentioned * configuration.copy * (configuration.sum // carried)))
     return tuple(out)
 
 
@@ -110,8 +118,7 @@ def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Conf
             raise UnityError(
                 f"pcg.{bound.operator}: degree {degree} does not divide size {bound.extents[variable]} of index {variable}"
             )
-    carriers, total = _infer_sum(analysis, operands)
-    base = Configuration(MappingProxyType(degrees), 1, total, carriers)
+    base = Configuration(MappingProxyType(degrees), 1, MappingProxyType(_infer_sums(analysis, operands)))
     copies: dict[str, int] = {}
     for parameter, have, need in zip(bound.operands, operands, operand_degrees(analysis, base), strict=True):
         if have.copy % need.copy:
@@ -123,30 +130,32 @@ def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Conf
     if len(set(copies.values())) > 1:
         seen = ", ".join(f"{name}: {have.copy}" for name, have in zip(copies, operands, strict=True))
         raise UnityError(f"pcg.{bound.operator}: copies of the operands do not agree ({seen}); replicate or pick")
-    return Configuration(base.degrees, next(iter(copies.values()), 1), total, carriers)
+    return Configuration(base.degrees, next(iter(copies.values()), 1), base.sums)
 
 
-def _infer_sum(analysis: Analysis, operands: Sequence[Degrees]) -> tuple[frozenset[str], int]:
+def _infer_sums(analysis: Analysis, operands: Sequence[Degrees]) -> dict[Carriers, int]:
     bound = analysis.bound
-    carrying = {p.name: have.sum for p, have in zip(bound.operands, operands, strict=True) if have.sum > 1}
-    if not carrying:
-        return frozenset(), 1
-    name, total = next(iter(carrying.items()))
-    if len(set(carrying.values())) > 1:
-        raise UnityError(f"pcg.{bound.operator}: operands have {carrying} addends; pcg.reduce them first")
-    carriers = frozenset(carrying)
-    if carriers not in analysis.carriers:
-        if any(carriers < allowed for allowed in analysis.carriers):
-            wanted = next(sorted(a) for a in analysis.carriers if carriers < a)
+    left = {p.name: have.sum for p, have in zip(bound.operands, operands, strict=True)}
+    found: dict[Carriers, int] = {}
+    for carriers in analysis.carriers:
+        together = gcd(*(left[name] for name in carriers))
+        if together > 1:
+            found[carriers] = together
+            left.update({name: left[name] // together for name in carriers})
+    for name, addends in left.items():
+        if addends == 1:
+            continue
+        partners = next((sorted(c - {name}) for c in analysis.carriers if name in c and len(c) > 1), None)
+        if partners:
             raise UnityError(
-                f"pcg.{bound.operator}: only {', '.join(sorted(carriers))} is in partial sums, but {', '.join(wanted)} "
-                f"must be together; insert pcg.reduce by {total}"
+                f"pcg.{bound.operator}: {name} is in {addends} partial sums that {', '.join(partners)} is not in, but they "
+                f"must be together; insert pcg.reduce by {addends}"
             )
         raise UnityError(
-            f"pcg.{bound.operator}: not linear in {', '.join(sorted(carriers))}, which is in {total} partial sums; "
-            f"insert pcg.reduce by {total} before it"
+            f"pcg.{bound.operator}: not linear in {name}, which is in {addends} partial sums; "
+            f"insert pcg.reduce by {addends} before it"
         )
-    return carriers, total
+    return found
 
 
 def piece(bound: Bound, configuration: Configuration) -> Bound:

@@ -24,6 +24,7 @@ from xdsl.parser import Parser
 from xdsl.passes import PassPipeline
 from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError, VerifyException
+from xdsl.utils.lexer import Input, Span
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from unity_ir import __version__
@@ -69,6 +70,7 @@ class UnityOpt(xDSLOptMain):
             raise UnityError(f"{self.get_input_name()}: byte {error.start} is not UTF-8 text") from error
         if not text.strip():
             raise UnityError(f"{self.get_input_name()}: the file is empty; the empty module is `builtin.module {{}}`")
+        _check_strings(text, self.get_input_name())
         parser = Parser(self.ctx, text, self.get_input_name())
         try:
             return parser.parse_module(not self.args.no_implicit_module)
@@ -148,6 +150,17 @@ class UnityOpt(xDSLOptMain):
         if self.output is not None:
             with open(self.args.output_file, "w", encoding="utf-8") as file:
                 file.write(self.output.getvalue())
+
+
+_STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"|"')
+"""A comment, a whole string, or the quote of a broken one."""
+
+
+def _check_strings(text: str, name: str) -> None:
+    """Find strings that do not end: xDSL's lexer takes a time exponential in their length."""
+    for match in _STRING.finditer(text):
+        if match[0] == '"':
+            raise ParseError(Span(*match.span(), Input(text, name)), "the string has no end, or an unknown escape")
 
 
 class _Kept(StringIO):

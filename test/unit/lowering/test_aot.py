@@ -74,7 +74,8 @@ def test_products_on_sm_90() -> None:
     cases = [*PRODUCTS, *SMALL_PRODUCTS]
     for case, (launch, took) in zip(cases, compiled([made(c) for c in cases], "cuda:90"), strict=True):
         fits(launch, took, "cuda:90")
-        if case in PRODUCTS:
+        # An odd stride of 2 bytes leaves copies of less than 4 bytes, which cannot run asynchronously.
+        if case in PRODUCTS[:-1]:
             assert took.cp_async, case
         # Float32 products are exact unless the program is told otherwise, so they use no tensor cores.
         assert took.mma == (case[3] == "bf16"), case

@@ -186,7 +186,10 @@ def test_equal_names_mean_equal_texts(make_case: Any) -> None:
 
 
 def test_names_never_become_code(runner: Any, guard: Any, make_operands: Any) -> None:
-    line = "class(tl, torch, lambda, out_ptr, index, print)  out[if, def] = tl[if, def] + torch[def] * lambda[] + out_ptr[if] * index[if] - print[def]"
+    line = (
+        "class(tl, torch, lambda, out_ptr, index, print)"
+        "  out[if, def] = tl[if, def] + torch[def] * lambda[] + out_ptr[if] * index[if] - print[def]"
+    )
     shapes = ((3, 4), (4,), (), (3,), (3,), (4,))
     for impl in ("triton", "torch"):
         check(bind(parse_line(line), shapes, {}), shapes, impl, runner, guard, make_operands)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, StringAttr, f64, i64
+from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, StringAttr, UnitAttr, f64, i64
 from xdsl.ir import Attribute
 from xdsl.irdl import AttrConstraint, BaseAttr
 from xdsl.printer import Printer
@@ -85,6 +85,8 @@ def print_dictionary(printer: Printer, attributes: Mapping[str, Attribute]) -> N
 
     def entry(name: str, attribute: Attribute) -> None:
         printer.print_identifier_or_string_literal(name)
+        if isinstance(attribute, UnitAttr):
+            return
         printer.print_string(" = ")
         match attribute:
             case FloatAttr(type=t) if t == f64 and math.isfinite(attribute.value.data):

@@ -25,7 +25,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from unity_ir.dialects.machine import ViewAttr
-from unity_ir.dialects.names import check_name
+from unity_ir.dialects.names import NAME_CONSTRAINT, check_name, name_text, parse_name
 from unity_ir.dialects.pcg.attributes import CONSTRAINTS, float_text, print_dictionary, to_attribute, to_value
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 from unity_ir.errors import UnityError
@@ -72,6 +72,8 @@ def parse_typed_operands(parser: Parser, operands: Sequence[UnresolvedOperand]) 
     position = parser.pos
     parser.parse_punctuation(":")
     types = parser.parse_comma_separated_list(parser.Delimiter.NONE, lambda: parse_tensor_type(parser))
+    if len(operands) != len(types):
+        parser.raise_error(f"{len(operands)} operands, but {len(types)} types", position)
     return list(parser.resolve_operands(operands, types, position))
 
 
@@ -165,20 +167,25 @@ class WeightOp(LeafOp):
 
     name = "pcg.weight"
 
-    weight_name = prop_def(StringAttr, prop_name="name")
+    weight_name = prop_def(NAME_CONSTRAINT, prop_name="name")
+
+    @property
+    def text(self) -> str:
+        """The full name of the parameter."""
+        return name_text(self.name, self.weight_name)
 
     def node(self) -> Node:
-        check_name(self.name, self.weight_name.data)
-        return checked_leaf("weight", core_type(self.result), self.core_view, name=self.weight_name.data)
+        check_name(self.name, self.text)
+        return checked_leaf("weight", core_type(self.result), self.core_view, name=self.text)
 
     @classmethod
     def parse(cls, parser: Parser) -> LeafOp:
         position = parser.pos
-        return cls.parse_rest(parser, {"name": StringAttr(parser.parse_str_literal())}, position)
+        return cls.parse_rest(parser, {"name": parse_name(parser)}, position)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
-        printer.print_string_literal(self.weight_name.data)
+        printer.print_string_literal(self.text)
         self.print_rest(printer)
 
     def verify_(self) -> None:
@@ -199,11 +206,11 @@ def check_weights(ops: Iterable[WeightOp]) -> None:
     """Raises `UnityError` where one name is given to weights of different types or places."""
     seen: dict[str, WeightOp] = {}
     for op in ops:
-        other = seen.setdefault(op.weight_name.data, op)
+        other = seen.setdefault(op.text, op)
         if other.result.type != op.result.type or other.view != op.view:
             differ = "types" if other.result.type != op.result.type else "views"
-            this, that = (op.result.type, other.result.type) if differ == "types" else (op.view, other.view)
-            raise UnityError(f"pcg.weight: {op.weight_name.data!a} has two {differ}, {that} and {this}; rename one")
+            this, that = (op.result.type, other.result.type) if differ == "types" else (op.view or "none", other.view or "none")
+            raise UnityError(f"pcg.weight: {op.text!a} has two {differ}, {that} and {this}; rename one")
 
 
 @irdl_op_definition

@@ -36,8 +36,8 @@ def launcher(
     The launcher of `bound`, whose extents are those of the local piece.
 
     `operand_dtypes` are `f32`, `f16`, `bf16`, `i64` or `i32`, one per operand; results have the type of the first
-    operand that holds no integers. `impl` is `triton` or `torch`. `offsets` are the variables used as values whose piece
-    may start elsewhere than at 0: the function takes the global index at which each starts, as `v_start`, after the
+    operand that holds no integers. `impl` is `triton` or `torch`. `offsets` are the variables used as values whose
+    piece may start elsewhere than at 0: the function takes the global index at which each starts after the
     operands. Raises `UnityError` for what no kernel covers.
     """
     for dtype in operand_dtypes:

@@ -164,7 +164,10 @@ def matmul_step(stage: Stage, of: Contraction) -> Step:
     """The launch of the matmul kernel that computes a contraction."""
     x, w = stage.buffers[of.x], stage.buffers[of.w]
     sizes = of.sizes
-    block_m, block_n, block_k, warps, stages = _blocks(sizes["m"], sizes["n"], sizes["k"], x.dtype)
+    # Copies to shared memory run beside the arithmetic if they are of 16 bytes, or of one float32.
+    strides = [*of.x_strides.values(), *of.w_strides.values()]
+    half = x.dtype != "f32" and all(s % 8 == 0 or s == 1 for s in strides)
+    block_m, block_n, block_k, warps, stages = _blocks(sizes["m"], sizes["n"], sizes["k"], half)
     batched = sizes["b"] > 1
     name = "batched_matmul_kernel" if batched else "matmul_kernel"
     integers = {
@@ -207,15 +210,14 @@ def matmul_step(stage: Stage, of: Contraction) -> Step:
     )
 
 
-def _blocks(m: int, n: int, k: int, dtype: str) -> tuple[int, int, int, int, int]:
+def _blocks(m: int, n: int, k: int, half: bool) -> tuple[int, int, int, int, int]:
     """
-    Tile sizes, warps and pipeline stages for a product of these sizes.
+    Tile sizes, warps and pipeline stages for a product of these sizes; larger tiles for aligned operands of 16 bits.
 
-    Large tiles, since they read the operands the fewest times and the interpreter's time is per tile; checked to fit
+    Large tiles read the operands the fewest times, and the interpreter's time is per tile. They are checked to fit
     registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).
     """
-    plain = dtype == "f32"
-    block_m = min(64 if plain else 128, max(16, power_of_two(m)))
+    block_m = min(128 if half else 64, max(16, power_of_two(m)))
     block_n = min(128, max(16, power_of_two(n)))
-    block_k = min(32 if plain else 64, max(16, power_of_two(k)))
+    block_k = min(64 if half else 32, max(16, power_of_two(k)))
     return block_m, block_n, block_k, 4 if block_m * block_n < 4096 else 8, 3

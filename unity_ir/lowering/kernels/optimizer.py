@@ -9,7 +9,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.step import Compiled, Launcher, pointer
 
 BLOCK = 8192
-WARPS = 8
+WARPS = 16
 
 _SGD_KERNEL = """\
 @triton.jit

@@ -10,7 +10,7 @@ from unity_ir.lowering.kernels.step import Kernel, Stage, Step, warps
 from unity_ir.tdl.syntax import Cases, Expr, Name, Segments, accesses, children, index_names
 
 BLOCK = 8192
-"""Elements per program: the interpreter's time is per tile, whatever its size, and 8 warps hold such a tile."""
+"""Elements per program: the interpreter's time is per tile, whatever its size, and 16 warps hold such a tile."""
 
 
 def pointwise_step(stage: Stage) -> Step:

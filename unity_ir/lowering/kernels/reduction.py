@@ -31,7 +31,7 @@ from unity_ir.tdl.syntax import (
 )
 
 TILE = 8192
-"""Elements of a tile: the interpreter's time is per tile, whatever its size, and 8 warps hold a few of them."""
+"""Elements of a tile: the interpreter's time is per tile, whatever its size, and 16 warps hold a few of them."""
 LONGEST_ROW = 16384
 """Rows up to this long are one tile, loaded once; longer ones are read in a loop, once per reduction."""
 ROWS_IN_A_SEGMENT = 64

@@ -223,5 +223,5 @@ def _mentions(expr: Expr, variable: str) -> bool:
 
 
 def warps(elements: int) -> int:
-    """Warps for a tile of so many elements: 32 elements a thread, between 1 and 16 warps."""
-    return max(1, min(16, elements // 1024))
+    """Warps for a tile of so many elements: 16 elements a thread, between 1 and 16 warps."""
+    return max(1, min(16, elements // 512))

@@ -1,0 +1,16 @@
+"""Fixtures of multi-rank tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Four CPU ranks."""
+    pool = Ranks(4)
+    yield pool
+    pool.close()

@@ -1,0 +1,92 @@
+"""Small models as compact graphs, and the same written by hand in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
+from unity_ir.pcg.types import tensor_type
+
+Reference = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
+
+
+def data(name: str, *shape: int, dtype: str = "f32") -> Node:
+    return leaf("input", tensor_type(shape, dtype), name=name)
+
+
+def weight(name: str, *shape: int) -> Value:
+    return leaf("weight", tensor_type(shape, "f32"), name=name).result
+
+
+def mlp() -> Graph:
+    """Biases, a fused and an unfused activation, cross-entropy."""
+    x, labels = data("x", 24, 16), data("labels", 24, dtype="i64")
+    h = apply("matmul", [x.result, weight("fc1.weight", 16, 48)]).result
+    h = apply("gelu", [apply("add", [h, weight("fc1.bias", 48)]).result]).result
+    h = apply("matmul", [h, weight("fc2.weight", 48, 24)], {"act": "relu"}).result
+    logits = apply("add", [apply("matmul", [h, weight("fc3.weight", 24, 12)]).result, weight("fc3.bias", 12)]).result
+    return Graph("mlp", (x, labels), (apply("cross_entropy", [logits, labels.result]).result,))
+
+
+def mlp_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    h = F.gelu(batch["x"] @ w["fc1.weight"] + w["fc1.bias"])
+    h = F.relu(h @ w["fc2.weight"])
+    return F.cross_entropy(h @ w["fc3.weight"] + w["fc3.bias"], batch["labels"])
+
+
+def residual() -> Graph:
+    """A value with three users, a gate, a sum of branches, mean squared error."""
+    x, y = data("x", 12, 24), data("y", 12, 24)
+    h = apply("matmul", [x.result, weight("in", 24, 24)]).result
+    gate = apply("matmul", [h, weight("gate", 24, 24)], {"act": "gelu"}).result
+    branch = apply("mul", [gate, h]).result
+    out = apply("matmul", [apply("add", [branch, h]).result, weight("out", 24, 24)]).result
+    return Graph("residual", (x, y), (apply("mse", [out, y.result]).result,))
+
+
+def residual_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    h = batch["x"] @ w["in"]
+    h = h + F.gelu(h @ w["gate"]) * h
+    return F.mse_loss(h @ w["out"], batch["y"])
+
+
+def shapes() -> Graph:
+    """Everything that only moves elements: heads, transposition, reshape, concat, split, and a reduction."""
+    x, y = data("x", 4, 6, 24), data("y", 4, 24)
+    h = apply("matmul", [x.result, weight("w", 24, 48)]).result
+    a, b = apply("split", [h], {"dim": 2, "sizes": (24, 24)}).results
+    heads = apply("split_heads", [a], {"heads": 4}).result
+    turned = apply("transpose", [heads], {"perm": (0, 1, 3, 2)}).result
+    back = apply("merge_heads", [apply("transpose", [turned], {"perm": (0, 1, 3, 2)}).result]).result
+    joined = apply("concat", [apply("relu", [back]).result, b], {"dim": 2}).result
+    flat = apply("reshape", [joined], {"shape": (24, 48)}).result
+    mixed = apply("reshape", [apply("matmul", [flat, weight("v", 48, 24)]).result], {"shape": (4, 6, 24)}).result
+    total = apply("reduce_sum", [mixed], {"dim": 1}).result
+    return Graph("shapes", (x, y), (apply("mse", [total, y.result]).result,))
+
+
+def shapes_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    a, b = (batch["x"] @ w["w"]).split(24, 2)
+    joined = torch.cat([F.relu(a), b], 2)
+    return F.mse_loss((joined @ w["v"]).sum(1), batch["y"])
+
+
+MODELS: dict[str, tuple[Callable[[], Graph], Reference]] = {
+    "mlp": (mlp, mlp_torch),
+    "residual": (residual, residual_torch),
+    "shapes": (shapes, shapes_torch),
+}
+
+
+def by_hand(reference: Reference, weights: Mapping[str, Any], batch: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients by name of the hand-written model, in double precision."""
+    w = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in weights.items()}
+    inputs = {n: torch.tensor(a) if a.dtype.kind == "i" else torch.tensor(a, dtype=torch.float64) for n, a in batch.items()}
+    loss = reference(w, inputs)
+    loss.backward()
+    return loss.item(), {n: t.grad.numpy() for n, t in w.items() if t.grad is not None}

@@ -1,0 +1,100 @@
+"""
+A pool of ranks that run emitted programs in this machine's cores: forked once, used by every test.
+
+A worker imports a program from its file, joins a fresh process group, and calls one of the functions below.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def _worker(jobs: Any, answers: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    while (job := jobs.get()) is not None:
+        path, rank, world, store, function, arguments = job
+        try:
+            spec = importlib.util.spec_from_file_location(f"program_{Path(path).stem}", path)
+            assert spec is not None
+            assert spec.loader is not None
+            program = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(program)
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+            try:
+                answers.put((rank, "ok", function(program, *arguments)))
+            finally:
+                dist.destroy_process_group()
+        except BaseException:
+            answers.put((rank, "failed", traceback.format_exc()))
+
+
+class Ranks:
+    """Up to `size` workers; `run` gives each of the first `world` the same program and function."""
+
+    def __init__(self, size: int):
+        # Read when a worker imports triton; CPU ranks interpret.
+        os.environ["TRITON_INTERPRET"] = "1"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed", "triton"])
+        self._folder = tempfile.TemporaryDirectory()
+        self._count = 0
+        self._answers = context.Queue()
+        self._jobs = [context.Queue() for _ in range(size)]
+        self._processes = [
+            context.Process(target=_worker, args=(jobs, self._answers), daemon=True) for jobs in self._jobs
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self, text: str, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What the function returned on each rank. Raises `AssertionError` with the traceback if one failed."""
+        self._count += 1
+        path = Path(self._folder.name, f"p{self._count}.py")
+        path.write_text(text)
+        store = Path(self._folder.name, f"store{self._count}")
+        for rank in range(world):
+            self._jobs[rank].put((str(path), rank, world, str(store), function, arguments))
+        found: dict[int, Any] = {}
+        failures: list[str] = []
+        for _ in range(world):
+            rank, state, answer = self._answers.get(timeout=120)
+            found[rank] = answer
+            if state != "ok":
+                failures.append(f"rank {rank}: {answer}")
+        assert not failures, "\n".join(failures)
+        return [found[rank] for rank in range(world)]
+
+    def close(self) -> None:
+        for jobs in self._jobs:
+            jobs.put(None)
+        for process in self._processes:
+            process.join(5)
+        self._folder.cleanup()
+
+
+def check(program: Any, steps: int = 3, seed: int = 0) -> list[str]:
+    """What the program's own `--check` finds wrong."""
+    return program.check(program.build("gloo"), steps, seed, program.Data(None, seed))
+
+
+def gradients(program: Any, seed: int = 0) -> tuple[Any, ...]:
+    """Weights, batch, loss and gradients of one step, whole, as numpy arrays by name."""
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx, seed)
+    batch = program.Data(None, seed).batch(0)
+    local = {n: program.piece(ctx, batch[n], s) for n, s in program.INPUTS.items()}
+    loss, grads = program.forward_backward(ctx, weights, local)
+    whole = {n: program.whole(ctx, grads[n], s)[0].numpy() for n, s in program.WEIGHTS.items()}
+    initial = {n: program.initial(n, s, seed).numpy() for n, s in program.WEIGHTS.items()}
+    found = program.whole(ctx, loss, program.LOSS)[0].numpy()
+    return initial, {n: b.numpy() for n, b in batch.items()}, found, whole
