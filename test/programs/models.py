@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from unity_ir.machine import Level, Machine, load
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 
@@ -74,6 +76,19 @@ def shapes_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor
     a, b = (batch["x"] @ w["w"]).split(24, 2)
     joined = torch.cat([F.relu(a), b], 2)
     return F.mse_loss((joined @ w["v"]).sum(1), batch["y"])
+
+
+def machine(name: str) -> Machine:
+    """
+    A preset, or `ideal:2x2`: levels of those sizes on which starting a kernel or a message costs nothing, so that even a
+    small model is worth dividing.
+    """
+    if not name.startswith("ideal:"):
+        return load(name)
+    sizes = [int(s) for s in name.removeprefix("ideal:").split("x")]
+    box = load("box:2")
+    levels = tuple(Level(f"level{i}", size, 1e11 * 4**i, 0.0) for i, size in enumerate(sizes))
+    return replace(box, name=name, device=replace(box.device, launch=0.0), levels=levels, overhead=0.0)
 
 
 MODELS: dict[str, tuple[Callable[[], Graph], Reference]] = {

@@ -1,9 +1,9 @@
 """
 Layouts and configurations as numbers: what the exact search enumerates.
 
-Axes of equal size on one machine level are interchangeable, so a layout is, per such class of axes, how many of them
-have each role. Which axis has which role is settled afterwards (`search.realise`); a search over these counts can only
-come out cheaper, so its optimum is a lower bound.
+On a machine of few axes a layout is a role for each. On a larger one axes of equal size on one level are taken as
+interchangeable: a layout is, per such class of axes, how many of them have each role. Which axis has which role is then
+settled afterwards (`search.realise`); a search over counts can only come out cheaper, so its optimum is a lower bound.
 """
 
 from __future__ import annotations
@@ -38,8 +38,15 @@ class AxisClass:
     axes: tuple[int, ...]
 
 
+EXACT_AXES = 3
+"""Machines of up to so many axes are searched axis by axis: their plans are exact, not only their bounds."""
+
+
 def axis_classes(machine: Machine) -> tuple[AxisClass, ...]:
-    """The classes of a machine's axes, outermost first."""
+    """The classes of a machine's axes, outermost first; of a small machine each axis is one."""
+    if len(machine.mesh.sizes) <= EXACT_AXES:
+        pairs = zip(machine.axis_levels, machine.mesh.sizes, strict=True)
+        return tuple(AxisClass(level, size, (axis,)) for axis, (level, size) in enumerate(pairs))
     found: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):
         found.setdefault((level, size), []).append(axis)
@@ -160,6 +167,8 @@ class LayoutSpace:
                 if p == q:
                     continue
                 source = np.flatnonzero(np.all(self.counts[:, :, self.role(p)] >= taken, axis=1))
+                if self.axis_by_axis:
+                    source = source[self._keeps_contiguous(source, p, q, taken)]
                 moved = self.counts[source].copy()
                 moved[:, :, self.role(p)] -= taken
                 moved[:, :, self.role(q)] += taken
@@ -168,6 +177,22 @@ class LayoutSpace:
                 source, target = source[ok], target[ok]
                 if len(source):
                     yield source, target, self._seconds(move_kind(p, q), sizes, group, source, p, q)
+
+    @cached_property
+    def axis_by_axis(self) -> bool:
+        """Whether a layout says what each single axis does, so that the planner's rules for moves apply."""
+        return all(len(c.axes) == 1 for c in self.classes)
+
+    def _keeps_contiguous(self, source: Ints, p: int, q: int, taken: Ints) -> npt.NDArray[np.bool_]:
+        """As `pcg.reshard.moves`: axes leave a dim innermost first, and enter one inside those that divide it."""
+        first = int(np.flatnonzero(taken)[0])
+        inner = np.arange(len(taken)) > first
+        ok = np.ones(len(source), dtype=bool)
+        if p >= 0:
+            ok &= np.all(self.counts[source][:, inner & (taken == 0), p] == 0, axis=1)
+        if q >= 0:
+            ok &= np.all(self.counts[source][:, inner, q] == 0, axis=1)
+        return ok
 
     def _seconds(self, kind: str, sizes: dict[int, int], group: int, source: Ints, p: int, q: int) -> Floats:
         before = self.elements[source]

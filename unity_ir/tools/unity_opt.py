@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute
+from xdsl.irdl import IRDLOperation, OptPropertyDef
 from xdsl.parser import Parser
 from xdsl.passes import PassPipeline
 from xdsl.utils.arg_spec import parse_pipeline
@@ -124,6 +125,12 @@ class UnityOpt(xDSLOptMain):
             if self.args.verify_diagnostics:
                 raise
             raise UnityError(f"{self.get_input_name()}: {_name_operation(prog, error)}") from error
+        except KeyError:
+            # xDSL verifies what is inside an operation first, which may look at properties that are missing.
+            missing = _missing_property(prog)
+            if missing is None:
+                raise
+            raise VerifyException(missing) from None
         if self.args.stats:
             self.print_stats(prog)
 
@@ -190,6 +197,16 @@ def _name_operation(module: ModuleOp, error: VerifyException) -> str:
         except VerifyException:
             return f"{op.name}: {text}"
     return text
+
+
+def _missing_property(module: ModuleOp) -> str | None:
+    """Given a `func.func` without a type, returns `func.func: property function_type is missing; add it`."""
+    for op in module.walk():
+        if isinstance(op, IRDLOperation):
+            for name, definition in op.get_irdl_definition().properties.items():
+                if name not in op.properties and not isinstance(definition, OptPropertyDef):
+                    return f"{op.name}: property {name} is missing; add it"
+    return None
 
 
 def _one_line(text: str) -> str:

@@ -1,14 +1,18 @@
 """
-Runs launchers as an emitted program would, under Triton's interpreter.
+Runs launchers as an emitted program would, under Triton's interpreter, which here checks bounds.
 
-Operands lie in larger buffers full of NaN and results in larger buffers that must come back untouched, since the
-interpreter checks no bounds.
+Every load and store has to be within an operand or a result; results start full of NaN.
 """
+
+import os
+
+# Kernels, Triton's own among them, are interpreted if this is set when they are defined, so before triton is imported.
+# Ahead-of-time compilation has a process of its own.
+os.environ["TRITON_INTERPRET"] = "1"
 
 import importlib.util
 import itertools
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
 from unity_ir.lowering.kernels.launcher import Launcher
 from unity_ir.ops import Operator
@@ -34,41 +40,51 @@ from unity_ir.tdl.syntax import (
     accesses,
 )
 
-# Kernels are interpreted if this is set when they are defined. Ahead-of-time compilation has a process of its own.
-os.environ["TRITON_INTERPRET"] = "1"
+assert isinstance(tl.sum, InterpretedFunction), "something imported triton before TRITON_INTERPRET was set"
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
-GUARD = 512
 
 
-class GuardedTorch:
-    """The module `torch`, but what it allocates lies in a larger buffer that `check` looks at."""
+class Memory:
+    """The module `torch` as a launcher sees it; what is allocated, and the operands, are all a kernel may touch."""
 
-    def __init__(self) -> None:
-        self.buffers: list[tuple[torch.Tensor, int]] = []
+    current: "Memory | None" = None
+
+    def __init__(self, operands: Sequence[torch.Tensor]):
+        self.ranges = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in operands]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        size = math.prod(shape)
-        buffer = torch.full((size + 2 * GUARD,), float("nan"), dtype=dtype, device=device)
-        self.buffers.append((buffer, size))
-        return buffer[GUARD : GUARD + size].view(tuple(shape))
+        tensor = torch.full(tuple(shape), float("nan"), dtype=dtype, device=device)
+        self.ranges.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
+        return tensor
 
-    def check(self) -> None:
-        for buffer, size in self.buffers:
-            assert buffer[:GUARD].isnan().all(), "written before the result"
-            assert buffer[GUARD + size :].isnan().all(), "written after the result"
+    def check(self, pointers: Any, mask: Any) -> None:
+        addresses = np.atleast_1d(pointers.data)[
+            np.broadcast_to(np.atleast_1d(mask.data), np.shape(pointers.data) or 1)
+        ]
+        width = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        inside = np.zeros(addresses.shape, dtype=bool)
+        for low, high in self.ranges:
+            inside |= (addresses >= low) & (addresses + width <= high)
+        assert inside.all(), "out of bounds"
 
 
-def guarded(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor amid NaN (or ids beyond every range)."""
-    poison = float("nan") if dtype.is_floating_point else 1 << 30
-    buffer = torch.full((array.size + 2 * GUARD,), poison, dtype=dtype)
-    tensor = buffer[GUARD : GUARD + array.size].view(array.shape)
-    tensor.copy_(torch.from_numpy(array))
-    return tensor
+def checked(access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
+    """A method of the interpreter that checks the addresses it is given while a launcher runs."""
+
+    def wrapper(self: Any, pointers: Any, *rest: Any) -> Any:
+        if Memory.current is not None:
+            Memory.current.check(pointers, rest[mask_at])
+        return access(self, pointers, *rest)
+
+    return wrapper
+
+
+InterpreterBuilder.create_masked_load = checked(InterpreterBuilder.create_masked_load, 0)
+InterpreterBuilder.create_masked_store = checked(InterpreterBuilder.create_masked_store, 1)
 
 
 @dataclass
@@ -90,10 +106,13 @@ class Runner:
 
     def run(self, launcher: Launcher, operands: Sequence[torch.Tensor], *more: object) -> tuple[torch.Tensor, ...]:
         module = self.load(launcher)
-        module.torch = GuardedTorch()
-        results = getattr(module, launcher.name)(*operands, *more)
-        module.torch.check()
-        return results if isinstance(results, tuple) else (results,)
+        module.torch = memory = Memory(operands)
+        Memory.current = memory
+        try:
+            results = getattr(module, launcher.name)(*operands, *more)
+        finally:
+            Memory.current = None
+        return results if isinstance(results, tuple) else () if results is None else (results,)
 
 
 @pytest.fixture(scope="session")
@@ -212,8 +231,3 @@ def make_case() -> Callable[[Operator, Callable[[int, int], int]], Case]:
 @pytest.fixture(scope="session")
 def make_operands() -> Callable[..., list[np.ndarray[Any, Any]]]:
     return operands_of
-
-
-@pytest.fixture(scope="session")
-def guard() -> Callable[[np.ndarray[Any, Any], torch.dtype], torch.Tensor]:
-    return guarded

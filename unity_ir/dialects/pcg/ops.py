@@ -207,10 +207,11 @@ def check_weights(ops: Iterable[WeightOp]) -> None:
     seen: dict[str, WeightOp] = {}
     for op in ops:
         other = seen.setdefault(op.text, op)
-        if other.result.type != op.result.type or other.view != op.view:
-            differ = "types" if other.result.type != op.result.type else "views"
-            this, that = (op.result.type, other.result.type) if differ == "types" else (op.view or "none", other.view or "none")
-            raise UnityError(f"pcg.weight: {op.text!a} has two {differ}, {that} and {this}; rename one")
+        for what, one, two in (("types", other.result.type, op.result.type), ("views", other.view, op.view)):
+            if one != two:
+                raise UnityError(
+                    f"pcg.weight: {op.text!a} has two {what}, {one or 'none'} and {two or 'none'}; rename one"
+                )
 
 
 @irdl_op_definition

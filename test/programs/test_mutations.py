@@ -1,0 +1,112 @@
+"""The check catches what a wrong program would do: any one collective gone or misplaced, any gradient scaled."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from models import MODELS, machine
+from ranks import Ranks, check
+from test_programs import program
+
+COLLECTIVE = re.compile(r"^    (\w+) = (all_reduce|all_gather|reduce_scatter|all_to_all|zero_pad|keep_part)\(ctx, (.*)\)", re.M)
+SAME_SHAPE = {"all_reduce"}
+
+
+def step_of(text: str) -> tuple[int, int]:
+    start = text.index("def forward_backward(")
+    return start, text.index("\n\n\n", start)
+
+
+def dropped(text: str) -> list[tuple[str, str]]:
+    """The program without one collective, for each whose result has its operand's shape."""
+    start, end = step_of(text)
+    out: list[tuple[str, str]] = []
+    for found in COLLECTIVE.finditer(text, start, end):
+        name, kind, rest = found.groups()
+        operand = rest.split(", ")[0]
+        if kind in SAME_SHAPE:
+            whole = f"    {name} = {operand}"
+            changed = text[: found.start()] + whole + text[found.end() :]
+            out.append((f"{kind} of {operand} dropped", changed.replace(f"    {name} = {name}.wait()\n", "", 1)))
+    return out
+
+
+def regrouped(text: str, axes: int) -> list[tuple[str, str]]:
+    """The program with one all-reduce along other axes."""
+    start, end = step_of(text)
+    out: list[tuple[str, str]] = []
+    for found in COLLECTIVE.finditer(text, start, end):
+        name, kind, rest = found.groups()
+        operand, at = rest.split(", ", 1)
+        others = [(a,) for a in range(axes) if f"({a},)" != at]
+        if kind == "all_reduce" and axes > 1:
+            for other in others:
+                changed = f"    {name} = all_reduce(ctx, {operand}, {other})"
+                new = text[: found.start()] + changed + text[found.end() :]
+                new = re.sub(r"^GROUPS = .*$", f"GROUPS = {tuple((a,) for a in range(axes)) + (tuple(range(axes)),)}", new, flags=re.M)
+                out.append((f"all_reduce of {operand} along {other} instead of {at}", new))
+    return out
+
+
+def shifted(text: str) -> list[tuple[str, str]]:
+    """The program with a collective's part taken by the wrong rank."""
+    out: list[tuple[str, str]] = []
+    start, end = step_of(text)
+    if "keep_part(ctx" in text[start:end]:
+        out.append(("parts kept by other ranks", text.replace("[ctx.index(axes)].contiguous()", "[-1 - ctx.index(axes)].contiguous()")))
+    if " = all_gather(ctx" in text[start:end]:
+        out.append(("pieces gathered in another order", text.replace("*x.shape).unbind(0), dim))", "*x.shape).flip(0).unbind(0), dim))")))
+    if " = reduce_scatter(ctx" in text[start:end]:
+        wrong = "out = torch.empty_like(parts[0])\n    parts = parts.flip(0)"
+        out.append(("parts scattered in another order", text.replace("out = torch.empty_like(parts[0])", wrong)))
+    return [(what, new) for what, new in out if new != text]
+
+
+def padded(text: str) -> list[tuple[str, str]]:
+    """The program in which every rank, not only the first, adds its copy to a sum."""
+    new = text.replace("return x if ctx.index(axes) == 0 else torch.zeros_like(x)", "return x")
+    start, end = step_of(text)
+    return [("every rank adds its copy", new)] if ", None, (" in text[start:end] else []
+
+
+def scaled(text: str) -> list[tuple[str, str]]:
+    """The program with one gradient too large."""
+    start, end = step_of(text)
+    last = text.rindex("    return ", start, end)
+    return [
+        (f"gradient {found.group(1)} doubled", text[:last] + text[last:end].replace(found.group(0), f"{found.group(0)} * 2") + text[end:])
+        for found in re.finditer(r"'([^']+)': \w+", text[last:end])
+    ]
+
+
+def no_update(text: str) -> list[tuple[str, str]]:
+    """The program with one weight never updated."""
+    start = text.index("def update(")
+    end = text.index("\n\n\n", start)
+    lines = [line for line in text[start:end].splitlines() if line.startswith("    ") and '"""' not in line]
+    return [(f"without {line.strip()}", text.replace(line, "    pass")) for line in lines[:1]]
+
+
+@pytest.mark.parametrize(
+    ("model", "where", "plan"),
+    [
+        ("mlp", "ideal:2", "joint"),
+        ("mlp", "ideal:2x2", "joint"),
+        ("residual", "ideal:2x2", "data-parallel"),
+        ("residual", "ideal:2x2", "random-2"),
+        ("shapes", "ideal:2x2", "random-3"),
+    ],
+)
+def test_every_mutant_is_caught(ranks: Ranks, model: str, where: str, plan: str):
+    text = program(MODELS[model][0](), where, plan, "adam" if model == "mlp" else "sgd")
+    on = machine(where)
+    world, axes = on.devices, len(on.mesh.sizes)
+    assert ranks.run(text, world, check, 2) == [[]] * world
+    mutants = shifted(text) + scaled(text) + no_update(text)
+    if not plan.startswith("random"):
+        # A random plan takes detours: it may sum what is zero on all ranks but one, or what nobody reads.
+        mutants += dropped(text) + regrouped(text, axes) + padded(text)
+    assert mutants
+    survivors = [what for what, mutant in mutants if not any(ranks.run(mutant, world, check, 2))]
+    assert not survivors
