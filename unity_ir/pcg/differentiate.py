@@ -14,8 +14,18 @@ from dataclasses import replace
 from unity_ir.errors import UnityError
 from unity_ir.ops import operators
 from unity_ir.ops.operator import Application, Operator
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, leaf, parallel, topological
-from unity_ir.pcg.layout import Mesh, Placement, dual, layout_view, place
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, leaf, parallel, rebuild, topological
+from unity_ir.pcg.layout import (
+    Layout,
+    Mesh,
+    Placement,
+    assignment_for,
+    dual,
+    grid_order,
+    layout_view,
+    place,
+    view_of,
+)
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.view import View
 
@@ -82,8 +92,11 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     grads: dict[Value, Value] = {loss: leaf("constant", loss.type.dual, value=1.0).result}
     add = operators()["add"]
 
-    def _gradients(node: Node, of_results: Sequence[Value]) -> tuple[Value | None, ...]:
-        return operand_gradients(node, of_results, gradient_view(node.operands[0]) if node.is_parallel else None)
+    def gradients(node: Node, of_results: Sequence[Value]) -> tuple[Value | None, ...]:
+        if node.is_parallel or placement is None:
+            return operand_gradients(node, of_results, gradient_view(node.operands[0]) if node.is_parallel else None)
+        found = operand_gradients(node, of_results)
+        return tuple(g and _spread_alike(g, dual(placement.needs(node, i)), placement) for i, g in enumerate(found))
 
     for node in reversed(order):
         if node not in with_gradient or not node.operands:
@@ -93,7 +106,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         of_results = [
             grads[v] if v in grads else leaf("constant", v.type.dual, value=0.0).result for v in node.results
         ]
-        for operand, grad in zip(node.operands, _gradients(node, of_results), strict=True):
+        for operand, grad in zip(node.operands, gradients(node, of_results), strict=True):
             if grad is not None and operand.node in with_gradient:
                 grads[operand] = _sum(add, grads[operand], grad) if operand in grads else grad
 
@@ -101,6 +114,16 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         Update(n.result, _as_weight(n.result, grads[n.result], placement)) for n in order if n.op == "weight"
     )
     return replace(graph, updates=updates, optimizer=optimizer)
+
+
+def _spread_alike(grad: Value, layout: Layout, placement: Placement) -> Value:
+    """A gradient spread over new dims gets a view: on which axes those are divided does not follow from its operands."""
+    node = grad.node
+    if not node.is_compute or not node.analysis.bound.free_degrees:
+        return grad
+    assignment = assignment_for(node.analysis, layout)
+    view = view_of(assignment, grid_order(node), placement.mesh) if placement.mesh.sizes else None
+    return rebuild(node, node.operands, view).result
 
 
 def _sum(add: Operator, a: Value, b: Value) -> Value:

@@ -277,6 +277,29 @@ def _grid_degrees(node: Node) -> dict[GridRole, int]:
     return {what: degrees[what] for what in grid_order(node) if degrees.get(what, 1) > 1}
 
 
+def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]:
+    """The degrees an assignment gives the task grid's axes."""
+    degrees: dict[GridRole, int] = {}
+    for what, size in zip(assignment, mesh.sizes, strict=True):
+        if what != REPEAT:
+            degrees[what] = degrees.get(what, 1) * size
+    return degrees
+
+
+def assignment_for(analysis: Analysis, result: Layout) -> Assignment:
+    """
+    The assignment under which an operator all of whose variables are in its one result makes it in a layout.
+
+    Given `out[k, b] = x[b]` and a result divided along dim 0, returns k.
+    """
+    dims = analysis.result_dims[0]
+    out: list[GridRole] = []
+    for role in result:
+        variable = dims[role] if role >= 0 else None
+        out.append(variable if variable is not None else analysis.carriers[0] if role == SUM else role)
+    return tuple(out)
+
+
 def as_layout(assignment: Assignment) -> Layout:
     """The assignment of a leaf or parallel operator, whose grid axes are dims, as the layout of its result."""
     return tuple(what for what in assignment if isinstance(what, int))
@@ -325,7 +348,8 @@ def place(graph: Graph, mesh: Mesh) -> Placement:
             assignment = placed_roles(node, mesh)
         else:
             inferred = infer_assignment(node.analysis, [layouts[v] for v in node.operands])
-            assignment = inferred if inferred is not None else _spread(node, _hints(node, layouts), mesh)
+            fits = inferred is not None and _assigned_degrees(inferred, mesh) == _grid_degrees(node)
+            assignment = inferred if inferred is not None and fits else _spread(node, _hints(node, layouts), mesh)
         assignments[node] = assignment
         for i, value in enumerate(node.results):
             layouts[value] = result_layout(node.analysis, i, assignment)

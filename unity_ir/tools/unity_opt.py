@@ -82,8 +82,8 @@ class UnityOpt(xDSLOptMain):
             parser.raise_error(str(error))
         except RecursionError:
             parser.raise_error("nested too deeply")
-        except (OverflowError, ValueError) as error:
-            # Python's limit on the digits of an integer, and sizes xDSL packs into fewer bits.
+        except (NotImplementedError, OverflowError, ValueError) as error:
+            # Python's limit on the digits of an integer, and widths xDSL cannot pack into bytes.
             parser.raise_error(f"not a value of its type: {error}")
 
     def get_input_stream(self) -> tuple[IO[bytes], str]:

@@ -10,6 +10,8 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.aot import SHARED_LIMITS, Resources, compile_all
 from unity_ir.lowering.kernels.launcher import Compiled, Launcher, launcher, optimizer_launcher
 from unity_ir.ops import operator, operators
+from unity_ir.tdl.bind import bind
+from unity_ir.tdl.parse import parse_line
 
 Case = tuple[str, Any, dict[str, Any], str]
 
@@ -103,6 +105,18 @@ def test_every_operator(make_case: Any) -> None:
         for _ in range(2):
             shapes, attributes = make_case(one, lambda a, b: int(rng.integers(a, b + 1)))
             launchers.append(made((name, shapes, attributes, "f32")))
+    for launch, took in compiled(launchers, "cuda:90"):
+        fits(launch, took, "cuda:90")
+
+
+def test_batches_and_wide_positions() -> None:
+    lines: list[tuple[str, Any]] = [
+        ("bmm(x, w)  out[b.., m, n] = sum[k](x[b.., m, k] * w[b.., k, n])", ((2, 3, 128, 64), (2, 3, 64, 128))),
+        ("mm(x, w)  out[m, n] = sum[k](x[m, k] * w[k, n])", ((100000, 40000), (40000, 512))),
+        ("add(x, w)  out[m, n] = x[m, n] + w[n]", ((100000, 40000), (40000,))),
+        ("columns(x)  out[n] = sum[m](x[m, n])", ((100000, 40000),)),
+    ]
+    launchers = [launcher(bind(parse_line(line), shapes, {}), ["bf16"] * len(shapes)) for line, shapes in lines]
     for launch, took in compiled(launchers, "cuda:90"):
         fits(launch, took, "cuda:90")
 
