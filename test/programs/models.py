@@ -80,8 +80,8 @@ def shapes_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor
 
 def machine(name: str) -> Machine:
     """
-    A preset, or `ideal:2x2`: levels of those sizes on which starting a kernel or a message costs nothing, so that even a
-    small model is worth dividing.
+    A preset, or `ideal:2x2`: levels of those sizes on which starting a kernel or a message costs nothing, so that even
+    a small model is worth dividing.
     """
     if not name.startswith("ideal:"):
         return load(name)
@@ -101,7 +101,9 @@ MODELS: dict[str, tuple[Callable[[], Graph], Reference]] = {
 def by_hand(reference: Reference, weights: Mapping[str, Any], batch: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     """Loss and gradients by name of the hand-written model, in double precision."""
     w = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in weights.items()}
-    inputs = {n: torch.tensor(a) if a.dtype.kind == "i" else torch.tensor(a, dtype=torch.float64) for n, a in batch.items()}
+    inputs = {
+        n: torch.tensor(a) if a.dtype.kind == "i" else torch.tensor(a, dtype=torch.float64) for n, a in batch.items()
+    }
     loss = reference(w, inputs)
     loss.backward()
     return loss.item(), {n: t.grad.numpy() for n, t in w.items() if t.grad is not None}

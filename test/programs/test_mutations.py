@@ -9,7 +9,9 @@ from models import MODELS, machine
 from ranks import Ranks, check
 from test_programs import program
 
-COLLECTIVE = re.compile(r"^    (\w+) = (all_reduce|all_gather|reduce_scatter|all_to_all|zero_pad|keep_part)\(ctx, (.*)\)", re.M)
+COLLECTIVE = re.compile(
+    r"^    (\w+) = (all_reduce|all_gather|reduce_scatter|all_to_all|zero_pad|keep_part)\(ctx, (.*)\)", re.M
+)
 SAME_SHAPE = {"all_reduce"}
 
 
@@ -44,7 +46,12 @@ def regrouped(text: str, axes: int) -> list[tuple[str, str]]:
             for other in others:
                 changed = f"    {name} = all_reduce(ctx, {operand}, {other})"
                 new = text[: found.start()] + changed + text[found.end() :]
-                new = re.sub(r"^GROUPS = .*$", f"GROUPS = {tuple((a,) for a in range(axes)) + (tuple(range(axes)),)}", new, flags=re.M)
+                new = re.sub(
+                    r"^GROUPS = .*$",
+                    f"GROUPS = {(*((a,) for a in range(axes)), tuple(range(axes)))}",
+                    new,
+                    flags=re.M,
+                )
                 out.append((f"all_reduce of {operand} along {other} instead of {at}", new))
     return out
 
@@ -54,9 +61,19 @@ def shifted(text: str) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     start, end = step_of(text)
     if "keep_part(ctx" in text[start:end]:
-        out.append(("parts kept by other ranks", text.replace("[ctx.index(axes)].contiguous()", "[-1 - ctx.index(axes)].contiguous()")))
+        out.append(
+            (
+                "parts kept by other ranks",
+                text.replace("[ctx.index(axes)].contiguous()", "[-1 - ctx.index(axes)].contiguous()"),
+            )
+        )
     if " = all_gather(ctx" in text[start:end]:
-        out.append(("pieces gathered in another order", text.replace("*x.shape).unbind(0), dim))", "*x.shape).flip(0).unbind(0), dim))")))
+        out.append(
+            (
+                "pieces gathered in another order",
+                text.replace("*x.shape).unbind(0), dim))", "*x.shape).flip(0).unbind(0), dim))"),
+            )
+        )
     if " = reduce_scatter(ctx" in text[start:end]:
         wrong = "out = torch.empty_like(parts[0])\n    parts = parts.flip(0)"
         out.append(("parts scattered in another order", text.replace("out = torch.empty_like(parts[0])", wrong)))
@@ -75,7 +92,10 @@ def scaled(text: str) -> list[tuple[str, str]]:
     start, end = step_of(text)
     last = text.rindex("    return ", start, end)
     return [
-        (f"gradient {found.group(1)} doubled", text[:last] + text[last:end].replace(found.group(0), f"{found.group(0)} * 2") + text[end:])
+        (
+            f"gradient {found.group(1)} doubled",
+            text[:last] + text[last:end].replace(found.group(0), f"{found.group(0)} * 2") + text[end:],
+        )
         for found in re.finditer(r"'([^']+)': \w+", text[last:end])
     ]
 

@@ -1,8 +1,8 @@
 """
 The cost of a placed graph: what every operator and every reshard costs, per iteration.
 
-A graph without updates is a forward; its backward and update are counted as `pcg-differentiate` would build them. A graph
-with updates is a whole step, in which everything is explicit.
+A graph without updates is a forward; its backward and update are counted as `pcg-differentiate` would build them. A
+graph with updates is a whole step, in which everything is explicit.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class Anchors:
     Which values exist on the devices.
 
     A chain of parallel operators is one reshard from the value it starts at to where it is read, unless an operator in
-    the middle has a view, is an output, or is read by an operator beside going on: then its value is materialised there.
+    the middle has a view, is an output, or is read by an operator beside going on: then its value is materialised
+    there.
     """
 
     def __init__(self, graph: Graph):
@@ -211,9 +212,7 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     )
 
 
-def _weight_gradients(
-    graph: Graph, weights: Iterable[Node], placement: Placement, machine: Machine
-) -> list[Reshard]:
+def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placement, machine: Machine) -> list[Reshard]:
     """The gradient of a weight arrives in the dual of the weight's layout and is needed in the weight's own."""
     out: list[Reshard] = []
     if graph.updates:

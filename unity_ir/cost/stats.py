@@ -32,7 +32,9 @@ def text(name: str, plan: PlanCost) -> str:
     machine = plan.machine
     out = StringIO()
     console = Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
-    console.print(f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True)
+    console.print(
+        f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True
+    )
     console.print(
         f"  time           {_seconds(plan.time)} = compute {_seconds(plan.compute_time)}"
         f" + communication {_seconds(plan.communication_time)}"

@@ -1,10 +1,13 @@
-"""What one task of an operator costs: its kernels, forward and backward, counted from TDL and the operator's gradient."""
+"""
+What one task of an operator costs: its kernels, forward and backward, counted from TDL and the operator's gradient.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
 
+from unity_ir.machine.model import Device
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.differentiate import operand_gradients
@@ -12,7 +15,6 @@ from unity_ir.pcg.graph import Node, apply, leaf, topological
 from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, tensor_type
 from unity_ir.tdl.counts import flops
 from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
-from unity_ir.machine.model import Device
 
 
 @dataclass(frozen=True, slots=True)

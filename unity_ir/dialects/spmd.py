@@ -1,8 +1,8 @@
 """
 The spmd dialect: one rank's program, with local shapes and explicit collectives.
 
-Every value is a rank's piece; its type says of what: `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>` is the local shape,
-the global shape, the element type, and the role of every mesh axis (`dim i`, `copy`, `sum`, `repeat`).
+Every value is a rank's piece; its type says of what: `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>` is the local
+shape, the global shape, the element type, and the role of every mesh axis (`dim i`, `copy`, `sum`, `repeat`).
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ class WeightOp(IRDLOperation):
 
 @irdl_op_definition
 class ConstantOp(IRDLOperation):
-    """`spmd.constant 1.0 : type`: a number everywhere; where addends are wanted, the first is it and the others are 0."""
+    """
+    `spmd.constant 1.0 : type`: a number everywhere; where addends are wanted, the first is it and the others are 0.
+    """
 
     name = "spmd.constant"
     value = prop_def(FloatAttr.constr(f64))

@@ -1,9 +1,10 @@
 """
 A rank's program as one readable Python file.
 
-Header and plan, the kernels, a launcher per operator and shape, the step in straight lines (each with its operator, shape
-and placement as a comment), the same forward in plain PyTorch for `--check`, and the fixed part (`lowering.runtime`).
-Text of the source graph never becomes code: names are printed as string literals, and identifiers are made anew.
+Header and plan, the kernels, a launcher per operator and shape, the step in straight lines (each with its operator,
+shape and placement as a comment), the same forward in plain PyTorch for `--check`, and the fixed part
+(`lowering.runtime`). Text of the source graph never becomes code: names are printed as string literals, and
+identifiers are made anew.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ class _Printer:
         command = "python" if world == 1 else f"torchrun --nproc-per-node {world}"
         title = ascii(self.program.name)[1:-1].replace("\\", "_").replace('"', "_")
         return (
-            f'"""\n{title}: one training step for {world} rank{"s" * (world > 1)}. Written by unity-ir {__version__}.\n\n'
+            f'"""\n{title}: one training step for {world} rank{"s" * (world > 1)}. '
+            f"Written by unity-ir {__version__}.\n\n"
             f"    {command} {self.file} --check\n"
             f"    {command} {self.file} --steps 100 --save checkpoints\n\n"
             "Without a GPU the kernels run in Triton's interpreter and the ranks talk over gloo.\n"
@@ -240,7 +242,9 @@ class _Printer:
                         continue
                     text = self._reshard(use(operand), kind, axes, source, target)
                     own = self.names[result] = self._identifier(kind)
-                    lines.append((f"{own} = {text}", self._comment(f"{role_name(source)} to {role_name(target)}", result)))
+                    lines.append(
+                        (f"{own} = {text}", self._comment(f"{role_name(source)} to {role_name(target)}", result))
+                    )
                     if kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
                         pending[result] = own
                 case UpdateWeight():
@@ -313,7 +317,9 @@ class _Printer:
         optimizer = program.optimizer
         assert optimizer is not None
         out = ["def update(weights, grads, moments, t):"]
-        out.append(f'    """The optimizer\'s step number `t`, counted from 1, on this rank\'s pieces: {optimizer.name}."""')
+        out.append(
+            f'    """The optimizer\'s step number `t`, counted from 1, on this rank\'s pieces: {optimizer.name}."""'
+        )
         for leaf in program.leaves("weight"):
             tensor = program.tensors[leaf.result]
             made = optimizer_launcher(optimizer.name, tensor.dtype, gradient=tensor.dtype, state=tensor.dtype)
@@ -365,5 +371,3 @@ def _compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
         case _:
             for child in children(expr):
                 yield from _compared(child, parameter, bound)
-
-

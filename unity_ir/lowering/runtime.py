@@ -1,6 +1,7 @@
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
 """
-The fixed part of every emitted program: ranks and groups, collectives, pieces, checkpoints, the check, the command line.
+The fixed part of every emitted program: ranks and groups, collectives, pieces, checkpoints, the check, the command
+line.
 
 `lowering.program` copies everything below the mark into the program, after the plan, the kernels and the step. Above it
 are stand-ins for what the plan defines, so that this file can be read, linted and tested like any other.
@@ -67,7 +68,9 @@ class Context:
         self.groups = {axes: self._group(axes) for axes in GROUPS}
 
     def _group(self, axes: tuple[int, ...]):
-        """The group of ranks that differ from this one along `axes` only; every rank makes all of them, in one order."""
+        """
+        The group of ranks that differ from this one along `axes` only; every rank makes all of them, in one order.
+        """
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(WORLD):
             strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
@@ -103,7 +106,10 @@ def build(backend: str) -> Context:
             os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
         dist.init_process_group(backend)
     if dist.get_world_size() != WORLD:
-        sys.exit(f"{NAME}: this plan is for {WORLD} ranks, not {dist.get_world_size()}; run torchrun --nproc-per-node {WORLD}")
+        sys.exit(
+            f"{NAME}: this plan is for {WORLD} ranks, not {dist.get_world_size()}; "
+            f"run torchrun --nproc-per-node {WORLD}"
+        )
     return Context(backend)
 
 
@@ -238,7 +244,9 @@ def init_moments(weights):
 
 
 class Data:
-    """Whole batches by step number: rows of the arrays of an .npz file, shuffled anew every epoch, or random numbers."""
+    """
+    Whole batches by step number: rows of the arrays of an .npz file, shuffled anew every epoch, or random numbers.
+    """
 
     def __init__(self, path=None, seed=0):
         self.seed, self.arrays = seed, None
@@ -388,10 +396,14 @@ def check(ctx, steps, seed, data):
 def arguments():
     """The options of the program."""
     parser = argparse.ArgumentParser(description=f"{NAME}: training step for {WORLD} ranks")
-    parser.add_argument("--steps", type=int, default=3, help="steps to train in all, those before --load counted (default 3)")
+    parser.add_argument(
+        "--steps", type=int, default=3, help="steps to train in all, those before --load counted (default 3)"
+    )
     parser.add_argument("--data", metavar="FILE.npz", help="arrays by input name; random numbers if left out")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights and data order (default 0)")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), help="nccl on GPUs, gloo and Triton's interpreter on CPUs")
+    parser.add_argument(
+        "--backend", choices=("gloo", "nccl"), help="nccl on GPUs, gloo and Triton's interpreter on CPUs"
+    )
     parser.add_argument("--check", action="store_true", help="compare with plain PyTorch instead of training")
     parser.add_argument("--save", metavar="DIR", help="write checkpoints to DIR")
     parser.add_argument("--save-every", type=int, default=0, metavar="N", help="every N steps, beside the last")
@@ -408,7 +420,9 @@ def main():
     if options.check:
         wrong = check(ctx, options.steps, options.seed, data)
         if ctx.rank == 0:
-            print("\n".join(wrong) or f"check passed: {options.steps} steps, loss, gradients and weights equal PyTorch's")
+            print(
+                "\n".join(wrong) or f"check passed: {options.steps} steps, loss, gradients and weights equal PyTorch's"
+            )
         dist.destroy_process_group()
         sys.exit(1 if wrong else 0)
     weights = init_weights(ctx, options.seed)

@@ -1,8 +1,8 @@
 """
 One rank's program: local shapes, explicit collectives, what rests where.
 
-Every rank runs the same instructions on its own pieces (SPMD). `lower` makes them from a placed graph; `dialects.spmd` is
-their text; `lowering.program` prints them as Python.
+Every rank runs the same instructions on its own pieces (SPMD). `lower` makes them from a placed graph; `dialects.spmd`
+is their text; `lowering.program` prints them as Python.
 """
 
 from __future__ import annotations

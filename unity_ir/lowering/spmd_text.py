@@ -26,7 +26,8 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.spmd import Compute, Instruction, Leaf, Program, Register, Reshard, Tensor, UpdateWeight
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Optimizer
-from unity_ir.pcg.layout import COPY, REPEAT, Mesh, role_name, operand_layout, result_layout
+from unity_ir.pcg.layout import COPY, REPEAT, Mesh, operand_layout, result_layout, role_name
+
 
 def to_op(program: Program) -> ProgramOp:
     """The operation of a program."""

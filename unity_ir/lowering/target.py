@@ -25,8 +25,8 @@ class TritonTarget(Target):
     """
     Print one self-contained Python program.
 
-    A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and `lr` unless it is a whole
-    step already, collectives fused. `matmul` says what multiplies matrices: `triton`, or `torch` (cuBLAS).
+    A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and `lr` unless it is a
+    whole step already, collectives fused. `matmul` says what multiplies matrices: `triton`, or `torch` (cuBLAS).
     """
 
     name = "triton"

@@ -19,7 +19,8 @@ def presets() -> list[str]:
 
 def load(name: str) -> Machine:
     """
-    A machine by preset name, with `:N` for its parameter (nodes of a cluster, devices of a box), or by path of a `.toml`.
+    A machine by preset name, with `:N` for its parameter (nodes of a cluster, devices of a box), or by path of a
+    `.toml`.
 
     Raises `UnityError` for an unknown name, an unreadable file, or figures that cannot be.
     """

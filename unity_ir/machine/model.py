@@ -74,11 +74,12 @@ class Machine:
 
     def collective_time(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
         """
-        Seconds of a collective whose groups have `sizes[level]` devices along each level; `bytes` is the piece before it.
+        Seconds of a collective whose groups have `sizes[level]` devices along each level; `bytes` is the piece before
+        it.
 
         Hierarchical, as NCCL does it: an all-gather crosses the outer (slower) levels while pieces are small, a
-        reduce-scatter the inner ones first, an all-reduce is both; or one ring or tree when that is cheaper. No estimate
-        is below the bytes that must enter a device divided by its bandwidth.
+        reduce-scatter the inner ones first, an all-reduce is both; or one ring or tree when that is cheaper. No
+        estimate is below the bytes that must enter a device divided by its bandwidth.
         """
         spans = [(sizes[i], self.levels[i]) for i in sorted(sizes) if sizes[i] > 1]
         return self.overhead + _COLLECTIVES[kind](spans, bytes)
@@ -90,7 +91,9 @@ class Machine:
     def move_seconds(
         self, kind: str, sizes: Mapping[int, int], elements: float, elements_after: float, item: int
     ) -> float:
-        """Seconds of one reshard move on pieces of so many elements of `item` bytes, in groups as `collective_time` has."""
+        """
+        Seconds of one reshard move on pieces of so many elements of `item` bytes, in groups as `collective_time` has.
+        """
         if kind == "retype":
             return 0.0
         if kind in ("slice", "zero_pad"):

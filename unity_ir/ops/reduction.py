@@ -26,7 +26,9 @@ EXPAND = Operator(
     "  where rank(a..) = dim, size(k..) = sizes, degree(k..) = degrees",
     gradient=lambda of: (REDUCE_SUM.one(of.grad, dim=of.int("dim"), count=len(of.ints("sizes"))),),
 )
-"""New dims before `dim`, along which the value is the same. No operand mentions them, so their degrees are attributes."""
+"""
+New dims before `dim`, along which the value is the same. No operand mentions them, so their degrees are attributes.
+"""
 
 
 def sum_leading(x: Tensor, count: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import prod
 
 from unity_ir.errors import UnityError
@@ -26,8 +27,7 @@ CONCAT = Operator(
 )
 
 SPLIT = Operator(
-    "split(x; dim: int, sizes: ints)  out*[a.., i*, b..] = x[a.., (i*), b..]"
-    "  where rank(a..) = dim, size(i*) = sizes",
+    "split(x; dim: int, sizes: ints)  out*[a.., i*, b..] = x[a.., (i*), b..]  where rank(a..) = dim, size(i*) = sizes",
     gradient=lambda of: (CONCAT.one(*of.grads, dim=of.int("dim")),),
 )
 
@@ -58,7 +58,7 @@ def _reshape_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
     if prod(old) != prod(new) or min(new, default=1) < 1:
         raise UnityError(f"pcg.reshape: {list(old)} and {list(new)} hold different numbers of elements")
     cuts = sorted({prod(s[i:]) for s in (old, new) for i in range(len(s) + 1)}, reverse=True)
-    if any(a % b for a, b in zip(cuts, cuts[1:], strict=False)):
+    if any(a % b for a, b in pairwise(cuts)):
         raise UnityError(
             f"pcg.reshape: {list(old)} to {list(new)} has no common factors; reshape to [{prod(old)}] in between"
         )
@@ -80,7 +80,7 @@ def _reshape_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
 
 
 def _sizes(cuts: Sequence[int], old: Sequence[int], new: Sequence[int]) -> str:
-    clauses = [f"size(i{k}) = {a // b}" for k, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))]
+    clauses = [f"size(i{k}) = {a // b}" for k, (a, b) in enumerate(pairwise(cuts))]
     clauses += [f"size(u{k}) = 1" for k in range(sum(s == 1 for s in old))]
     clauses += [f"size(v{k}) = 1" for k in range(sum(s == 1 for s in new))]
     return "  where " + ", ".join(clauses) if clauses else ""

@@ -69,7 +69,8 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     """
     The whole training step of a graph whose first output is its loss: forward, backward, one update per weight.
 
-    With a mesh, a gradient is brought to the very devices where its value was, not only to the dual type. Raises `UnityError` if the first output is not a scalar, or if no weight reaches it.
+    With a mesh, a gradient is brought to the very devices where its value was, not only to the dual type. Raises
+    `UnityError` if the first output is not a scalar, or if no weight reaches it.
     """
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: already has a backward")
@@ -103,9 +104,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
             continue
         if not any(v in grads for v in node.results):
             continue
-        of_results = [
-            grads[v] if v in grads else leaf("constant", v.type.dual, value=0.0).result for v in node.results
-        ]
+        of_results = [grads[v] if v in grads else leaf("constant", v.type.dual, value=0.0).result for v in node.results]
         for operand, grad in zip(node.operands, gradients(node, of_results), strict=True):
             if grad is not None and operand.node in with_gradient:
                 grads[operand] = _sum(add, grads[operand], grad) if operand in grads else grad
@@ -117,7 +116,9 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
 
 
 def _spread_alike(grad: Value, layout: Layout, placement: Placement) -> Value:
-    """A gradient spread over new dims gets a view: on which axes those are divided does not follow from its operands."""
+    """
+    A gradient spread over new dims gets a view: on which axes those are divided does not follow from its operands.
+    """
     node = grad.node
     if not node.is_compute or not node.analysis.bound.free_degrees:
         return grad

@@ -1,15 +1,15 @@
 """
 The compact graph: immutable, hash-consed nodes that search, rules and costs work on.
 
-Equal nodes are one object, so comparing subgraphs is `is`, a shared subexpression costs once, and a rewrite rebuilds only
-what lies after it.
+Equal nodes are one object, so comparing subgraphs is `is`, a shared subexpression costs once, and a rewrite rebuilds
+only what lies after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 from unity_ir.errors import UnityError
@@ -87,7 +87,8 @@ class Node:
         return f"<{self.op} {', '.join(map(str, self.types))}>"
 
 
-class Value(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Value:
     """A result of a node."""
 
     node: Node
@@ -156,12 +157,10 @@ def _apply(operator: Operator, operands: tuple[Value, ...], attributes: Attribut
     return node
 
 
-def infer_types(
-    operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes
-) -> tuple[TensorType, ...]:
+def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes) -> tuple[TensorType, ...]:
     """
-    Result types of a compute operator from its operands' types: the serial shape rule and the parallel typing, both from
-    TDL. Raises `UnityError` as `apply` does.
+    Result types of a compute operator from its operands' types: the serial shape rule and the parallel typing, both
+    from TDL. Raises `UnityError` as `apply` does.
     """
     analysis = operator.bind(tuple(t.shape for t in operands), attributes)
     bound = analysis.bound
@@ -213,7 +212,9 @@ def check_view(node: Node) -> None:
     view = node.view
     assert view is not None
     if view.degrees != grid(node):
-        raise UnityError(f"pcg.{node.op}: its view has degrees {list(view.degrees)}, but its task grid is {list(grid(node))}")
+        raise UnityError(
+            f"pcg.{node.op}: its view has degrees {list(view.degrees)}, but its task grid is {list(grid(node))}"
+        )
     devices = view.devices()
     if len(set(devices)) != len(devices) or view.start < 0:
         raise UnityError(f"pcg.{node.op}: its view gives one device two tasks: {view}")
@@ -333,7 +334,7 @@ def erase(graph: Graph) -> Graph:
         if node.is_parallel:
             return operands
         if node.is_leaf:
-            return leaf(node.op, node.types[0].serial, **dict(node.attributes)).results
+            return leaf(node.op, node.types[0].serial, None, **dict(node.attributes)).results
         return divide(node, operands, Configuration()).results
 
     return rewrite(graph, serial)

@@ -1,8 +1,8 @@
 """
 Reference semantics of graphs in numpy: globally, on whole values, and piecewise, on every piece as a device would.
 
-The global interpreter ignores parallel operators, which are identities on meaning. The piecewise one carries them out, and
-checks at every step that copies are equal; that both agree is what the type system promises.
+The global interpreter ignores parallel operators, which are identities on meaning. The piecewise one carries them out,
+and checks at every step that copies are equal; that both agree is what the type system promises.
 """
 
 from __future__ import annotations

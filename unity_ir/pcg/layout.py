@@ -1,10 +1,10 @@
 """
 Layouts: which device holds which piece.
 
-The devices form a mesh of axes (prime factors of every machine level, outermost first). A value's layout gives each axis
-one role: it divides a dim, its devices hold addends (SUM), copies (COPY), or do the same work again (REPEAT). Where several
-axes divide one dim, the outer axis divides first. This is PyTorch's DTensor placement per mesh axis, with REPEAT beside
-Replicate: the gradient of a repeated value is repeated, the gradient of copies is in addends.
+The devices form a mesh of axes (prime factors of every machine level, outermost first). A value's layout gives each
+axis one role: it divides a dim, its devices hold addends (SUM), copies (COPY), or do the same work again (REPEAT).
+Where several axes divide one dim, the outer axis divides first. This is PyTorch's DTensor placement per mesh axis,
+with REPEAT beside Replicate: the gradient of a repeated value is repeated, the gradient of copies is in addends.
 """
 
 from __future__ import annotations
@@ -142,11 +142,14 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
     """
     What each mesh axis does under a view whose grid axes are `order`.
 
-    Raises `UnityError` where the view names devices the machine does not have, leaves some out, or cuts across the axes.
+    Raises `UnityError` where the view names devices the machine does not have, leaves some out, or cuts across the
+    axes.
     """
     devices = view.devices()
     if max(devices) >= mesh.devices:
-        raise UnityError(f"pcg.{name}: its view names device {max(devices)}, but the machine has {mesh.devices} devices")
+        raise UnityError(
+            f"pcg.{name}: its view names device {max(devices)}, but the machine has {mesh.devices} devices"
+        )
     if view.start != 0 or len(devices) != mesh.devices:
         raise UnityError(
             f"pcg.{name}: its view uses {len(devices)} of {mesh.devices} devices; "
@@ -158,9 +161,10 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
         for factor, stride in axis:
             run = _run(factor, stride, mesh)
             if run is None or run[0] <= previous:
+                axes = ", ".join(f"{f} @ {s}" for f, s in zip(mesh.sizes, mesh.strides, strict=True))
                 raise UnityError(
-                    f"pcg.{name}: {factor} @ {stride} of its view does not follow the machine's axes "
-                    f"({', '.join(f'{f} @ {s}' for f, s in zip(mesh.sizes, mesh.strides, strict=True))}, outermost first)"
+                    f"pcg.{name}: {factor} @ {stride} of its view does not follow the machine's axes, "
+                    f"outermost first: {axes}"
                 )
             assignment.update(dict.fromkeys(run, what))
             previous = run[-1]
@@ -237,7 +241,7 @@ def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignme
     dims = [analysis.operand_dims[n] for n in names]
     out: list[GridRole] = []
     for roles in zip(*operands, strict=True):
-        variables = {dims[i][r] for i, r in enumerate(roles) if r >= 0}
+        variables: set[str | None] = {dims[i][r] for i, r in enumerate(roles) if r >= 0}
         if None in variables or len(variables) > 1:
             return None
         if variables:
@@ -260,7 +264,9 @@ def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignme
 
 
 def grid_order(node: Node) -> tuple[GridRole, ...]:
-    """What a node's task grid axes are: index variables (or dims) in order, then COPY, then sets of carriers (or SUM)."""
+    """
+    What a node's task grid axes are: index variables (or dims) in order, then COPY, then sets of carriers (or SUM).
+    """
     if node.is_compute:
         return (*node.analysis.bound.extents, COPY, *node.analysis.carriers)
     return (*range(len(node.types[0].shape)), COPY, SUM)
@@ -417,7 +423,9 @@ def with_views(graph: Graph, placement: Placement) -> Graph:
     def placed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
         view = node.view
         if node.is_compute:
-            view = view_of(placement.assignments[node], grid_order(node), placement.mesh) if placement.mesh.sizes else None
+            view = (
+                view_of(placement.assignments[node], grid_order(node), placement.mesh) if placement.mesh.sizes else None
+            )
         elif node.is_leaf:
             view = layout_view(placement.layouts[node.result], len(node.types[0].shape), placement.mesh)
         new[node] = rebuild(node, operands, view)

@@ -47,7 +47,9 @@ def _partition(x: TensorType, a: Mapping[str, int]) -> TensorType:
     dim, by = _dim("partition", x, a["dim"]), _by("partition", a)
     degree = x.degrees[dim] * by
     if x.shape[dim] % degree:
-        raise UnityError(f"pcg.partition: degree {degree} does not divide size {x.shape[dim]} of dim {dim}; choose a divisor")
+        raise UnityError(
+            f"pcg.partition: degree {degree} does not divide size {x.shape[dim]} of dim {dim}; choose a divisor"
+        )
     return x.with_degree(dim, degree)
 
 
@@ -101,11 +103,7 @@ def _fused(
         return chain_type(x, chain(a))
 
     def backward(a: Mapping[str, int]) -> tuple[Step, ...]:
-        return tuple(
-            step
-            for op, attrs in reversed(chain(a))
-            for step in PARALLEL_OPERATORS[op].backward(dict(attrs))
-        )
+        return tuple(step for op, attrs in reversed(chain(a)) for step in PARALLEL_OPERATORS[op].backward(dict(attrs)))
 
     return ParallelOperator(name, attributes, type_rule, backward, chain)
 

@@ -2,8 +2,8 @@
 The reshard planner: from one layout of a value to another, as the cheapest sequence of collectives.
 
 What is priced is what is emitted: cost, search and lowering all take their moves from here. A move changes the role of
-some mesh axes, all from one role to one other, by one collective in the groups they span. The backward of a move is the move between the dual
-layouts, found by the same planner.
+some mesh axes, all from one role to one other, by one collective in the groups they span. The backward of a move is
+the move between the dual layouts, found by the same planner.
 """
 
 from __future__ import annotations
@@ -147,5 +147,3 @@ def _path(source: Layout, target: Layout, via: dict[Layout, tuple[Layout, Move]]
         at, move = via[at]
         path.append(move)
     return path[::-1]
-
-

@@ -1,16 +1,16 @@
 """
 Parallel tensor types (DESIGN: "Parallel tensor types").
 
-A type says what a value is (global sizes, element type) and into what pieces it is divided: a degree per dim, pieces that
-are addends of the value (`sum`), pieces that are identical (`copy`). Unity's (size, degree) plus replica dimension, with
-the latter split in two, because a single one makes `relu` of partial sums well typed and wrong.
+A type says what a value is (global sizes, element type) and into what pieces it is divided: a degree per dim, pieces
+that are addends of the value (`sum`), pieces that are identical (`copy`). Unity's (size, degree) plus replica
+dimension, with the latter split in two, because a single one makes `relu` of partial sums well typed and wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import product
 from math import prod
 
@@ -111,7 +111,7 @@ class TensorType:
         return f"!pcg.tensor<[{dims}], {self.dtype}{extra}>"
 
 
-@lru_cache(maxsize=None)
+@cache
 def tensor_type(
     shape: Sequence[int], dtype: str, degrees: Sequence[int] | None = None, sum: int = 1, copy: int = 1
 ) -> TensorType:

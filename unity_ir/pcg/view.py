@@ -1,10 +1,10 @@
 """
 Machine views (Unity, section 3.2): on which devices the tasks of an operator run.
 
-A view gives every axis of a task grid (index variables with degree above 1 in TDL order, then `copy`, then `sum`) a list
-of `factor @ stride`: the axis' coordinate, in mixed radix with the first factor outermost, moves that many devices. Unlike
-Unity's, an axis may so span nodes and GPUs. `repeat` lists the devices that do the same task again: they hold the same
-pieces and the same gradients (Megatron's replicated operators; JAX's unvarying values).
+A view gives every axis of a task grid (index variables with degree above 1 in TDL order, then `copy`, then `sum`) a
+list of `factor @ stride`: the axis' coordinate, in mixed radix with the first factor outermost, moves that many
+devices. Unlike Unity's, an axis may so span nodes and GPUs. `repeat` lists the devices that do the same task again:
+they hold the same pieces and the same gradients (Megatron's replicated operators; JAX's unvarying values).
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def _merge(node: Node, users: Users) -> Iterator[Match]:
     """
     rewrite: matmul(x, a), matmul(x, b) -> split(matmul(x, concat(a, b)))
 
-    Applied at the first of the two; both must have the same activation, and neither weight may depend on the other product.
+    Applied at the first of the two; both must have the same activation, and neither weight may depend on the other
+    product.
     """
     if node.op != "matmul":
         return
@@ -69,7 +70,8 @@ def _split_of_concat(node: Node, users: Users) -> Iterator[Match]:
     joined = node.operands[0].node
     if joined.op != "concat" or joined.attribute("dim") != node.attribute("dim"):
         return
-    if tuple(v.shape[node.attribute("dim")] for v in joined.operands) == node.attribute("sizes"):
+    dim = int(node.attribute("dim"))
+    if tuple(v.shape[dim] for v in joined.operands) == node.attribute("sizes"):
         yield dict(zip(node.results, joined.operands, strict=True))
 
 
@@ -90,4 +92,3 @@ ALGEBRAIC: tuple[Rule, ...] = (
     Rule("split-of-concat", _split_of_concat),
     Rule("concat-of-split", _concat_of_split),
 )
-

@@ -3,9 +3,9 @@ The parallelization rule of every operator, derived from its TDL line alone (Tof
 
     op(x, y)  ->  undo(op(divide(x), divide(y)))
 
-`divide` is partition along the dims that carry a divided index variable, replicate over those that do not, zero_pad where
-an operand carries addends; `undo` is combine, reduce and pick. Both sides have the same boundary types and the same
-erasure, so by the theorem of DESIGN they are equal.
+`divide` is partition along the dims that carry a divided index variable, replicate over those that do not, zero_pad
+where an operand carries addends; `undo` is combine, reduce and pick. Both sides have the same boundary types and the
+same erasure, so by the theorem of DESIGN they are equal.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def parallelize(node: Node, configuration: Configuration) -> tuple[Value, ...]:
     for value, d in zip(node.operands, operand_degrees(node.analysis, configuration), strict=True):
         wanted = tensor_type(value.type.shape, value.type.dtype, d.dims, d.sum, d.copy)
         for op, attributes in type_steps_up(wanted):
-            value = parallel(op, value, **attributes).result
+            value = parallel(op, value, None, **attributes).result
         operands.append(value)
     results: list[Value] = []
     for value in divide(node, operands, configuration).results:
         for op, attributes in type_steps_down(value.type):
-            value = parallel(op, value, **attributes).result
+            value = parallel(op, value, None, **attributes).result
         results.append(value)
     return tuple(results)
 

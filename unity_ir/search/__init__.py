@@ -1,6 +1,6 @@
 """Search: the fastest parallel graph for a machine. `run` picks the strategy by name."""
 
-from unity_ir.search.run import STRATEGIES, run
 from unity_ir.search.result import SearchResult
+from unity_ir.search.run import STRATEGIES, run
 
 __all__ = ["STRATEGIES", "SearchResult", "run"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Value, leaf, parallel, rebuild, rewrite
 from unity_ir.pcg.layout import REPEAT, Layout, layout_type, layout_view
-from unity_ir.machine.model import Machine
 
 
 def data_parallel(graph: Graph, machine: Machine) -> Graph:

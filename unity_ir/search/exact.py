@@ -7,10 +7,10 @@ The fastest parallelization of one serial graph, exactly.
       + sum over values     of  reshard(made(c_producer) -> l_value)
       + sum over their uses of  reshard(l_value -> needed(c_user))
 
-`reshard` counts the forward and, where there is one, the backward (`LayoutSpace.training`). A value with one user needs
-no relay. A relay is where several users share what they can of the way (`search/exact.py` builds the terms,
-`search/eliminate.py` minimises them). The layouts are counts of axes (`search/space.py`), so the minimum is a lower bound
-on every placement of this graph, and is attained when `search/realise.py` finds axes that fit the counts.
+`reshard` counts the forward and, where there is one, the backward (`LayoutSpace.training`). A value with one user
+needs no relay. A relay is where several users share what they can of the way (`search/exact.py` builds the terms,
+`search/eliminate.py` minimises them). The layouts are counts of axes (`search/space.py`), so the minimum is a lower
+bound on every placement of this graph, and is attained when `search/realise.py` finds axes that fit the counts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 The joint search: algebraic rewrites outside, the exact parallelization of each candidate inside.
 
-Best-first over graphs, as Unity's substitution level (section 5.1): the cheapest graph seen so far is rewritten in every
-way the rules allow; a candidate is kept if it costs less than alpha times the best. Unlike there, a candidate's cost is
-that of its optimal parallelization and mapping, not of one PCG.
+Best-first over graphs, as Unity's substitution level (section 5.1): the cheapest graph seen so far is rewritten in
+every way the rules allow; a candidate is kept if it costs less than alpha times the best. Unlike there, a candidate's
+cost is that of its optimal parallelization and mapping, not of one PCG.
 """
 
 from __future__ import annotations

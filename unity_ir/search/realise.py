@@ -2,7 +2,8 @@
 From counts of axes to axes: the parallel graph of an exact plan.
 
 Going forward through the graph, each operator's axes are chosen among those its counts allow so that its operands need
-the cheapest resharding from where they already are. Then the graph is written out with its parallel operators and views.
+the cheapest resharding from where they already are. Then the graph is written out with its parallel operators and
+views.
 """
 
 from __future__ import annotations
@@ -168,7 +169,10 @@ def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[s
     """
     undo: list[tuple[str, dict[str, int]]] = []
     make: list[tuple[str, dict[str, int]]] = []
-    pairs = [("reduce", "zero_pad", None, source.sum, target.sum), ("pick", "replicate", None, source.copy, target.copy)]
+    pairs = [
+        ("reduce", "zero_pad", None, source.sum, target.sum),
+        ("pick", "replicate", None, source.copy, target.copy),
+    ]
     pairs += [
         ("combine", "partition", dim, a, b)
         for dim, (a, b) in enumerate(zip(source.degrees, target.degrees, strict=True))
@@ -183,9 +187,7 @@ def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[s
     return undo + make
 
 
-def _ways(
-    classes: Sequence[AxisClass], names: Sequence[GridRole], counts: Ints, axes: int
-) -> Iterator[Assignment]:
+def _ways(classes: Sequence[AxisClass], names: Sequence[GridRole], counts: Ints, axes: int) -> Iterator[Assignment]:
     """Every choice of axes with these counts of roles, outer axes given to earlier roles first."""
     per_class = [
         list(dict.fromkeys(permutations([n for n, k in zip(names, row, strict=False) for _ in range(int(k))])))

@@ -28,8 +28,9 @@ def run(
     """
     Search for a parallel graph that computes what `graph` does, for a machine.
 
-    A graph that is already parallel is searched from its erasure; `seed` is for the random strategy. Raises `UnityError` for an unknown strategy, a graph
-    that already has its backward, and plans that do not fit the machine's memory.
+    A graph that is already parallel is searched from its erasure; `seed` is for the random strategy. Raises
+    `UnityError` for an unknown strategy, a graph that already has its backward, and plans that do not fit the
+    machine's memory.
     """
     if strategy not in STRATEGIES:
         raise UnityError(f"search: unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
@@ -55,7 +56,7 @@ def run(
     over = result.cost.memory_bytes - machine.device.memory
     if over > 0:
         raise UnityError(
-            f"search: the plan found needs {result.cost.memory_bytes / 1e9:.2f} GB per device, {over / 1e9:.2f} GB more "
-            f"than {machine.device.name} has; use more devices or a smaller batch"
+            f"search: the plan found needs {result.cost.memory_bytes / 1e9:.2f} GB per device, "
+            f"{over / 1e9:.2f} GB more than {machine.device.name} has; use more devices or a smaller batch"
         )
     return result

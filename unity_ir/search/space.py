@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.layout import COPY, REPEAT, SUM
+from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 Floats = npt.NDArray[np.float64]

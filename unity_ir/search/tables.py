@@ -1,4 +1,6 @@
-"""The table of an operator: every configuration, the layouts it needs and makes, and its seconds forward and backward."""
+"""
+The table of an operator: every configuration, the layouts it needs and makes, and its seconds forward and backward.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +75,7 @@ def _project(counts: Ints, roles: Sequence[int], space: LayoutSpace) -> Ints:
     return out
 
 
-def _seconds(
-    node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, spaces: Spaces
-) -> Floats:
+def _seconds(node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, spaces: Spaces) -> Floats:
     operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
     device = spaces.machine.device
     rows, inverse = np.unique(degrees, axis=0, return_inverse=True)

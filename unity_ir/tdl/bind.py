@@ -155,8 +155,11 @@ class _Binder:
                 packs = [i.name for i in access.indices if isinstance(i, Pack)]
                 unknown = {p for p in packs if p not in ranks}
                 if len(unknown) == 1 and len([p for p in packs if p in unknown]) == 1:
-                    have = sum(ranks[i.name] if isinstance(i, Pack) else 1 for i in access.indices if i not in unknown
-                               and not (isinstance(i, Pack) and i.name in unknown))
+                    have = sum(
+                        ranks[i.name] if isinstance(i, Pack) else 1
+                        for i in access.indices
+                        if i not in unknown and not (isinstance(i, Pack) and i.name in unknown)
+                    )
                     if rank < have:
                         raise self.fail(f"{access.tensor} has rank {rank}; it needs at least {have}")
                     ranks[unknown.pop()] = rank - have
@@ -261,7 +264,9 @@ class _Binder:
                 if len(unknown) > 1:
                     raise self.fail(f"sizes of {', '.join(unknown)} are not known")
                 if size % known or (not unknown and size != known):
-                    raise self.fail(f"{tensor} has a dim of {size}, which {known} does not {'divide' if unknown else 'fill'}")
+                    raise self.fail(
+                        f"{tensor} has a dim of {size}, which {known} does not {'divide' if unknown else 'fill'}"
+                    )
                 if unknown:
                     self._set(unknown[0], size // known, tensor)
             elif isinstance(index, Segments):

@@ -56,7 +56,9 @@ def _flatten(
     bound: Bound, indices: Sequence[Index], expr: Expr, tensors: Mapping[str, Array], offsets: Mapping[str, int]
 ) -> Array:
     """The expression over all values of the indices' variables, composite dims folded into one."""
-    names = [n for i in indices for n in (i.names if isinstance(i, Composite) else (i.name,) if isinstance(i, Var) else ())]
+    names = [
+        n for i in indices for n in (i.names if isinstance(i, Composite) else (i.name,) if isinstance(i, Var) else ())
+    ]
     value = _Evaluation(bound, tensors, offsets).over(expr, names)
     shape = [
         int(np.prod([bound.extents[n] for n in i.names])) if isinstance(i, Composite) else bound.extents[i.name]

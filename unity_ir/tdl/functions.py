@@ -34,16 +34,36 @@ def _gelu(x: Array) -> Array:
     return 0.5 * x * (1 + _erf_like(x / math.sqrt(2)))
 
 
+def _relu(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+def _identity(x: Array) -> Array:
+    return x
+
+
+def _greater(a: Array, b: Array) -> Array:
+    return np.greater(a, b)
+
+
+def _equal(a: Array, b: Array) -> Array:
+    return np.equal(a, b)
+
+
+def _where(c: Array, a: Array, b: Array) -> Array:
+    return np.where(c, a, b)
+
+
 FUNCTIONS: dict[str, ScalarFunction] = {
-    "identity": ScalarFunction(1, lambda x: x, 0),
-    "relu": ScalarFunction(1, lambda x: np.maximum(x, 0), 1),
+    "identity": ScalarFunction(1, _identity, 0),
+    "relu": ScalarFunction(1, _relu, 1),
     "gelu": ScalarFunction(1, _gelu, 12),
     "exp": ScalarFunction(1, np.exp, 4),
     "log": ScalarFunction(1, np.log, 4),
     "erf": ScalarFunction(1, _erf_like, 8),
-    "gt": ScalarFunction(2, lambda a, b: np.greater(a, b), 1),
-    "eq": ScalarFunction(2, lambda a, b: np.equal(a, b), 1),
-    "where": ScalarFunction(3, lambda c, a, b: np.where(c, a, b), 1),
+    "gt": ScalarFunction(2, _greater, 1),
+    "eq": ScalarFunction(2, _equal, 1),
+    "where": ScalarFunction(3, _where, 1),
 }
 
 ACTIVATIONS = ("identity", "relu", "gelu")

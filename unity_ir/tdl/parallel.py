@@ -19,7 +19,9 @@ from unity_ir.tdl.syntax import Bound
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """How one tensor is divided: a degree per dim, pieces that are addends (`sum`), pieces that are identical (`copy`)."""
+    """
+    How one tensor is divided: a degree per dim, pieces that are addends (`sum`), pieces that are identical (`copy`).
+    """
 
     dims: tuple[int, ...]
     sum: int = 1
@@ -35,9 +37,9 @@ class Configuration:
     """
     How an operator's task grid is divided (FlexFlow's SOAP, Tofu's partition-n-reduce).
 
-    `degrees` of index variables (only those above 1), `copy` tasks that compute the same, and `sums`: for a set of operands
-    the operator is linear in, how many addends they are in. A product may have both its factors in addends, each set by
-    itself, since it is linear in either.
+    `degrees` of index variables (only those above 1), `copy` tasks that compute the same, and `sums`: for a set of
+    operands the operator is linear in, how many addends they are in. A product may have both its factors in addends,
+    each set by itself, since it is linear in either.
     """
 
     degrees: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -116,7 +118,8 @@ def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Conf
     for variable, degree in degrees.items():
         if bound.extents[variable] % degree:
             raise UnityError(
-                f"pcg.{bound.operator}: degree {degree} does not divide size {bound.extents[variable]} of index {variable}"
+                f"pcg.{bound.operator}: degree {degree} does not divide size {bound.extents[variable]} "
+                f"of index {variable}"
             )
     base = Configuration(MappingProxyType(degrees), 1, MappingProxyType(_infer_sums(analysis, operands)))
     copies: dict[str, int] = {}
@@ -148,8 +151,8 @@ def _infer_sums(analysis: Analysis, operands: Sequence[Degrees]) -> dict[Carrier
         partners = next((sorted(c - {name}) for c in analysis.carriers if name in c and len(c) > 1), None)
         if partners:
             raise UnityError(
-                f"pcg.{bound.operator}: {name} is in {addends} partial sums that {', '.join(partners)} is not in, but they "
-                f"must be together; insert pcg.reduce by {addends}"
+                f"pcg.{bound.operator}: {name} is in {addends} partial sums that {', '.join(partners)} is not in, "
+                f"but they must be together; insert pcg.reduce by {addends}"
             )
         raise UnityError(
             f"pcg.{bound.operator}: not linear in {name}, which is in {addends} partial sums; "

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
-from lark import Lark, Token, Transformer, v_args
+from lark import (
+    Lark,
+    Token,
+    Transformer,
+    v_args,  # pyright: ignore[reportUnknownVariableType]
+)
 from lark.exceptions import LarkError, VisitError
 
 from unity_ir.errors import UnityError
@@ -121,7 +126,7 @@ class _Build(Transformer[Token, Line]):
         return clauses
 
     def line(self, name: Token, params: tuple[Parameter | Attribute, ...], *rest: Any) -> Line:
-        clauses: tuple[Clause, ...] = rest[-1] if isinstance(rest[-1], tuple) else ()
+        clauses: tuple[Clause, ...] = () if isinstance(rest[-1], WrittenResult) else rest[-1]
         return Line(
             operator=str(name),
             parameters=tuple(p for p in params if isinstance(p, Parameter)),
@@ -150,7 +155,8 @@ def parse_line(text: str) -> Line:
     Raises `UnityError` that names the place where the text does not follow the grammar, or the name that is unknown.
     """
     try:
-        line = _Build().transform(_grammar().parse(text))
+        tree: Any = _grammar().parse(text)  # pyright: ignore[reportUnknownMemberType]
+        line = cast("Line", _Build().transform(tree))  # pyright: ignore[reportUnknownMemberType]
     except VisitError as e:
         raise UnityError(f"TDL: {e.orig_exc} in `{text}`") from e
     except LarkError as e:
@@ -167,7 +173,9 @@ def _check_names(line: Line) -> None:
     functions = {a.name for a in line.attributes if a.kind == "name"}
     for attribute in line.attributes:
         if attribute.kind == "name" and attribute.default is not None and attribute.default not in ACTIVATIONS:
-            raise UnityError(f"TDL: {line.operator}: default of {attribute.name} is not one of {', '.join(ACTIVATIONS)}")
+            raise UnityError(
+                f"TDL: {line.operator}: default of {attribute.name} is not one of {', '.join(ACTIVATIONS)}"
+            )
 
     read: set[str] = set()
 
@@ -191,7 +199,8 @@ def _check_names(line: Line) -> None:
                 check(right, bound)
             case Reduce(_, indices, body):
                 if shadowed := bound & set(indices):
-                    raise UnityError(f"TDL: {line.operator}: {shadowed.pop()} is bound twice in nested scopes; rename one")
+                    name = min(str(getattr(i, "name", i)) for i in shadowed)
+                    raise UnityError(f"TDL: {line.operator}: {name} is bound twice in nested scopes; rename one")
                 check(body, bound | set(indices))
             case _:
                 pass
@@ -200,5 +209,3 @@ def _check_names(line: Line) -> None:
         check(result.expr, frozenset(result.indices))
     if unread := [p.name for p in line.parameters if p.name not in read]:
         raise UnityError(f"TDL: {line.operator}: {unread[0]} is never read")
-
-

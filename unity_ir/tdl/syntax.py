@@ -1,9 +1,9 @@
 """
 Syntax of TDL.
 
-A `Line` is what was written. Binding it to operand shapes (`tdl.bind`) gives a `Bound`: packs and variadic names spelled
-out, attributes replaced by their values, every index variable with its extent. Analysis, evaluation and code generation
-only ever see a `Bound`.
+A `Line` is what was written. Binding it to operand shapes (`tdl.bind`) gives a `Bound`: packs and variadic names
+spelled out, attributes replaced by their values, every index variable with its extent. Analysis, evaluation and code
+generation only ever see a `Bound`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Composite:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """A dim that lays the ranges of several variables end to end; `active` is the one that runs here, if only one does."""
+    """
+    A dim that lays the ranges of several variables end to end; `active` is the one that runs here, if only one does.
+    """
 
     names: tuple[str, ...]
     active: int | None = None
