@@ -16,18 +16,22 @@ from unity_ir.pcg.reshard import Move
 WIDTH = 140
 
 
-def report(graph: Graph, machine: Machine | None = None) -> str:
+def report(
+    graph: Graph, machine: Machine | None = None, derivation: list[str] | None = None, bound: float | None = None
+) -> str:
     """
     The statistics of one graph on a machine; without one, on the smallest plain box that holds its pieces.
+
+    `derivation` and `bound` (seconds) are what a search says of its plan.
 
     Raises `UnityError` where the graph does not fit the machine.
     """
     if machine is None:
         machine = load(f"box:{devices_of(graph)}")
-    return text(graph.name, cost(graph, machine))
+    return text(graph.name, cost(graph, machine), derivation, bound)
 
 
-def text(name: str, plan: PlanCost) -> str:
+def text(name: str, plan: PlanCost, derivation: list[str] | None = None, bound: float | None = None) -> str:
     """The statistics as text."""
     machine = plan.machine
     out = StringIO()
@@ -42,6 +46,11 @@ def text(name: str, plan: PlanCost) -> str:
     console.print(f"  communication  {plan.elements:,} elements, {plan.bytes:,} bytes, over all devices")
     held = ", ".join(f"{what} {_bytes(size)}" for what, size in plan.memory.items())
     console.print(f"  memory         {_bytes(plan.memory_bytes)} per device: {held}")
+    if bound:
+        gap = max(0.0, plan.time / bound - 1)
+        console.print(f"  bound          {_seconds(bound)} for any placement of this graph: gap {gap:.2%}")
+    if derivation is not None:
+        console.print(f"  derivation     {', '.join(derivation) or 'no rewrite'}")
     console.print(_table(plan))
     return out.getvalue().rstrip() + "\n"
 

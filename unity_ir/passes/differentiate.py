@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.passes import ModulePass
-
-from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
-from unity_ir.dialects.machine import machine_name
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
+from unity_ir.passes.graph_pass import GraphPass
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.layout import devices_of, mesh_of
 
 
 @dataclass(frozen=True)
-class Differentiate(ModulePass):
+class Differentiate(GraphPass):
     """
     Build the backward from the operators' gradients, and one update per weight.
 
@@ -30,12 +25,10 @@ class Differentiate(ModulePass):
     optimizer: str = "sgd"
     lr: float = 0.1
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
+    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
         if self.optimizer not in ("sgd", "adam"):
-            raise UnityError(f"pcg-differentiate: unknown optimizer {self.optimizer!r}; known are sgd, adam")
-        name = machine_name(op)
-
-        for func in pcg_functions(op):
-            graph = to_graph(func)
-            mesh = mesh_of(devices_of(graph)) if name is None else load(name).mesh
-            replace_function(func, differentiate(graph, Optimizer(self.optimizer, self.lr), mesh))
+            raise UnityError(f"pcg-differentiate: unknown optimizer {self.optimizer!a}; known are sgd, adam")
+        if not 0 < self.lr < float("inf"):
+            raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")
+        mesh = mesh_of(devices_of(graph)) if machine is None else load(machine).mesh
+        return differentiate(graph, Optimizer(self.optimizer, self.lr), mesh)

@@ -18,5 +18,5 @@ class Erase(GraphPass):
 
     name = "pcg-erase"
 
-    def rewrite(self, graph: Graph) -> Graph:
+    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
         return erase(graph)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.passes import ModulePass
-
-from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
+from unity_ir.passes.graph_pass import GraphPass
 from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Graph
 
 
 @dataclass(frozen=True)
-class FuseCollectives(ModulePass):
+class FuseCollectives(GraphPass):
     """
     Replace chains of parallel operators by the collective that performs them.
 
@@ -25,6 +22,5 @@ class FuseCollectives(ModulePass):
 
     name = "pcg-fuse-collectives"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for func in pcg_functions(op):
-            replace_function(func, fuse_collectives(to_graph(func)))
+    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
+        return fuse_collectives(graph)

@@ -11,6 +11,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
+from unity_ir.dialects.machine import machine_name
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph
 
@@ -20,14 +21,14 @@ class GraphPass(ModulePass, ABC):
     """Base of passes that rewrite every pcg function by itself. A `UnityError` fails the pass."""
 
     @abstractmethod
-    def rewrite(self, graph: Graph) -> Graph:
-        """The graph to take the place of this one."""
+    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
+        """The graph to take the place of this one. `machine` is the module's, as `--machine` names it."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for func in pcg_functions(op):
             try:
                 graph = to_graph(func)
-                new = self.rewrite(graph)
+                new = self.rewrite(graph, machine_name(op))
                 if new is not graph:
                     replace_function(func, new)
             except UnityError as error:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr, f64
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import machine_name, set_machine
 from unity_ir.errors import UnityError
+from unity_ir.search import Progress, SearchResult, run
+
+DERIVATION = "pcg.derivation"
+"""The function attribute that holds the rule applications from the source graph to the plan."""
+
+BOUND = "pcg.bound"
+"""The function attribute that holds the seconds below which no placement of the plan's graph can be."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +40,50 @@ class Search(ModulePass):
     machine: str | None = None
     """A preset or a file: see `unity_ir.machine`. By default, the module's `machine.machine`."""
 
+    seed: int = 0
+    """Of the random strategy."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         text = self.machine if self.machine is not None else machine_name(op)
         if text is None:
             raise PassFailedException(
                 "pcg-search: the machine is missing; add --machine=M, or machine.machine to the module"
             )
-        from unity_ir import machine as machines
-        from unity_ir import search
+        from unity_ir.machine import load
 
         try:
-            machine = machines.load(text)
+            machine = load(text)
             for func in pcg_functions(op):
-                replace_function(func, search.run(to_graph(func), machine, self.strategy).graph)
+                with _shown(func.sym_name.data) as progress:
+                    result = run(to_graph(func), machine, self.strategy, progress=progress, seed=self.seed)
+                new = replace_function(func, result.graph)
+                new.attributes.update(_certificate(result))
         except UnityError as error:
             raise PassFailedException(str(error)) from error
         set_machine(op, text)
+
+
+def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr]:
+    """What says how the plan came about and how good it is."""
+    found: dict[str, ArrayAttr[StringAttr] | FloatAttr] = {}
+    if result.bound is not None:
+        found[DERIVATION] = ArrayAttr(StringAttr(f"{step.rule} at {step.at}") for step in result.derivation)
+        found[BOUND] = FloatAttr(result.bound, f64)
+    return found
+
+
+@contextmanager
+def _shown(name: str) -> Generator[Progress | None]:
+    """Progress on stderr, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False)
+    with console.status(f"searching @{name}") as status:
+
+        def progress(explored: int, best: float) -> None:
+            status.update(f"searching @{name}: {explored} graphs, best {best * 1e6:.1f} us")
+
+        yield progress

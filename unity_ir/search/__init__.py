@@ -1,6 +1,7 @@
 """Search: the fastest parallel graph for a machine. `run` picks the strategy by name."""
 
+from unity_ir.search.joint import Progress
 from unity_ir.search.result import SearchResult
 from unity_ir.search.run import STRATEGIES, run
 
-__all__ = ["STRATEGIES", "SearchResult", "run"]
+__all__ = ["STRATEGIES", "Progress", "SearchResult", "run"]

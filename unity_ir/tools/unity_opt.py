@@ -16,9 +16,10 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from difflib import get_close_matches
 from io import BytesIO, StringIO
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, TypeGuard
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 from xdsl.irdl import IRDLOperation, OptPropertyDef
 from xdsl.parser import Parser
@@ -143,7 +144,7 @@ class UnityOpt(xDSLOptMain):
         text = self.args.machine or machine_name(module)
         where = None if text is None else machine.load(text)
         for func in pcg_functions(module):
-            print(stats.report(to_graph(func), where), file=sys.stderr)
+            print(stats.report(to_graph(func), where, *_certificate(func)), file=sys.stderr)
 
     # Writing
 
@@ -157,6 +158,17 @@ class UnityOpt(xDSLOptMain):
         if self.output is not None:
             with open(self.args.output_file, "w", encoding="utf-8") as file:
                 file.write(self.output.getvalue())
+
+
+def _certificate(func: FuncOp) -> tuple[list[str] | None, float | None]:
+    """The derivation and the bound a search has left on a function."""
+    derivation, bound = func.attributes.get("pcg.derivation"), func.attributes.get("pcg.bound")
+    steps = [str(step.data) for step in derivation if isinstance(step, StringAttr)] if _is_array(derivation) else None
+    return steps, bound.value.data if isinstance(bound, FloatAttr) else None
+
+
+def _is_array(attribute: Attribute | None) -> TypeGuard[ArrayAttr[Attribute]]:
+    return isinstance(attribute, ArrayAttr)
 
 
 _STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"|"')
