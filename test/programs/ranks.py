@@ -67,7 +67,7 @@ class Ranks:
         found: dict[int, Any] = {}
         failures: list[str] = []
         for _ in range(world):
-            rank, state, answer = self._answers.get(timeout=120)
+            rank, state, answer = self._answers.get(timeout=60)
             found[rank] = answer
             if state != "ok":
                 failures.append(f"rank {rank}: {answer}")
@@ -98,3 +98,31 @@ def gradients(program: Any, seed: int = 0) -> tuple[Any, ...]:
     initial = {n: program.initial(n, s, seed).numpy() for n, s in program.WEIGHTS.items()}
     found = program.whole(ctx, loss, program.LOSS)[0].numpy()
     return initial, {n: b.numpy() for n, b in batch.items()}, found, whole
+
+
+def train_and_save(program: Any, steps: int, folder: str) -> dict[str, Any]:
+    """Train from the initial weights, write a checkpoint, and return the whole weights."""
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx)
+    moments = program.init_moments(weights)
+    for t in range(steps):
+        program.step(ctx, weights, moments, program.Data().batch(t), t)
+    program.save(ctx, weights, moments, steps, folder)
+    return whole(program, ctx, weights)
+
+
+def load_and_train(program: Any, steps: int, folder: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """Go on from a checkpoint: the steps it had done, the weights it had, and those `steps` later."""
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx, 7)
+    moments = program.init_moments(weights)
+    first = program.load(ctx, weights, moments, folder)
+    loaded = whole(program, ctx, weights)
+    for t in range(first, first + steps):
+        program.step(ctx, weights, moments, program.Data().batch(t), t)
+    return first, loaded, whole(program, ctx, weights)
+
+
+def whole(program: Any, ctx: Any, weights: Any) -> dict[str, Any]:
+    """Whole weights by name, as numpy arrays."""
+    return {n: program.whole(ctx, weights[n], s)[0].numpy().copy() for n, s in program.WEIGHTS.items()}

@@ -94,10 +94,15 @@ class _Printer:
 
     def _reserved(self) -> set[str]:
         """Names a function of the program may read, which no local variable may hide."""
-        names = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads", "triton", "tl"}
-        for statement in ast.parse(_runtime()).body:
-            if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-                names.add(statement.name)
+        names = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads"}
+        for statement in ast.parse(self._header() + _runtime()).body:
+            match statement:
+                case ast.FunctionDef(name) | ast.ClassDef(name):
+                    names.add(name)
+                case ast.Import(aliases) | ast.ImportFrom(_, aliases):
+                    names.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
+                case _:
+                    pass
         return names
 
     # -- the whole

@@ -1,0 +1,98 @@
+"""Checkpoints move between plans and into plain PyTorch; a run that is killed goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import mlp
+from ranks import Ranks, load_and_train, train_and_save
+from test_programs import program
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+
+def test_a_checkpoint_of_four_ranks_loads_on_two_and_in_plain_pytorch(ranks: Ranks, tmp_path: Path):
+    folder = str(tmp_path / "checkpoints")
+    four = program(mlp(), "ideal:2x2", "joint", "adam")
+    two = program(mlp(), "ideal:2", "data-parallel", "adam")
+    saved = ranks.run(four, 4, train_and_save, 2, folder)[0]
+    first, loaded, after = ranks.run(two, 2, load_and_train, 2, folder)[0]
+    assert first == 2
+    for name, value in saved.items():
+        np.testing.assert_array_equal(loaded[name], value)
+
+    undisturbed = ranks.run(four, 4, train_and_save, 4, str(tmp_path / "other"))[0]
+    for name, value in undisturbed.items():
+        np.testing.assert_allclose(after[name], value, atol=2e-5, err_msg=name)
+
+    dcp_to_torch_save(tmp_path / "checkpoints" / "step_00000002", tmp_path / "plain.pt")
+    plain = torch.load(tmp_path / "plain.pt")
+    for name, value in saved.items():
+        np.testing.assert_array_equal(plain[f"weights.{name}"].numpy(), value)
+
+
+def test_an_incomplete_checkpoint_is_never_loaded(ranks: Ranks, tmp_path: Path):
+    text = program(mlp(), "ideal:2", "joint")
+    ranks.run(text, 2, train_and_save, 1, str(tmp_path))
+    cut_short = tmp_path / "step_00000009"
+    cut_short.mkdir()
+    (cut_short / "__0_0.distcp").write_bytes(b"half")
+    assert ranks.run(text, 2, load_and_train, 0, str(tmp_path))[0][0] == 1
+
+
+def torchrun(path: Path, *options: str) -> subprocess.Popen[str]:
+    command = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, "--backend", "gloo", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def losses(output: str) -> dict[str, str]:
+    return dict(re.findall(r"^step (\d+) loss (\S+)$", output, re.M))
+
+
+def kill(path: Path) -> None:
+    """Kill everything that runs a program: torchrun and its workers, which are in sessions of their own."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(path).encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_with_the_same_losses(tmp_path: Path):
+    path = tmp_path / "train.py"
+    path.write_text(program(mlp(), "ideal:2", "joint", "adam"))
+    steps = 60
+    want = losses(torchrun(path, "--steps", str(steps)).communicate(timeout=60)[0])
+    assert len(want) == steps
+
+    folder = tmp_path / "checkpoints"
+    run = torchrun(path, "--steps", "10000", "--save", str(folder), "--save-every", "3")
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(folder.glob("step_*/.metadata"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        kill(path)
+        run.communicate(timeout=60)
+
+    done = max(int(p.parent.name.removeprefix("step_")) for p in folder.glob("step_*/.metadata"))
+    assert done < steps, "the run was not killed in time"
+    output, errors = torchrun(path, "--steps", str(steps), "--load", str(folder)).communicate(timeout=60)
+    assert losses(output) == {step: loss for step, loss in want.items() if int(step) > done}, errors
