@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test lint format gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -36,6 +36,9 @@ lint: setup ## style and types
 format: setup ## fix what ruff can fix
 	ruff check --fix
 	ruff format
+
+gpu: setup ## check and time emitted programs over NCCL, on a machine with a GPU
+	python bench/gpu.py --json bench/results/gpu.json
 
 clean: ## remove what builds and tests left, except .venv
 	rm -rf build dist out *.egg-info .hypothesis .pytest_cache .ruff_cache

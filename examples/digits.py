@@ -57,7 +57,7 @@ def train(ranks: int, steps: int, training_set: Path, folder: Path) -> Path:
 
 def accuracy(checkpoint: Path, images: torch.Tensor, labels: torch.Tensor) -> float:
     """The part of the images a checkpoint classifies rightly, in plain PyTorch."""
-    plain = checkpoint.with_suffix(".pt")
+    plain = checkpoint.parent.with_suffix(".pt")
     dcp_to_torch_save(checkpoint, plain)
     w = {name.removeprefix("weights."): value for name, value in torch.load(plain).items()}
     hidden = torch.relu(images @ w["hidden.weight"] + w["hidden.bias"])

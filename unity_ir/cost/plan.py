@@ -14,7 +14,8 @@ from math import prod
 
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import needs_gradient
+from unity_ir.pcg.anchors import Anchors
+from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import Layout, Placement, dual, place
 from unity_ir.pcg.reshard import Move, plan
@@ -126,33 +127,6 @@ def _plan(shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, ma
     return () if source == target else _plan_cached(shape, dtype, source, target, _ByIdentity(machine))
 
 
-class Anchors:
-    """
-    Which values exist on the devices.
-
-    A chain of parallel operators is one reshard from the value it starts at to where it is read, unless an operator in
-    the middle has a view, is an output, or is read by an operator beside going on: then its value is materialised
-    there.
-    """
-
-    def __init__(self, graph: Graph):
-        self._users = graph.users()
-        self._outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
-
-    def materialised(self, value: Value) -> bool:
-        node = value.node
-        if not node.is_parallel or node.view is not None or value in self._outputs:
-            return True
-        users = self._users.get(value, ())
-        return len(users) > 1 and any(user.is_compute for user, _ in users)
-
-    def of(self, value: Value) -> Value:
-        """The materialised value a value is a reshard of; itself if it is one."""
-        while not self.materialised(value):
-            value = value.node.operands[0]
-        return value
-
-
 def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Reshard]:
     """
     Every reshard a graph asks for: from where a value is made to where each operator reads it.
@@ -168,12 +142,13 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
                 found.setdefault((anchors.of(operand), placement.needs(node, i)), []).append(node)
         elif anchors.materialised(node.result) and node.is_parallel:
             found.setdefault((anchors.of(node.operands[0]), placement.layouts[node.result]), []).append(node)
-    with_gradient = set[Node]() if graph.updates else needs_gradient(nodes)
+    with_gradient = set[Node]() if graph.updates else trained(graph)
     out: list[Reshard] = []
     for (value, target), at in found.items():
         source = placement.layouts[value]
         forward = plan_moves(value, source, target, machine)
-        backward = plan_moves(value, dual(target), dual(source), machine) if value.node in with_gradient else ()
+        has_gradient = value.node in with_gradient and not with_gradient.isdisjoint(at)
+        backward = plan_moves(value, dual(target), dual(source), machine) if has_gradient else ()
         out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward))
     return out
 
@@ -188,19 +163,19 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     nodes = graph.nodes()
     explicit = bool(graph.updates)
     optimizer = graph.optimizer or optimizer or Optimizer()
-    with_gradient = needs_gradient(nodes)
+    with_gradient = trained(graph)
     operators: list[OperatorCost] = []
     for node in nodes:
         if node.is_compute:
-            needs = tuple(v.node in with_gradient for v in node.operands)
+            needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
             done = work_of(node, needs, backward=not explicit)
             operators.append(
                 OperatorCost(node, done, done.forward_time(machine.device), done.backward_time(machine.device))
             )
-    weights = [n for n in nodes if n.op == "weight"]
+    weights = [u.weight.node for u in graph.updates] or [n for n in nodes if n.op == "weight" and n in with_gradient]
     between = reshards(graph, placement, machine)
     update = sum(update_time(n, optimizer, machine) for n in weights)
-    memory = _memory(nodes, weights, between, placement, optimizer, with_gradient)
+    memory = _memory(nodes, weights, between, placement, optimizer)
     return PlanCost(
         machine,
         placement,
@@ -252,16 +227,15 @@ def _memory(
     between: Iterable[Reshard],
     placement: Placement,
     optimizer: Optimizer,
-    with_gradient: set[Node],
 ) -> Mapping[str, int]:
     def piece(value: Value) -> int:
         return prod(value.type.piece_shape) * ELEMENT_BYTES[value.type.dtype]
 
-    held = sum(piece(n.result) for n in weights)
+    updated = sum(piece(n.result) for n in weights)
     return {
-        "weights": held,
-        "gradients": held,
-        "optimizer state": held * optimizer_states(optimizer),
+        "weights": sum(piece(n.result) for n in nodes if n.op == "weight"),
+        "gradients": updated,
+        "optimizer state": updated * optimizer_states(optimizer),
         "activations": sum(piece(v) for n in nodes if n.op != "weight" and not n.is_parallel for v in n.results)
         + sum(
             prod(_local_shape(r.value, r.target, placement)) * ELEMENT_BYTES[r.value.type.dtype]

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from unity_ir.cost.plan import Anchors, cost, plan_moves
+from unity_ir.cost.plan import cost, plan_moves
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import Assignment, Layout, Mesh
 from unity_ir.pcg.reshard import Move

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operators
 from unity_ir.ops.operator import Application, Operator
+from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, leaf, parallel, rebuild, topological
 from unity_ir.pcg.layout import (
     Layout,
@@ -37,6 +39,16 @@ def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
         if node.op == "weight" or any(v.node in found for v in node.operands):
             found.add(node)
     return found
+
+
+def trained(graph: Graph) -> set[Node]:
+    """
+    The nodes whose values have a gradient: those between a weight and the loss, which is the first output.
+
+    A graph whose first output is no scalar is part of a model; there every output counts.
+    """
+    is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
+    return needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs))
 
 
 def operand_gradients(node: Node, grads: Sequence[Value], view: View | None = None) -> tuple[Value | None, ...]:
@@ -78,20 +90,31 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         raise UnityError(f"func.func @{graph.name}: its first output must be a scalar loss to differentiate")
     loss = graph.outputs[0]
     order = topological((loss,))
-    with_gradient = needs_gradient(order)
+    with_gradient = trained(graph)
     if loss.node not in with_gradient:
         raise UnityError(f"func.func @{graph.name}: no weight reaches its loss")
 
     placement = None if mesh is None else place(graph, mesh)
 
-    def gradient_view(value: Value) -> View | None:
-        """Where the gradient of a value that exists on the devices rests: in the dual of the value's layout."""
-        if placement is None or (value.node.is_parallel and value.node.view is None):
-            return None
-        return layout_view(dual(placement.layouts[value]), len(value.shape), placement.mesh)
+    def dual_view(value: Value) -> View | None:
+        """The dual of a value's layout."""
+        return placement and layout_view(dual(placement.layouts[value]), len(value.shape), placement.mesh)
 
-    grads: dict[Value, Value] = {loss: leaf("constant", loss.type.dual, value=1.0).result}
+    def gradient_view(value: Value) -> View | None:
+        """Where the gradient of a value that exists on the devices rests."""
+        return None if value.node.is_parallel and value.node.view is None else dual_view(value)
+
+    def constant(value: Value, number: float) -> Value:
+        """A number as the gradient of a value. Nothing but a view says on which axes it is copied."""
+        return leaf("constant", value.type.dual, dual_view(value), value=number).result
+
+    anchors = Anchors(graph)
+    grads: dict[Value, list[Value]] = {loss: [constant(loss, 1.0)]}
     add = operators()["add"]
+
+    def total(value: Value) -> Value:
+        """The gradient of a value: the sum of what its users make of theirs."""
+        return reduce(lambda a, b: _sum(add, a, b), grads[value]) if value in grads else constant(value, 0.0)
 
     def gradients(node: Node, of_results: Sequence[Value]) -> tuple[Value | None, ...]:
         if node.is_parallel or placement is None:
@@ -100,17 +123,17 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         return tuple(g and _spread_alike(g, dual(placement.needs(node, i)), placement) for i, g in enumerate(found))
 
     for node in reversed(order):
-        if node not in with_gradient or not node.operands:
+        if node not in with_gradient or not node.operands or not any(v in grads for v in node.results):
             continue
-        if not any(v in grads for v in node.results):
-            continue
-        of_results = [grads[v] if v in grads else leaf("constant", v.type.dual, value=0.0).result for v in node.results]
-        for operand, grad in zip(node.operands, gradients(node, of_results), strict=True):
-            if grad is not None and operand.node in with_gradient:
-                grads[operand] = _sum(add, grads[operand], grad) if operand in grads else grad
+        # What is only on the way somewhere is not brought together there: each gradient goes the whole way back.
+        passing = node.is_parallel and not anchors.materialised(node.result)
+        for of_results in [[g] for g in grads[node.result]] if passing else [[total(v) for v in node.results]]:
+            for operand, grad in zip(node.operands, gradients(node, of_results), strict=True):
+                if grad is not None and operand.node in with_gradient:
+                    grads.setdefault(operand, []).append(grad)
 
     updates = tuple(
-        Update(n.result, _as_weight(n.result, grads[n.result], placement)) for n in order if n.op == "weight"
+        Update(n.result, _as_weight(n.result, total(n.result), placement)) for n in order if n.op == "weight"
     )
     return replace(graph, updates=updates, optimizer=optimizer)
 
@@ -135,6 +158,11 @@ def _sum(add: Operator, a: Value, b: Value) -> Value:
 
 def _as_weight(weight: Value, grad: Value, placement: Placement | None) -> Value:
     """The gradient in the weight's own type and place, so that each copy of the weight is updated alike."""
+    if weight.type.sum > 1:
+        raise UnityError(
+            f"pcg.weight: {weight.node.name} rests in {weight.type.sum} partial sums, which cannot be updated; "
+            "keep it whole and insert pcg.zero_pad"
+        )
     if grad.type.sum > 1:
         view = None if placement is None else layout_view(placement.layouts[weight], len(weight.shape), placement.mesh)
         grad = parallel("reduce", grad, by=grad.type.sum).result

@@ -133,7 +133,20 @@ def _make(
 
 
 def leaf(op: str, type: TensorType, view: View | None = None, **attributes: AttrValue) -> Node:
-    """An `input` or `weight` with a `name`, or a `constant` with a `value`."""
+    """
+    An `input` or `weight` with a `name`, or a `constant` with a `value`.
+
+    Raises `UnityError` for a leaf that lacks it.
+    """
+    if op == "constant":
+        value = attributes.get("value")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UnityError(f"pcg.constant: its value is {value!r}; it must be a number")
+        if not type.is_integer:
+            # 1 and 1.0 are equal: which of them a node has must not depend on which came first.
+            attributes["value"] = float(value)
+    elif not (isinstance(name := attributes.get("name"), str) and name):
+        raise UnityError(f"pcg.{op}: its name is {name!r}; give it one")
     return _make(op, (), tuple(sorted(attributes.items())), (type,), view)
 
 

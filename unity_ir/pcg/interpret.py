@@ -224,9 +224,11 @@ def _result_piece(
     copy: int,
     addend: Mapping[Carriers, int],
 ) -> Piece:
+    dims = analysis.result_dims[result]
     number = 0
-    for variable in analysis.reduced:
-        number = number * configuration.degree(variable) + at.get(variable, 0)
+    for variable, position in at.items():
+        if variable not in dims:
+            number = number * configuration.degree(variable) + position
     for carriers, position in addend.items():
         number = number * configuration.sums[carriers] + position
-    return Piece(tuple(at.get(v, 0) if v else 0 for v in analysis.result_dims[result]), number, copy)
+    return Piece(tuple(at.get(v, 0) if v else 0 for v in dims), number, copy)

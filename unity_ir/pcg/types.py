@@ -23,6 +23,9 @@ ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2, "i64": 8, "i32": 4}
 MAX_ELEMENTS = 2**62
 """Sizes beyond this cannot be addressed in bytes by 64-bit integers."""
 
+MAX_PIECES = 2**20
+"""More pieces than any machine has devices; beyond it they cannot be listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -135,6 +138,10 @@ def tensor_type(
         raise UnityError(f"pcg.tensor: {' x '.join(map(str, shape))} elements are too many to address")
     if sum < 1 or copy < 1:
         raise UnityError(f"pcg.tensor: sum = {sum}, copy = {copy}; degrees start at 1")
+    if prod(degrees) * sum * copy > MAX_PIECES:
+        raise UnityError(
+            f"pcg.tensor: {prod(degrees) * sum * copy} pieces are too many; at most {MAX_PIECES} are allowed"
+        )
     if dtype.startswith("i") and sum > 1:
         raise UnityError(f"pcg.tensor: {dtype} values cannot be in partial sums")
     return TensorType(tuple(shape), degrees, dtype, sum, copy)

@@ -15,13 +15,13 @@ bound on every placement of this graph, and is attained when `search/realise.py`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from unity_ir.cost.plan import update_time
-from unity_ir.pcg.differentiate import needs_gradient
+from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.eliminate import Factor, minimise
@@ -51,7 +51,7 @@ class Solver:
 
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
         """The table of a serial compute node."""
-        needs = tuple(v.node in with_gradient for v in node.operands)
+        needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         key = (node.op, node.attributes, tuple(v.type for v in node.operands), needs)
         if key not in self._tables:
             self._tables[key] = operator_table(node, needs, self.spaces)
@@ -65,20 +65,21 @@ class Solver:
         """The minimum for a serial forward graph."""
         return _Problem(self, graph).solve()
 
-    def rest(self, node: Node) -> Floats:
+    def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
         """Seconds a leaf costs by resting in each layout: the update of a weight; copies and addends never rest."""
         (type,) = node.types
-        key = (node.op, type)
+        updated = node.op == "weight" and node in with_gradient
+        key = (type, updated)
         if key not in self._rests:
-            self._rests[key] = self._make_rest(node)
+            self._rests[key] = self._make_rest(node, updated)
         return self._rests[key]
 
-    def _make_rest(self, node: Node) -> Floats:
+    def _make_rest(self, node: Node, updated: bool) -> Floats:
         space = self.space(node.result)
         (type,) = node.types
         barred = space.degrees[:, space.rank] * space.degrees[:, space.rank + 1] > 1
         seconds = np.where(barred, np.inf, 0.0)
-        if node.op != "weight":
+        if not updated:
             return seconds
         for i in np.flatnonzero(~barred):
             degrees = tuple(int(d) for d in space.degrees[i, : space.rank])
@@ -93,7 +94,7 @@ class _Problem:
     def __init__(self, solver: Solver, graph: Graph):
         self.solver = solver
         self.nodes = graph.nodes()
-        self.with_gradient = needs_gradient(self.nodes)
+        self.with_gradient = trained(graph)
         self.uses = graph.users()
         self.numbers: dict[Node | Value, int] = {}
         self.sizes: dict[int, int] = {}
@@ -106,18 +107,20 @@ class _Problem:
             self.sizes[self.numbers[key]] = size
         return self.numbers[key]
 
-    def reshard(self, value: Value) -> Floats:
+    def reshard(self, value: Value, users: Iterable[Node]) -> Floats:
         space = self.solver.space(value)
-        return space.training if value.node in self.with_gradient else space.forward
+        has_gradient = value.node in self.with_gradient and not self.with_gradient.isdisjoint(users)
+        return space.training if has_gradient else space.forward
 
     def relayed(self, value: Value) -> bool:
-        return len(self.uses.get(value, ())) > 1
+        """Whether where a value's users find it is a choice of its own: not if it has one user, who decides it."""
+        return len(self.uses.get(value, ())) > 1 or (value.node.is_leaf and value not in self.uses)
 
     def solve(self) -> ExactPlan:
         for node in self.nodes:
             if node.is_leaf:
                 if self.relayed(node.result):
-                    rest = self.solver.rest(node)
+                    rest = self.solver.rest(node, self.with_gradient)
                     self.factors.append(Factor((self.variable(node.result, len(rest)),), rest))
             else:
                 self._operator(node)
@@ -139,11 +142,12 @@ class _Problem:
         for i, value in enumerate(node.results):
             if self.relayed(value):
                 relay = self.variable(value, len(self.solver.space(value)))
-                self.factors.append(Factor((own, relay), self.reshard(value)[table.results[i]]))
+                users = [user for user, _ in self.uses[value]]
+                self.factors.append(Factor((own, relay), self.reshard(value, users)[table.results[i]]))
 
     def _use(self, value: Value, user: Node, own: int, slots: list[Ints]) -> None:
         """The term of one operator's use of a value, from where the value is to where the operator needs it."""
-        reshard = self.reshard(value)
+        reshard = self.reshard(value, [user])
         if self.relayed(value):
             term = reshard[:, slots[0]].copy()
             for i, slot in enumerate(slots[1:], start=1):
@@ -151,7 +155,7 @@ class _Problem:
                 term += np.where(fresh, reshard[:, slot], 0.0)
             self.factors.append(Factor((self.variable(value, len(reshard)), own), term))
         elif value.node.is_leaf:
-            term = self.solver.rest(value.node)[:, None] + reshard[:, slots[0]]
+            term = self.solver.rest(value.node, self.with_gradient)[:, None] + reshard[:, slots[0]]
             self.single_leaves.append((value, user, term))
             self.factors.append(Factor((own,), term.min(axis=0)))
         else:

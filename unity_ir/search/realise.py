@@ -14,7 +14,7 @@ from math import gcd
 from typing import TypeVar
 
 from unity_ir.cost.plan import plan_moves
-from unity_ir.pcg.differentiate import needs_gradient
+from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value, divide, leaf, parallel
 from unity_ir.pcg.layout import (
     COPY,
@@ -55,7 +55,7 @@ class _Realisation:
         self.machine = solver.spaces.machine
         self.mesh = self.machine.mesh
         self.classes = solver.spaces.classes
-        self.with_gradient = needs_gradient(graph.nodes())
+        self.with_gradient = trained(graph)
         self.made: dict[Value, Layout] = {}
         """Where each serial value is made (or, for a leaf, rests)."""
         self.relay: dict[Value, Layout] = {}

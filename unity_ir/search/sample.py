@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import needs_gradient
+from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.realise import realise
@@ -18,14 +18,16 @@ def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
     """A parallel graph of a serial one with every configuration, resting layout and relay drawn at random."""
     solver = Solver(Spaces(machine), Optimizer())
     nodes = graph.nodes()
-    with_gradient = needs_gradient(nodes)
+    with_gradient = trained(graph)
     users = graph.users()
     random = Random(seed)
     rows: dict[Node, int] = {}
     layouts: dict[Value, int] = {}
     for node in nodes:
         if node.is_leaf:
-            layouts[node.result] = random.choice([int(i) for i in np.flatnonzero(np.isfinite(solver.rest(node)))])
+            layouts[node.result] = random.choice(
+                [int(i) for i in np.flatnonzero(np.isfinite(solver.rest(node, with_gradient)))]
+            )
             continue
         rows[node] = random.randrange(len(solver.table(node, with_gradient)))
         for value in node.results:

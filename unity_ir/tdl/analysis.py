@@ -81,11 +81,6 @@ class Analysis:
         return tuple(v for v in self.bound.extents if self._is_splittable(v))
 
     @cached_property
-    def reduced(self) -> tuple[str, ...]:
-        """Splittable variables bound by a root-level sum: splitting one leaves partial sums."""
-        return tuple(v for v in self.splittable if not self._in_results(v))
-
-    @cached_property
     def carriers(self) -> tuple[frozenset[str], ...]:
         """
         Minimal sets of operands the results are jointly linear in: those that may carry partial sums together.
@@ -98,7 +93,8 @@ class Analysis:
             if found is None:
                 continue
             common = found if common is None else [s for s in common if s in found]
-        minimal = [s for s in common or [] if s and not any(t < s for t in common or [])]
+        integers = {p.name for p in self.bound.operands if p.integer}
+        minimal = [s for s in common or [] if not s & integers and not any(t < s for t in common or [])]
         return tuple(sorted(set(minimal), key=sorted))
 
     @cached_property
@@ -128,11 +124,11 @@ class Analysis:
     def _reducers(self) -> bool:
         return any(_contains_reduce(r.expr) for r in self.bound.results)
 
-    def _in_results(self, variable: str) -> bool:
-        return any(variable in index_names(i) for r in self.bound.results for i in r.indices)
-
     def _is_splittable(self, variable: str) -> bool:
         places = [(a.tensor, d, _bound_index(i)) for a in self._accesses for d, i in enumerate(a.indices)]
+        if variable not in self.bound.free_degrees and not any(variable in index_names(i) for _, _, i in places):
+            # Nothing would say what its degree is.
+            return False
         for tensor, dim, index in places:
             if variable not in index_names(index):
                 continue
@@ -147,7 +143,7 @@ class Analysis:
         for result in self.bound.results:
             uses = [i for i in result.indices if variable in index_names(i)]
             if uses:
-                if len(uses) > 1 or leading(uses[0]) != variable or _binds(result.expr, variable):
+                if leading(uses[0]) != variable:
                     return False
             elif not _is_root_sum(result.expr, variable):
                 return False

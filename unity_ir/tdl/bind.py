@@ -61,9 +61,9 @@ def check_attributes(line: Line, attributes: Mapping[str, AttrValue]) -> dict[st
         if value is None:
             raise UnityError(f"pcg.{line.operator}: attribute {name} is missing; add {{{name} = ...}}")
         fits = {
-            "int": isinstance(value, int) and not isinstance(value, bool),
-            "ints": isinstance(value, tuple),
-            "float": isinstance(value, float | int),
+            "int": _is_int(value),
+            "ints": isinstance(value, tuple) and all(map(_is_int, value)),
+            "float": isinstance(value, float) or _is_int(value),
             "name": value in ACTIVATIONS,
         }[attribute.kind]
         if not fits:
@@ -71,6 +71,10 @@ def check_attributes(line: Line, attributes: Mapping[str, AttrValue]) -> dict[st
             raise UnityError(f"pcg.{line.operator}: attribute {name} is {value!r}; it must be {wanted}")
         full[name] = value
     return full
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue]) -> Bound:
@@ -121,7 +125,10 @@ class _Binder:
             return len(shapes) - fixed
         for (kind, index), clause in self.clauses.items():
             if kind == "size" and isinstance(index, Starred):
-                return len(self._ints(clause))
+                sizes = self._ints(clause)
+                if not sizes:
+                    raise self.fail(f"attribute {clause.value} is empty; give a size for each result")
+                return len(sizes)
         return 1
 
     def _int(self, clause: Clause) -> int:
@@ -145,7 +152,9 @@ class _Binder:
                     if ranks[index.name] < 0:
                         raise self.fail(f"attribute {clause.value} is {ranks[index.name]}; it must not be negative")
                 else:
-                    ranks[index.name] = len(self._ints(clause))
+                    entries = len(self._ints(clause))
+                    if ranks.setdefault(index.name, entries) != entries:
+                        raise self.fail(f"attribute {clause.value} has {entries} entries, expected {ranks[index.name]}")
         accesses = [(r, a) for r in self.line.results for a in _written_accesses(r.expr)]
         pending = True
         while pending:
@@ -165,10 +174,11 @@ class _Binder:
                     ranks[unknown.pop()] = rank - have
                     pending = True
         for _, access in accesses:
-            rank = len(self.shapes[self._first(access)])
             need = sum(ranks.get(i.name, 0) if isinstance(i, Pack) else 1 for i in access.indices)
-            if rank != need:
-                raise self.fail(f"{access.tensor} has rank {rank}, expected {need}")
+            names = [f"{access.tensor}{c}" for c in range(self.copies)] if access.starred else [access.tensor]
+            for name in names:
+                if len(self.shapes[name]) != need:
+                    raise self.fail(f"{name} has rank {len(self.shapes[name])}, expected {need}")
         return ranks
 
     def _first(self, access: Access) -> str:
@@ -310,8 +320,6 @@ class _Binder:
             if kind == "degree":
                 names = [n for b in self._all_copies(index) for n in index_names(b)]
                 values = self._ints(clause)
-                if len(values) != len(names):
-                    raise self.fail(f"attribute {clause.value} has {len(values)} entries, expected {len(names)}")
                 for name, degree in zip(names, values, strict=True):
                     if degree < 1 or extents[name] % degree:
                         raise self.fail(f"degree {degree} does not divide size {extents[name]}")

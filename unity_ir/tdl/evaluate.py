@@ -117,6 +117,8 @@ class _Evaluation:
         left_names = [k.name for k in i if isinstance(k, Var)]
         right_names = [k.name for k in j if isinstance(k, Var)]
         labels = {n: k for k, n in enumerate(dict.fromkeys([*left_names, *right_names]))}
+        if not labels.keys() >= {*expr.names}:
+            return None
         out = [n for n in order if n in labels]
         value = np.einsum(
             self.tensors[left],

@@ -81,9 +81,12 @@ def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[De
 
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and k by 2, returns dims (1, 1), sum 2.
     """
-    total = prod(configuration.degree(v) for v in analysis.reduced) * configuration.sum
     return tuple(
-        Degrees(tuple(configuration.degree(v) for v in dims), total, configuration.copy)
+        Degrees(
+            tuple(configuration.degree(v) for v in dims),
+            prod(d for v, d in configuration.degrees.items() if v not in dims) * configuration.sum,
+            configuration.copy,
+        )
         for dims in analysis.result_dims
     )
 
@@ -106,6 +109,11 @@ def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Conf
                         f"pcg.{bound.operator}: dim {dim} of {parameter.name} has degree {degree}, but it needs the "
                         f"whole dim; insert pcg.combine dim {dim} by {degree}"
                     )
+            elif bound.extents[variable] % degree:
+                raise UnityError(
+                    f"pcg.{bound.operator}: dim {dim} of {parameter.name} has degree {degree}, which does not divide "
+                    f"size {bound.extents[variable]} of index {variable}; insert pcg.combine dim {dim} by {degree}"
+                )
             elif degrees.setdefault(variable, degree) != degree:
                 where = origin.get(variable, "the attributes")
                 raise UnityError(
@@ -115,12 +123,6 @@ def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Conf
             else:
                 origin.setdefault(variable, parameter.name)
     degrees = {v: degrees[v] for v in bound.extents if degrees.get(v, 1) > 1}
-    for variable, degree in degrees.items():
-        if bound.extents[variable] % degree:
-            raise UnityError(
-                f"pcg.{bound.operator}: degree {degree} does not divide size {bound.extents[variable]} "
-                f"of index {variable}"
-            )
     base = Configuration(MappingProxyType(degrees), 1, MappingProxyType(_infer_sums(analysis, operands)))
     copies: dict[str, int] = {}
     for parameter, have, need in zip(bound.operands, operands, operand_degrees(analysis, base), strict=True):

@@ -15,7 +15,7 @@ from lark import (
 from lark.exceptions import LarkError, VisitError
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.functions import ACTIVATIONS, FUNCTIONS
+from unity_ir.tdl.check import check_line
 from unity_ir.tdl.syntax import (
     Access,
     Attribute,
@@ -110,6 +110,9 @@ class _Build(Transformer[Token, Line]):
     def attribute(self, name: Token, kind: Token, default: Token | None) -> Attribute:
         value: AttrValue | None = None
         if default is not None:
+            number = default.type == "SIGNED_NUMBER"
+            if kind == "ints" or number == (kind == "name") or (kind == "int" and not default.lstrip("+-").isdecimal()):
+                raise UnityError(f"default of {name} is {default}, which is no {kind}")
             value = str(default) if kind == "name" else int(default) if kind == "int" else float(default)
         return Attribute(str(name), str(kind), value)
 
@@ -154,6 +157,7 @@ def parse_line(text: str) -> Line:
 
     Raises `UnityError` that names the place where the text does not follow the grammar, or the name that is unknown.
     """
+    text = " ".join(text.split())
     try:
         tree: Any = _grammar().parse(text)  # pyright: ignore[reportUnknownMemberType]
         line = cast("Line", _Build().transform(tree))  # pyright: ignore[reportUnknownMemberType]
@@ -162,50 +166,6 @@ def parse_line(text: str) -> Line:
     except LarkError as e:
         place = getattr(e, "column", "?")
         raise UnityError(f"TDL: cannot read `{text}` from column {place}") from e
-    line = Line(line.operator, line.parameters, line.attributes, line.results, line.clauses, " ".join(text.split()))
-    _check_names(line)
+    line = Line(line.operator, line.parameters, line.attributes, line.results, line.clauses, text)
+    check_line(line)
     return line
-
-
-def _check_names(line: Line) -> None:
-    """Every tensor read is a parameter, every function called exists or is an attribute of kind `name`."""
-    parameters = {p.name: p for p in line.parameters}
-    functions = {a.name for a in line.attributes if a.kind == "name"}
-    for attribute in line.attributes:
-        if attribute.kind == "name" and attribute.default is not None and attribute.default not in ACTIVATIONS:
-            raise UnityError(
-                f"TDL: {line.operator}: default of {attribute.name} is not one of {', '.join(ACTIVATIONS)}"
-            )
-
-    read: set[str] = set()
-
-    def check(expr: Expr, bound: frozenset[WrittenIndex]) -> None:
-        match expr:
-            case Access(tensor, _, starred):
-                read.add(tensor)
-                if tensor not in parameters:
-                    raise UnityError(f"TDL: {line.operator}: reads {tensor}, which is not a parameter")
-                if starred != parameters[tensor].variadic:
-                    raise UnityError(f"TDL: {line.operator}: {tensor} is variadic in one place and not in another")
-            case Call(function, args):
-                if function not in functions:
-                    known = FUNCTIONS.get(function)
-                    if known is None or known.arity != len(args):
-                        raise UnityError(f"TDL: {line.operator}: no function {function} of {len(args)} arguments")
-                for arg in args:
-                    check(arg, bound)
-            case Binary(_, left, right):
-                check(left, bound)
-                check(right, bound)
-            case Reduce(_, indices, body):
-                if shadowed := bound & set(indices):
-                    name = min(str(getattr(i, "name", i)) for i in shadowed)
-                    raise UnityError(f"TDL: {line.operator}: {name} is bound twice in nested scopes; rename one")
-                check(body, bound | set(indices))
-            case _:
-                pass
-
-    for result in line.results:
-        check(result.expr, frozenset(result.indices))
-    if unread := [p.name for p in line.parameters if p.name not in read]:
-        raise UnityError(f"TDL: {line.operator}: {unread[0]} is never read")

@@ -1,0 +1,87 @@
+"""What the README and the docs show is what happens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UNITY_OPT = str(Path(sys.executable).parent / "unity-opt")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [block for of, block in found if of == language]
+
+
+def unity_opt(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([UNITY_OPT, *arguments], capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
+
+
+def test_the_readme_shows_real_output():
+    readme = (ROOT / "README.md").read_text()
+    shown = next(b for b in blocks(readme, "") if b.startswith("$ unity-opt examples/mnist_mlp.pcg --search --machine"))
+    command, _, output = shown.partition("\n")
+    done = unity_opt(*command.split()[2:])
+    lines = [line.rstrip() for line in (done.stdout.rstrip() + "\n\n" + done.stderr.rstrip()).splitlines()]
+    assert output.rstrip().splitlines() == lines
+
+
+def test_the_readme_shows_the_example_and_the_real_step():
+    readme = (ROOT / "README.md").read_text()
+    assert blocks(readme, "mlir")[0] in (ROOT / "examples" / "mnist_mlp.pcg").read_text()
+    program = unity_opt("examples/mnist_mlp.pcg", "--search", "--machine=2gpu", "-t", "triton").stdout
+    assert blocks(readme, "python")[0].rstrip() in "\n".join(line.rstrip() for line in program.splitlines())
+
+
+NEW_OPERATOR = """
+import sys, unity_ir.ops
+unity_ir.ops.__path__.append({folder!r})
+from unity_ir.tools.unity_opt import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+MODEL = """
+func.func @f(%x: !pcg.tensor<[8, 4], f32>, %y: !pcg.tensor<[8, 4], f32>) -> !pcg.tensor<[], f32> {
+  %w = pcg.weight "w" : !pcg.tensor<[4, 4], f32>
+  %h = pcg.matmul %x, %w : !pcg.tensor<[8, 4], f32>, !pcg.tensor<[4, 4], f32>
+  %s = pcg.square %h : !pcg.tensor<[8, 4], f32>
+  %loss = pcg.mse %s, %y : !pcg.tensor<[8, 4], f32>, !pcg.tensor<[8, 4], f32>
+  func.return %loss : !pcg.tensor<[], f32>
+}
+"""
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/operators.md"])
+def test_an_operator_is_added_in_one_file(tmp_path: Path, document: str):
+    """The documented operator goes all the way to a program that passes its own check."""
+    code = next(b for b in blocks((ROOT / document).read_text(), "python") if "SQUARE" in b)
+    folder = tmp_path / "ops"
+    folder.mkdir()
+    (folder / "square.py").write_text("from unity_ir.ops.operator import Operator\n\n" + code)
+    (tmp_path / "model.pcg").write_text(MODEL)
+    program = tmp_path / "train.py"
+    script = NEW_OPERATOR.format(folder=str(folder))
+    arguments = [str(tmp_path / "model.pcg"), "--search", "--machine=2gpu", "-t", "triton{matmul=torch}"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments, "-o", str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "def square_" in program.read_text()
+
+
+def test_docs_name_files_that_exist():
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\((?!http)([\w/.-]+)\)", document.read_text()):
+            assert (document.parent / link).exists(), f"{document.name} links to {link}"
+        floors = "tdl|ops|pcg|machine|rules|cost|search|dialects|passes|lowering"
+        for path in re.findall(rf"`((?:{floors})/[\w/.]+)`", document.read_text()):
+            assert (ROOT / "unity_ir" / path).exists(), f"{document.name} names {path}"

@@ -1,0 +1,223 @@
+"""The rules a written line must follow beyond its grammar: every name has one meaning, and is used where it has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unity_ir.errors import UnityError
+from unity_ir.tdl.functions import ACTIVATIONS, FUNCTIONS
+from unity_ir.tdl.syntax import (
+    Access,
+    Attribute,
+    Call,
+    Clause,
+    Composite,
+    Expr,
+    Line,
+    Name,
+    Pack,
+    Reduce,
+    Segments,
+    Size,
+    Starred,
+    StarredSegments,
+    Var,
+    WrittenIndex,
+    WrittenResult,
+    children,
+)
+
+CLAUSE_VALUES = {"rank": ("int",), "size": ("int", "ints"), "degree": ("ints",)}
+"""The kinds of attribute a clause may take its value from."""
+
+
+def check_line(line: Line) -> None:
+    """
+    Raises `UnityError` naming the operator and the name that breaks a rule: one that is unknown, defined twice, read
+    where it is not bound, or never read.
+    """
+    try:
+        _Check(line).check()
+    except _Broken as e:
+        raise UnityError(f"TDL: {line.operator}: {e}") from None
+
+
+class _Broken(Exception):
+    """A rule that is broken, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    bound: frozenset[str]
+    """Written names of the indices that have a value here."""
+    starred: bool
+    """Whether this is written out once per variadic operand or result."""
+
+
+class _Check:
+    def __init__(self, line: Line):
+        self.line = line
+        self.parameters = {p.name: p for p in line.parameters}
+        self.attributes = {a.name: a for a in line.attributes}
+        self.read: set[str] = set()
+        self.indices: set[str] = set()
+        # A dim of size 1 needs no index variable that runs: its only position is 0.
+        self.units = {n for c in line.clauses if (c.kind, c.value) == ("size", 1) for n in written_names(c.index)}
+
+    def check(self) -> None:
+        self.heads()
+        for result in self.line.results:
+            self.result(result)
+        for clause in self.line.clauses:
+            self.clause(clause)
+        for name in self.parameters:
+            if name not in self.read:
+                raise _Broken(f"{name} is never read")
+        for name in sorted(self.indices & self.attributes.keys()):
+            raise _Broken(f"{name} is an index and an attribute; rename one")
+        self.spelled_out(p.name + ("*" if p.variadic else "") for p in self.line.parameters)
+        self.spelled_out(self.indices)
+
+    def heads(self) -> None:
+        for what, names in (
+            ("parameter", [p.name for p in self.line.parameters] + [a.name for a in self.line.attributes]),
+            ("result", [r.name for r in self.line.results]),
+        ):
+            for name in names:
+                if names.count(name) > 1:
+                    raise _Broken(f"{what} {name} is defined twice")
+        if all(p.integer for p in self.line.parameters):
+            raise _Broken("no parameter is floating point, so its results have no element type")
+        if sum(p.variadic for p in self.line.parameters) > 1:
+            raise _Broken("only one parameter may be variadic")
+        for attribute in self.line.attributes:
+            _check_default(attribute)
+
+    def result(self, result: WrittenResult) -> None:
+        names = [n for i in result.indices for n in written_names(i)]
+        for name in names:
+            if names.count(name) > 1:
+                raise _Broken(f"index {name} is twice in {result.name}")
+        segments = sum(isinstance(i, StarredSegments) for i in result.indices)
+        if segments + result.variadic > 1:
+            raise _Broken(f"{result.name} has more than one dim laid end to end")
+        if any(isinstance(i, Starred) for i in result.indices) and not result.variadic:
+            raise _Broken(f"{result.name} is one result, but is indexed by {_starred(names)}")
+        self.indices.update(names)
+        for index in result.indices:
+            self.permutation(index)
+        self.expr(result.expr, _Scope(frozenset(names), bool(segments) or result.variadic))
+
+    def expr(self, expr: Expr, scope: _Scope) -> None:
+        match expr:
+            case Access(tensor, indices, starred):
+                self.access(tensor, indices, starred, scope)
+            case Call(function, args):
+                self.call(function, len(args))
+            case Reduce(reducer, indices, body):
+                names = [n for i in indices for n in written_names(i)]
+                if not all(isinstance(i, Var) or (isinstance(i, Pack) and i.permuted_by is None) for i in indices):
+                    raise _Broken(f"{reducer}[...] takes plain indices and packs")
+                for name in names:
+                    if name in scope.bound or names.count(name) > 1:
+                        raise _Broken(f"{name} is bound twice in nested scopes; rename one")
+                self.indices.update(names)
+                scope = _Scope(scope.bound | set(names), scope.starred)
+                self.expr(body, scope)
+                return
+            case Name(name):
+                kind = self.attributes[name].kind if name in self.attributes else None
+                if kind not in ("int", "float") and name not in scope.bound:
+                    raise _Broken(f"{name} is neither an index nor an attribute that is a number")
+            case Size(indices):
+                for name in (n for i in indices for n in written_names(i)):
+                    self.bound(name, scope, "size")
+            case _:
+                pass
+        for child in children(expr):
+            self.expr(child, scope)
+
+    def access(self, tensor: str, indices: tuple[WrittenIndex, ...], starred: bool, scope: _Scope) -> None:
+        if tensor not in self.parameters:
+            raise _Broken(f"reads {tensor}, which is not a parameter")
+        if starred != self.parameters[tensor].variadic:
+            raise _Broken(f"{tensor} is variadic in one place and not in another")
+        self.read.add(tensor)
+        repeated = starred or any(isinstance(i, Starred | StarredSegments) for i in indices)
+        if repeated and not scope.starred:
+            raise _Broken(f"{tensor} is read once per variadic operand, but the result is one")
+        for index in indices:
+            names = written_names(index)
+            for name in names:
+                if names.count(name) > 1:
+                    raise _Broken(f"index {name} is twice in one dim of {tensor}")
+                self.bound(name, scope, tensor)
+            self.permutation(index)
+
+    def bound(self, name: str, scope: _Scope, where: str) -> None:
+        if name not in scope.bound and name not in self.units:
+            raise _Broken(f"index {name} of {where} is neither in the result nor under a reduction")
+        self.indices.add(name)
+
+    def permutation(self, index: WrittenIndex) -> None:
+        if isinstance(index, Pack) and index.permuted_by is not None:
+            by = self.attributes.get(index.permuted_by)
+            if by is None or by.kind != "ints":
+                raise _Broken(f"{index.permuted_by} orders {index.name}.., but is no attribute of kind ints")
+
+    def call(self, function: str, arguments: int) -> None:
+        attribute = self.attributes.get(function)
+        known = FUNCTIONS.get(function)
+        arity = 1 if attribute and attribute.kind == "name" else known.arity if known else None
+        if arity != arguments:
+            raise _Broken(f"no function {function} of {arguments} arguments")
+
+    def clause(self, clause: Clause) -> None:
+        for name in written_names(clause.index):
+            if name not in self.indices:
+                raise _Broken(f"{clause.kind}({name}) is given, but nothing is indexed by {name}")
+        many = isinstance(clause.index, Pack | Starred) and clause.kind != "rank"
+        if clause.kind == "rank" and not isinstance(clause.index, Pack):
+            raise _Broken("rank(...) takes a pack")
+        if isinstance(clause.value, int):
+            if many:
+                raise _Broken(f"{clause.kind} of several indices is one number; give it by an attribute of kind ints")
+            return
+        attribute = self.attributes.get(clause.value)
+        wanted = "ints" if many or clause.kind == "degree" else "int"
+        if attribute is None or attribute.kind != wanted:
+            raise _Broken(f"{clause.kind} is given by {clause.value}, which is no attribute of kind {wanted}")
+
+    def spelled_out(self, names: Iterable[str]) -> None:
+        """A pack a.. is spelled a0, a1, ...: nothing else may be."""
+        found = sorted(names)
+        for name in found:
+            stem = name.rstrip(".*")
+            for other in found:
+                if stem != name and other.startswith(stem) and other[len(stem) :].isdecimal():
+                    raise _Broken(f"{other} is also one of {name}; rename one")
+                if stem != name and other != name and other.rstrip(".*") == stem and other != stem:
+                    raise _Broken(f"{name} and {other} have one name; rename one")
+
+
+def written_names(index: WrittenIndex) -> tuple[str, ...]:
+    """The names a written index binds or reads: `k`, `a..` for a pack, `i*` for one per variadic operand."""
+    match index:
+        case Var(name):
+            return (name,)
+        case Composite(names) | Segments(names):
+            return names
+        case Pack(name):
+            return (f"{name}..",)
+        case Starred(name) | StarredSegments(name):
+            return (f"{name}*",)
+
+
+def _starred(names: Iterable[str]) -> str:
+    return next(n for n in names if n.endswith("*"))
+
+
+def _check_default(attribute: Attribute) -> None:
+    if attribute.kind == "name" and attribute.default is not None and attribute.default not in ACTIVATIONS:
+        raise _Broken(f"default of {attribute.name} is not one of {', '.join(ACTIVATIONS)}")
