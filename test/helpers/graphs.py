@@ -72,7 +72,11 @@ class RandomGraph:
         alike = [v for v in self.values if v.shape == x.shape]
         even = [d for d, size in enumerate(x.shape) if size % 2 == 0]
         kinds = ["relu", "gelu", "add", "mul", "bias"]
-        kinds += ["matmul", "matmul"] * (rank > 0) + ["transpose", "reduce_sum"] * (rank > 1) + ["split"] * bool(even)
+        kinds += (
+            ["matmul", "matmul", "twins"] * (rank > 0)
+            + ["transpose", "reduce_sum"] * (rank > 1)
+            + ["split"] * bool(even)
+        )
         kinds += ["concat", "reshape"] * (rank > 0 and x.type.elements <= 64)
         match kind := pick(kinds):
             case "relu" | "gelu":
@@ -84,6 +88,8 @@ class RandomGraph:
             case "matmul":
                 act = pick(["identity", "relu", "gelu"])
                 return [apply("matmul", [x, self.weight((x.shape[-1], pick(self.dims)))], {"act": act}).result]
+            case "twins":
+                return [apply("matmul", [x, self.weight((x.shape[-1], pick(self.dims)))]).result for _ in range(2)]
             case "transpose":
                 return [apply("transpose", [x], {"perm": tuple(self.random.sample(range(rank), rank))}).result]
             case "reduce_sum":

@@ -65,11 +65,13 @@ def work(
     attributes: Attributes,
     degrees: tuple[tuple[str, int], ...],
     needs: tuple[bool, ...],
+    same: tuple[int, ...],
 ) -> Work:
     """
     The work of one task when the operator's index variables have these degrees.
 
-    `operands` are (global shape, element type); `needs` says of which operands the gradient is wanted. Copies and
+    `operands` are (global shape, element type); `needs` says of which operands the gradient is wanted; `same` is, for
+    each operand, the first that is the same value (see `repeats`), for what is read twice is read once. Copies and
     addends do not change what a task does, so they are no argument.
     """
     of = find_operator(operator)
@@ -78,7 +80,7 @@ def work(
     configuration = Configuration(dict(degrees))
     leaves = [
         leaf("input", tensor_type(shape, dtype, d.dims, d.sum, d.copy), name=str(i)).result
-        for i, ((shape, dtype), d) in enumerate(zip(operands, operand_degrees(analysis, configuration), strict=True))
+        for i, (shape, dtype), d in zip(same, operands, operand_degrees(analysis, configuration), strict=True)
     ]
     node = apply(operator, leaves, dict(of.divided(shapes, attributes, configuration.degrees)))
     forward = (kernel_of(node),)
@@ -97,4 +99,9 @@ def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:
     if not backward:
         return Work((kernel_of(node),), ())
     operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
-    return work(node.op, operands, node.attributes, degrees, needs)
+    return work(node.op, operands, node.attributes, degrees, needs, repeats(node))
+
+
+def repeats(node: Node) -> tuple[int, ...]:
+    """Given `mul(x, x)` returns (0, 0); given `mul(x, y)` returns (0, 1)."""
+    return tuple(node.operands.index(v) for v in node.operands)

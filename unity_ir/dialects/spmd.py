@@ -219,7 +219,10 @@ class MoveOp(IRDLOperation):
 
     def verify_(self) -> None:
         source, target = self.roles
-        axes = {int(a) for a in self.axes.get_values()}
+        listed = [int(a) for a in self.axes.get_values()]
+        axes = set(listed)
+        if listed != sorted(axes):
+            raise VerifyException(f"{self.name}: its axes {listed} must be in order, each once")
         assert isinstance(self.operand.type, PieceType)
         assert isinstance(self.result.type, PieceType)
         before, after = self.operand.type.data, self.result.type.data

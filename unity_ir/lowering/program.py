@@ -62,7 +62,7 @@ def emit(program: Program, reference: Graph, matmul: str = "triton", file: str =
     """
     if matmul not in IMPLEMENTATIONS:
         raise UnityError(f"triton: matmul is {matmul!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
-    check_step(program)
+    check_step(program, reference)
     return _Printer(program, reference, matmul, file).emit()
 
 
@@ -174,7 +174,7 @@ class _Printer:
             "    shape: tuple",
             "    dtype: torch.dtype",
             "    roles: tuple",
-            "    below: int = 2  # integers are smaller than this",
+            "    below: int | None = None  # integers are from 0 to below this",
             "",
             "",
             "INPUTS = {",

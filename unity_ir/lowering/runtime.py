@@ -26,7 +26,7 @@ class Spec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     roles: tuple[int | str, ...]
-    below: int = 2
+    below: int | None = None
 
 
 NAME = ""
@@ -52,6 +52,14 @@ def reference(weights, batch):
 
 
 # --- copied into the program from here on ---
+
+
+def fail(message):
+    """End with one line, written at once, so that those of several ranks do not mix."""
+    sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
+    if dist.is_initialized():
+        dist.destroy_process_group()  # or its threads may abort the process
+    sys.exit(1)
 
 
 class Context:
@@ -106,10 +114,7 @@ def build(backend: str) -> Context:
             os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
         dist.init_process_group(backend)
     if dist.get_world_size() != WORLD:
-        sys.exit(
-            f"{NAME}: this plan is for {WORLD} ranks, not {dist.get_world_size()}; "
-            f"run torchrun --nproc-per-node {WORLD}"
-        )
+        fail(f"this plan is for {WORLD} ranks, not {dist.get_world_size()}; run torchrun --nproc-per-node {WORLD}")
     return Context(backend)
 
 
@@ -251,18 +256,31 @@ class Data:
     def __init__(self, path=None, seed=0):
         self.seed, self.arrays = seed, None
         if path:
-            import numpy
+            self.arrays = self._read(path)
 
-            try:
-                loaded = numpy.load(path, allow_pickle=False)
-                self.arrays = {name: torch.from_numpy(loaded[name]) for name in INPUTS}
-            except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
-                sys.exit(f"{NAME}: cannot read {', '.join(INPUTS)} from {path}: {e}")
-            rows = {len(a) for a in self.arrays.values()}
-            batch = {spec.shape[0] for spec in INPUTS.values()}
-            fits = all(tuple(self.arrays[n].shape[1:]) == s.shape[1:] for n, s in INPUTS.items())
-            if len(rows) != 1 or len(batch) != 1 or max(rows) < max(batch) or not fits:
-                sys.exit(f"{NAME}: the arrays of {path} do not hold whole batches of the inputs' shapes")
+    @staticmethod
+    def _read(path):
+        """The arrays of the inputs. A file that could only train something else than it says is refused."""
+        import numpy
+
+        try:
+            with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as loaded:
+                arrays = {name: torch.from_numpy(loaded[name]) for name in INPUTS}
+        except Exception as e:  # numpy, zip and torch have many ways to say what is wrong with a file
+            fail(f"cannot read {', '.join(INPUTS)} from {path}: {e}")
+        for name, spec in INPUTS.items():
+            array = arrays[name]
+            whole_batch = array.dim() == len(spec.shape) > 0 and len(array) >= spec.shape[0]
+            if not whole_batch or array.shape[1:] != spec.shape[1:]:
+                fail(f"{path}: {name} is {list(array.shape)}; a batch is {list(spec.shape)}")
+            if array.is_complex() or (array.is_floating_point() and not spec.dtype.is_floating_point):
+                fail(f"{path}: {name} is {array.dtype}; it must convert to {spec.dtype}")
+            arrays[name] = array = array.to(spec.dtype)
+            if spec.below is not None and not (0 <= int(array.min()) and int(array.max()) < spec.below):
+                fail(f"{path}: {name} has values outside 0 to {spec.below - 1}")
+        if len({len(a) for a in arrays.values()}) != 1 or len({s.shape[0] for s in INPUTS.values()}) != 1:
+            fail(f"{path}: {', '.join(INPUTS)} must have as many rows as each other, in the file and in a batch")
+        return arrays
 
     def batch(self, t):
         """The whole batch of step `t`, the same on every rank."""
@@ -274,12 +292,12 @@ class Data:
         epoch, within = divmod(t, rows // size)
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
         take = order[within * size : (within + 1) * size]
-        return {name: self.arrays[name][take].to(spec.dtype) for name, spec in INPUTS.items()}
+        return {name: self.arrays[name][take] for name in INPUTS}
 
     @staticmethod
     def _random(spec, generator):
         if spec.dtype in (torch.int64, torch.int32):
-            return torch.randint(0, spec.below, spec.shape, generator=generator, dtype=spec.dtype)
+            return torch.randint(0, spec.below or 2, spec.shape, generator=generator, dtype=spec.dtype)
         return torch.randn(spec.shape, generator=generator, dtype=torch.float32).to(spec.dtype)
 
 
@@ -320,7 +338,11 @@ def save(ctx, weights, moments, t, folder):
     import torch.distributed.checkpoint as dcp
 
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(t)}
-    dcp.save(state, checkpoint_id=str(Path(folder) / f"step_{t:08d}"))
+    path = Path(folder) / f"step_{t:08d}"
+    try:
+        dcp.save(state, checkpoint_id=str(path))
+    except (Exception, dcp.CheckpointException) as e:  # which is no Exception, and wraps that of any rank
+        fail(f"cannot write {path}: {_reason(e)}")
 
 
 def load(ctx, weights, moments, folder):
@@ -329,13 +351,21 @@ def load(ctx, weights, moments, folder):
 
     found = sorted(p.parent for p in Path(folder).glob("step_*/.metadata"))
     if not found:
-        sys.exit(f"{NAME}: no complete checkpoint in {folder}")
+        fail(f"no complete checkpoint in {folder}")
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(0)}
     try:
         dcp.load(state, checkpoint_id=str(found[-1]))
-    except Exception as e:  # DCP wraps whatever went wrong on any rank
-        sys.exit(f"{NAME}: cannot load {found[-1]}: {str(e).strip().splitlines()[-1]}")
+    except (Exception, dcp.CheckpointException) as e:
+        fail(f"cannot load {found[-1]}: {_reason(e)}")
     return int(state["step"])
+
+
+def _reason(error):
+    """The last line of what went wrong first, on any rank."""
+    failures = getattr(error, "failures", None) or {}
+    first = next(iter(failures.values()), (error,))[0]
+    lines = str(first).strip().splitlines()
+    return lines[-1] if lines else type(first).__name__
 
 
 # --- the check against plain PyTorch
@@ -408,7 +438,10 @@ def arguments():
     parser.add_argument("--save", metavar="DIR", help="write checkpoints to DIR")
     parser.add_argument("--save-every", type=int, default=0, metavar="N", help="every N steps, beside the last")
     parser.add_argument("--load", metavar="DIR", help="go on from the newest complete checkpoint in DIR")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.steps < (1 if options.check else 0) or options.save_every < 0:
+        parser.error("--steps and --save-every count steps; --check takes at least one")
+    return options
 
 
 def main():

@@ -200,7 +200,24 @@ class _Lowering:
         return register
 
 
-def check_step(program: Program) -> None:
-    """Raises `UnityError` if a program is not a whole training step."""
+def check_step(program: Program, reference: Graph) -> None:
+    """Raises `UnityError` if a program is not a whole training step of the serial forward `reference`."""
     if program.optimizer is None or not any(isinstance(i, UpdateWeight) for i in program.body):
         raise UnityError(f"func.func @{program.name}: has no backward yet; run pcg-differentiate before lowering it")
+    where = f"spmd.program @{program.name}"
+    if reference.updates or any(node.is_parallel for node in reference.nodes()):
+        raise UnityError(f"{where}: @{reference.name} is not its serial forward; leave it as lower-pcg-to-spmd made it")
+    for op, nodes in (("input", reference.inputs), ("weight", reference.weights())):
+        found = sorted(
+            (i.name, program.tensors[i.result].shape, program.tensors[i.result].dtype) for i in program.leaves(op)
+        )
+        if found != sorted((n.name, n.types[0].shape, n.types[0].dtype) for n in nodes):
+            raise UnityError(f"{where}: its {op}s are not those of @{reference.name}")
+    updated = [i.weight for i in program.body if isinstance(i, UpdateWeight)]
+    for leaf in program.leaves("weight"):
+        if leaf.result not in updated:
+            raise UnityError(f"{where}: weight {leaf.name!a} has no spmd.update; it must reach the loss")
+    if len(updated) != len(program.leaves("weight")):
+        raise UnityError(f"{where}: it must have one spmd.update of every weight, and none of other values")
+    if not program.outputs or program.tensors[program.outputs[0]].shape:
+        raise UnityError(f"{where}: what it returns first must be a scalar loss")

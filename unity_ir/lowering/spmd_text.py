@@ -167,5 +167,7 @@ def _optimizer(op: UpdateOp) -> Optimizer:
     for key, value in fields.items():
         if key not in ("lr", "beta1", "beta2", "eps") or not isinstance(value, float | int):
             raise UnityError(f"spmd.update: {key!a} is not a hyper-parameter")
+        if not 0 <= value < float("inf"):
+            raise UnityError(f"spmd.update: {key} is {value}; it must be a number from 0 on")
         numbers[key] = float(value)
     return Optimizer(str(name), **numbers)

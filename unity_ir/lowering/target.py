@@ -33,7 +33,7 @@ class TritonTarget(Target):
 
     matmul: str = "triton"
     optimizer: str = "sgd"
-    lr: float = 0.1
+    lr: float | int = 0.1
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         if not any(isinstance(op, ProgramOp) for op in module.ops):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import ATOM, PRODUCT, SUM, UNARY, Text, binary
-from unity_ir.lowering.kernels.layout import operand_shapes
+from unity_ir.lowering.kernels.layout import Names, operand_shapes
+from unity_ir.lowering.kernels.rewrite import canonical, simplified
 from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
@@ -25,6 +27,7 @@ from unity_ir.tdl.syntax import (
     Result,
     Segments,
     Var,
+    children,
     index_names,
 )
 
@@ -34,29 +37,47 @@ _FUNCTIONS: Mapping[str, str] = {
     "exp": "torch.exp",
     "log": "torch.log",
     "erf": "torch.erf",
+    "sqrt": "torch.sqrt",
+    "rsqrt": "torch.rsqrt",
+    "tanh": "torch.tanh",
+    "sigmoid": "torch.sigmoid",
+    "sin": "torch.sin",
+    "cos": "torch.cos",
+    "abs": "torch.abs",
 }
-_COMPARISONS: Mapping[str, str] = {"gt": ">", "eq": "=="}
+_COMPARISONS: Mapping[str, str] = {"gt": ">", "lt": "<", "eq": "=="}
 _REDUCERS: Mapping[str, str] = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
-def torch_expression(
-    bound: Bound,
-    operand_names: Sequence[str],
-    starts: Mapping[str, str] = MappingProxyType({}),
-    contiguous: bool = False,
-) -> tuple[str, ...]:
+def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, ...]:
     """
     One expression of one line per result, over operands of these names and the shapes the extents imply.
 
-    Given a matmul of `x` and `w`, returns `("x @ w",)`. `starts` names the global index at which a variable used as a
-    value starts; 0 for all others. Results may be views, or laid out in another order, unless asked to be `contiguous`.
+    Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or laid out in another order.
     """
+    writer = _Writer(bound, operand_names, {})
+    return tuple(writer.result(r).text for r in writer.bound.results)
+
+
+def torch_body(
+    bound: Bound, operand_names: Sequence[str], starts: Mapping[str, str], names: Names
+) -> tuple[list[str], tuple[str, ...]]:
+    """
+    Statements that name what occurs twice, and an expression per result, which is contiguous.
+
+    `starts` names the global index at which a variable used as a value starts; 0 for all others.
+    """
+    first = _Writer(bound, operand_names, starts)
+    first.sharing = _Sharing(names, {})
+    for result in first.bound.results:
+        first.result(result)
+    writer = _Writer(bound, operand_names, starts)
+    writer.sharing = sharing = _Sharing(names, first.sharing.uses)
     texts: list[str] = []
-    for result in bound.results:
-        writer = _Writer(bound, operand_names, starts)
+    for result in writer.bound.results:
         text = writer.result(result)
-        texts.append((writer.method(text, "contiguous()") if contiguous and writer.strided else text).text)
-    return tuple(texts)
+        texts.append((writer.method(text, "contiguous()") if writer.strided else text).text)
+    return sharing.lines, tuple(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +88,37 @@ class _Value:
     dims: tuple[str, ...]
     number: bool = False
     """The text is a Python number rather than a tensor."""
+    kind: str = "float"
+    """What its elements are: `float`, `int` or `bool`."""
+
+
+class _Sharing:
+    """What statements have computed so far."""
+
+    def __init__(self, names: Names, wanted: Mapping[Expr, int]):
+        self.names = names
+        self.wanted = wanted
+        """How often each form is used; those used twice get a name."""
+        self.uses: Counter[Expr] = Counter()
+        self.known: dict[Expr, tuple[_Value, tuple[str, ...]]] = {}
+        """Values by canonical form, and the free variables they were computed with."""
+        self.lines: list[str] = []
 
 
 class _Writer:
     def __init__(self, bound: Bound, names: Sequence[str], starts: Mapping[str, str]):
-        self.bound = bound
+        self.bound = simplified(bound, starts)
         self.extents = bound.extents
         self.names = {p.name: n for p, n in zip(bound.operands, names, strict=True)}
         self.shapes = operand_shapes(bound)
         self.starts = starts
         floats = [n for p, n in zip(bound.operands, names, strict=True) if not p.integer]
-        self.like = (floats or list(names))[0]
+        like = (floats or list(names))[0]
+        self.device = f"{like.removesuffix('.float()')}.device"
+        self.dtype = f"{like}.dtype" if floats and not like.endswith(".float()") else "torch.float32"
         self.strided = False
         """A result may not be contiguous although the operands are."""
+        self.sharing: _Sharing | None = None
 
     def fail(self, message: str) -> UnityError:
         return UnityError(f"pcg.{self.bound.operator}: {message}")
@@ -125,9 +164,9 @@ class _Writer:
         value = self.value(expr)
         if value.number:
             shape = tuple(self.extents[n] for n in names)
-            text = Text(f"torch.full({shape}, {value.text.text}, device={self.like}.device)")
+            text = Text(f"torch.full({shape}, {value.text.text}, dtype={self.dtype}, device={self.device})")
         else:
-            text = self.expanded(value, tuple(names))
+            text = self.expanded(self.floating(value), tuple(names))
         dim = 0
         for index in indices:
             if isinstance(index, Composite):
@@ -164,37 +203,57 @@ class _Writer:
     # -- values
 
     def value(self, expr: Expr) -> _Value:
+        sharing = self.sharing
+        if sharing is None or not _is_work(expr):
+            return self._value(expr)
+        form, free = canonical(expr, self.extents, self.starts)
+        sharing.uses[form] += 1
+        if form not in sharing.known:
+            value = self._value(expr)
+            if sharing.wanted.get(form, 0) > 1:
+                name = sharing.names.new("shared")
+                sharing.lines.append(f"{name} = {value.text.text}")
+                value = replace(value, text=Text(name))
+            sharing.known[form] = value, free
+        value, then = sharing.known[form]
+        now = dict(zip(then, free, strict=True))
+        return replace(value, dims=tuple(now[n] for n in value.dims))
+
+    def _value(self, expr: Expr) -> _Value:
         match expr:
             case Const(value):
-                number = int(value) if value == int(value) else value
-                return _Value(Text(repr(number), ATOM if value >= 0 else UNARY), (), True)
+                whole = value.is_integer() and abs(value) < 2**31
+                text = Text(repr(int(value) if whole else value), ATOM if value >= 0 else UNARY)
+                return _Value(text, (), True, "int" if whole else "float")
             case Name(name):
                 start, size = self.starts.get(name), self.extents[name]
                 limits = f"{size}" if start is None else f"{start}, {start} + {size}"
-                return _Value(Text(f"torch.arange({limits}, device={self.like}.device)"), (name,))
+                return _Value(Text(f"torch.arange({limits}, device={self.device})"), (name,), kind="int")
             case Access():
                 return self.read(expr)
+            case Binary("/", Call("exp", (above,)), Reduce() as below) if (axis := self.softmax_axis(expr)) is not None:
+                del below
+                return self.softmax(above, axis)
             case Binary(op, left, right):
                 return self.joined(op, self.value(left), self.value(right))
             case Call(function, (left, right)) if function in _COMPARISONS:
                 return self.compared(_COMPARISONS[function], self.value(left), self.value(right))
-            case Call("where", parts):
-                values = [self.value(p) for p in parts]
-                order = self.union(values)
-                texts = ", ".join(self.ordered(v, order).text for v in values)
-                return _Value(Text(f"torch.where({texts})"), order)
+            case Call("where", (condition, yes, no)):
+                return self.chosen(self.value(condition), self.value(yes), self.value(no))
             case Call(function, (argument,)) if function in _FUNCTIONS:
-                value = self.value(argument)
-                text = value.text.text
-                if value.number:
-                    text = f"torch.tensor({text}, device={self.like}.device)"
-                return _Value(Text(f"{_FUNCTIONS[function]}({text})"), value.dims)
+                value = self.floating(self.value(argument))
+                return _Value(Text(f"{_FUNCTIONS[function]}({value.text.text})"), value.dims)
             case Call(function, _):
                 raise self.fail(f"no PyTorch text for function {function}; add it to lowering/torch_code.py")
             case Reduce():
-                return self.product(expr) or self.reduced(expr)
+                return self.gathered(expr) or self.product(expr) or self.reduced(expr)
             case _:
                 raise TypeError(f"{expr} cannot stand inside an expression")
+
+    def floating(self, value: _Value) -> _Value:
+        if value.kind == "float":
+            return value
+        return replace(value, text=self.method(value.text, f"to({self.dtype})"), kind="float")
 
     def union(self, values: Sequence[_Value]) -> tuple[str, ...]:
         """The dims of a broadcast: as the widest operand has them, if it has all, else in TDL order."""
@@ -203,14 +262,62 @@ class _Writer:
         return widest.dims if set(widest.dims) == names else tuple(n for n in self.extents if n in names)
 
     def joined(self, op: str, left: _Value, right: _Value) -> _Value:
-        order = self.union([left, right])
-        number = left.number and right.number
-        return _Value(binary(op, self.ordered(left, order), self.ordered(right, order)), order, number)
+        values = [left, right]
+        if op in "+-":
+            # PyTorch adds no booleans.
+            values = [self.floating(v) if v.kind == "bool" else v for v in values]
+        kind = "float" if op == "/" or "float" in (v.kind for v in values) else values[0].kind
+        if kind == "float" and not any(v.kind == "float" and not v.number for v in values):
+            # Numbers would not say which type of float to compute in.
+            values = [v if v.number else self.floating(v) for v in values]
+        order = self.union(values)
+        left, right = values
+        text = binary(op, self.ordered(left, order), self.ordered(right, order))
+        return _Value(text, order, left.number and right.number, "int" if kind == "bool" and left != right else kind)
+
+    def chosen(self, condition: _Value, yes: _Value, no: _Value) -> _Value:
+        kind = "float" if "float" in (yes.kind, no.kind) else "int"
+        if kind == "float":
+            if yes.number and no.number:
+                text = f"torch.tensor({yes.text.text}, dtype={self.dtype}, device={self.device})"
+                yes = _Value(Text(text), ())
+            yes, no = (v if v.number else self.floating(v) for v in (yes, no))
+        order = self.union([condition, yes, no])
+        texts = ", ".join(self.ordered(v, order).text for v in (condition, yes, no))
+        return _Value(Text(f"torch.where({texts})"), order, kind=kind)
+
+    # -- softmax
+
+    def softmax_axis(self, quotient: Binary) -> str | None:
+        """The variable over which a quotient is a softmax; None if it is none."""
+        match quotient:
+            case Binary("/", Call("exp") as above, Reduce("sum", (Var(summed),), below)):
+                return self.same_but(above, below, summed)
+            case _:
+                return None
+
+    def same_but(self, expr: Expr, other: Expr, variable: str) -> str | None:
+        """The free variable of `expr` that is called `variable` in `other`, if that is all they differ in."""
+        want = canonical(Reduce("sum", (Var(variable),), other), self.extents, self.starts)
+        for name in free_variables(expr):
+            if canonical(Reduce("sum", (Var(name),), expr), self.extents, self.starts) == want:
+                return name
+        return None
+
+    def softmax(self, expr: Expr, axis: str) -> _Value:
+        match expr:
+            case Binary("-", above, Reduce("max", (Var(name),), below)) if self.same_but(above, below, name) == axis:
+                # That the maximum is subtracted changes nothing but the range of numbers, which PyTorch sees to.
+                expr = above
+            case _:
+                pass
+        value = self.floating(self.value(expr))
+        return _Value(Text(f"torch.softmax({value.text.text}, {value.dims.index(axis)})"), value.dims)
 
     def compared(self, op: str, left: _Value, right: _Value) -> _Value:
         order = self.union([left, right])
         a, b = self.ordered(left, order), self.ordered(right, order)
-        return _Value(Text(f"{a.at(SUM)} {op} {b.at(SUM)}", 0), order, left.number and right.number)
+        return _Value(Text(f"{a.at(SUM)} {op} {b.at(SUM)}", 0), order, kind="bool")
 
     def atom(self, tensor: str) -> Text:
         """An operand by the name it was given."""
@@ -242,20 +349,53 @@ class _Writer:
             inside, outside = "".join(letters[n] for n in dims), "".join(letters.values())
             text = Text(f'torch.einsum("{inside}->{outside}", {text.text})')
             dims = list(letters)
-        return _Value(text, tuple(dims))
+        return _Value(text, tuple(dims), kind="int" if access.tensor in self.integers else "float")
 
     # -- reductions
+
+    def gathered(self, expr: Reduce) -> _Value | None:
+        """A sum that reads the one element that integers name, by indexing; None for anything else."""
+        picked = gather(expr)
+        if picked is None or not isinstance(picked.body, Access) or Var(picked.variable) not in picked.body.indices:
+            return None
+        variable, size = picked.variable, self.extents[picked.variable]
+        at, table = self.read(picked.at), self.read(picked.body)
+        rest = tuple(n for n in table.dims if n != variable)
+        if variable in at.dims or len(rest) + 1 < len(table.dims):
+            return None
+        index, inside = at.text, None
+        start = self.starts.get(variable)
+        if start is not None:
+            local = Text(f"{index.at(SUM)} - {start}", SUM)
+            inside = _Value(Text(f"({local.text} >= 0) & ({local.text} < {size})", 0), at.dims, kind="bool")
+            index = self.method(local, f"clamp(0, {size - 1})")
+        if not set(rest) & set(at.dims):
+            text = self.ordered(table, (variable, *rest))
+            found = _Value(Text(f"{text.at(ATOM)}[{index.text}]"), (*at.dims, *rest))
+        elif set(rest) == set(at.dims):
+            text = self.ordered(table, (*at.dims, variable))
+            each = f"{self.method(index, 'long()').text}[..., None]"
+            found = _Value(Text(f"{text.at(ATOM)}.gather(-1, {each}).squeeze(-1)"), at.dims)
+        else:
+            return None
+        return found if inside is None else self.chosen(inside, found, _Value(Text("0"), (), True, "int"))
 
     def product(self, expr: Reduce) -> _Value | None:
         """A sum of a product of two tensors, as a matrix product or an einsum; None for anything else."""
         match expr:
-            case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
-                x, y = self.read(left), self.read(right)
+            case Reduce("sum", _, Binary("*", left, right)):
+                pass
             case _:
                 return None
         bound = set(expr.names)
-        if not bound <= {*x.dims, *y.dims} or left.tensor in self.integers or right.tensor in self.integers:
+        reads = isinstance(left, Access) and isinstance(right, Access)
+        own, other = free_variables(left), free_variables(right)
+        if not reads and not (own - other and other - own and own & other & bound):
             return None
+        x, y = self.value(left), self.value(right)
+        if not bound <= {*x.dims, *y.dims} or "int" in (x.kind, y.kind) or x.number or y.number:
+            return None
+        x, y = self.floating(x), self.floating(y)
         order = tuple(n for n in self.extents if n in {*x.dims, *y.dims} - bound)
         k = [n for n in x.dims if n in bound]
         if set(k) == bound and [n for n in y.dims if n in bound] == k and k:
@@ -296,7 +436,18 @@ class _Writer:
             text = Text(f"{text.at(PRODUCT)} * {times}", PRODUCT)
         elif times > 1 and expr.reducer == "prod":
             text = Text(f"{text.at(ATOM)} ** {times}", UNARY)
-        return _Value(text, rest, value.number)
+        return _Value(text, rest, value.number, "int" if value.kind == "bool" else value.kind)
+
+
+def _is_work(expr: Expr) -> bool:
+    """Whether an expression is worth a name: it holds a reduction or a function."""
+    match expr:
+        case Reduce():
+            return True
+        case Call(function, _) if function not in _COMPARISONS:
+            return True
+        case _:
+            return any(map(_is_work, children(expr)))
 
 
 def _letters(names: Sequence[str]) -> dict[str, str]:

@@ -36,4 +36,22 @@ MATMUL_NT = Operator(
 MATMUL_TN = Operator("matmul_tn(x, y)  out[k, n] = sum[m..](x[m.., k] * y[m.., n])")
 """The first operand transposed, all leading dims contracted: the gradient of a matmul's weight."""
 
-OPERATORS = (MATMUL, MATMUL_NT, MATMUL_TN)
+BATCH_MATMUL = Operator(
+    "batch_matmul(x, y)  out[b.., m, n] = sum[k](x[b.., m, k] * y[b.., k, n])",
+    gradient=lambda of: (
+        BATCH_MATMUL_NT.one(of.grad, of.operands[1]),
+        BATCH_MATMUL_TN.one(of.operands[0], of.grad),
+    ),
+)
+
+BATCH_MATMUL_NT = Operator(
+    "batch_matmul_nt(x, y)  out[b.., m, n] = sum[k](x[b.., m, k] * y[b.., n, k])",
+    gradient=lambda of: (BATCH_MATMUL.one(of.grad, of.operands[1]), BATCH_MATMUL_TN.one(of.grad, of.operands[0])),
+)
+
+BATCH_MATMUL_TN = Operator(
+    "batch_matmul_tn(x, y)  out[b.., m, n] = sum[k](x[b.., k, m] * y[b.., k, n])",
+    gradient=lambda of: (BATCH_MATMUL_NT.one(of.operands[1], of.grad), BATCH_MATMUL.one(of.operands[0], of.grad)),
+)
+
+OPERATORS = (MATMUL, MATMUL_NT, MATMUL_TN, BATCH_MATMUL, BATCH_MATMUL_NT, BATCH_MATMUL_TN)

@@ -18,15 +18,15 @@ def _mse_gradient(of: Application) -> Sequence[Tensor | None]:
 
 
 CROSS_ENTROPY = Operator(
-    "cross_entropy(x, t: int)  out[] = sum[b]((max[j](x[b, j]) + log(sum[c](exp(x[b, c] - max[j](x[b, j]))))"
-    " - sum[c](where(eq(c, t[b]), x[b, c], 0))) / size(b))",
+    "cross_entropy(x, t: int)  out[] = sum[b..]((max[j](x[b.., j]) + log(sum[c](exp(x[b.., c] - max[j](x[b.., j]))))"
+    " - sum[c](where(eq(c, t[b..]), x[b.., c], 0))) / size(b..))",
     gradient=_cross_entropy_gradient,
 )
-"""Softmax cross-entropy of logits `x` [b, c] against class ids `t` [b]."""
+"""Softmax cross-entropy of logits `x` [b.., c] against class ids `t` [b..], its mean over b.."""
 
 CROSS_ENTROPY_GRAD = Operator(
-    "cross_entropy_grad(g, x, t: int)  out[b, c] = g[] * (exp(x[b, c] - max[j](x[b, j]))"
-    " / sum[k](exp(x[b, k] - max[j](x[b, j]))) - where(eq(c, t[b]), 1, 0)) / size(b)"
+    "cross_entropy_grad(g, x, t: int)  out[b.., c] = g[] * (exp(x[b.., c] - max[j](x[b.., j]))"
+    " / sum[k](exp(x[b.., k] - max[j](x[b.., j]))) - where(eq(c, t[b..]), 1, 0)) / size(b..)"
 )
 
 MSE = Operator(

@@ -23,7 +23,7 @@ class Differentiate(GraphPass):
     name = "pcg-differentiate"
 
     optimizer: str = "sgd"
-    lr: float = 0.1
+    lr: float | int = 0.1  # xDSL reads `lr=1` as an int
 
     def rewrite(self, graph: Graph, machine: str | None) -> Graph:
         if self.optimizer not in ("sgd", "adam"):
@@ -31,4 +31,4 @@ class Differentiate(GraphPass):
         if not 0 < self.lr < float("inf"):
             raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")
         mesh = mesh_of(devices_of(graph)) if machine is None else load(machine).mesh
-        return differentiate(graph, Optimizer(self.optimizer, self.lr), mesh)
+        return differentiate(graph, Optimizer(self.optimizer, float(self.lr)), mesh)

@@ -25,7 +25,7 @@ class LowerToSpmd(ModulePass):
     """
     Make every reshard an explicit collective, and every shape local.
 
-    rewrite: func.func @f  ->  spmd.program @f, func.func private @f_reference (its serial forward)
+    rewrite: func.func @f  ->  spmd.program @f, func.func @f_reference (its serial forward)
     """
 
     name = "lower-pcg-to-spmd"

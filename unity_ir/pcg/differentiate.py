@@ -8,7 +8,7 @@ writes a gradient-sync rule (DESIGN: "Duality").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -120,7 +120,12 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         if node.is_parallel or placement is None:
             return operand_gradients(node, of_results, gradient_view(node.operands[0]) if node.is_parallel else None)
         found = operand_gradients(node, of_results)
-        return tuple(g and _spread_alike(g, dual(placement.needs(node, i)), placement) for i, g in enumerate(found))
+        known = {v: placement.needs(node, i) for i, v in enumerate(node.operands)}
+        known |= {v: placement.layouts[v] for v in node.results}
+        known |= {g: dual(placement.layouts[v]) for g, v in zip(of_results, node.results, strict=True)}
+        return tuple(
+            g and _spread_alike(g, known, dual(placement.needs(node, i)), placement) for i, g in enumerate(found)
+        )
 
     for node in reversed(order):
         if node not in with_gradient or not node.operands or not any(v in grads for v in node.results):
@@ -138,16 +143,20 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     return replace(graph, updates=updates, optimizer=optimizer)
 
 
-def _spread_alike(grad: Value, layout: Layout, placement: Placement) -> Value:
+def _spread_alike(grad: Value, known: Mapping[Value, Layout], layout: Layout, placement: Placement) -> Value:
     """
-    A gradient spread over new dims gets a view: on which axes those are divided does not follow from its operands.
+    A gradient spread over new dims gets a view: on which axes those are divided does not follow from its operands alone,
+    but from them and from where the gradient is wanted.
     """
     node = grad.node
-    if not node.is_compute or not node.analysis.bound.free_degrees:
+    if not node.is_compute or not node.analysis.bound.free_degrees or not placement.mesh.sizes:
         return grad
-    assignment = assignment_for(node.analysis, layout)
-    view = view_of(assignment, grid_order(node), placement.mesh) if placement.mesh.sizes else None
-    return rebuild(node, node.operands, view).result
+    if not all(v in known for v in node.operands):
+        return grad
+    assignment = assignment_for(node.analysis, [known[v] for v in node.operands], layout)
+    if assignment is None:
+        return grad
+    return rebuild(node, node.operands, view_of(assignment, grid_order(node), placement.mesh)).result
 
 
 def _sum(add: Operator, a: Value, b: Value) -> Value:

@@ -230,5 +230,8 @@ def _result_piece(
         if variable not in dims:
             number = number * configuration.degree(variable) + position
     for carriers, position in addend.items():
-        number = number * configuration.sums[carriers] + position
+        if analysis.carried(result, carriers):
+            number = number * configuration.sums[carriers] + position
+        else:
+            copy = copy * configuration.sums[carriers] + position
     return Piece(tuple(at.get(v, 0) if v else 0 for v in dims), number, copy)

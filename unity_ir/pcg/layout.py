@@ -222,7 +222,7 @@ def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
         case int():
             return what
         case _:
-            return SUM
+            return SUM if analysis.carried(result, what) else COPY
 
 
 def operand_layout(analysis: Analysis, operand: int, assignment: Assignment) -> Layout:
@@ -292,17 +292,25 @@ def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]
     return degrees
 
 
-def assignment_for(analysis: Analysis, result: Layout) -> Assignment:
+def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layout) -> Assignment | None:
     """
-    The assignment under which an operator all of whose variables are in its one result makes it in a layout.
+    The assignment under which an operator reads its operands in these layouts and makes its first result in that one.
 
-    Given `out[k, b] = x[b]` and a result divided along dim 0, returns k.
+    Given `out[v, e] = sum[b](..ids[b]..g[b, e])`, g and ids divided along b, and a result in addends, returns b.
     """
-    dims = analysis.result_dims[0]
+    may: list[GridRole] = [*analysis.splittable, COPY, REPEAT, *analysis.carriers]
     out: list[GridRole] = []
-    for role in result:
-        variable = dims[role] if role >= 0 else None
-        out.append(variable if variable is not None else analysis.carriers[0] if role == SUM else role)
+    for axis, made in enumerate(result):
+        fitting = (
+            what
+            for what in may
+            if result_role(analysis, 0, what) == made
+            and all(operand_role(analysis, i, what) == layout[axis] for i, layout in enumerate(operands))
+        )
+        found = next(fitting, None)
+        if found is None:
+            return None
+        out.append(found)
     return tuple(out)
 
 

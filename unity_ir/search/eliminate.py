@@ -75,10 +75,11 @@ def _eliminate(
         joint = np.zeros((stop - start, *shape))
         for table in aligned:
             joint += table if table.shape[0] == 1 else table[start:stop]
-        least = joint.min(axis=0)
+        at = joint.argmin(axis=0)
+        least = np.take_along_axis(joint, at[None], axis=0)[0]
         better = least < best
-        choice = np.where(better, joint.argmin(axis=0) + start, choice)
-        best = np.minimum(best, least)
+        choice[better] = at[better] + start
+        np.minimum(best, least, out=best)
     return best, choice
 
 

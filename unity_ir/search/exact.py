@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unity_ir.cost.plan import update_time
+from unity_ir.cost.work import repeats
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf
 from unity_ir.pcg.types import tensor_type
@@ -52,7 +53,7 @@ class Solver:
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
         """The table of a serial compute node."""
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
-        key = (node.op, node.attributes, tuple(v.type for v in node.operands), needs)
+        key = (node.op, node.attributes, tuple(v.type for v in node.operands), repeats(node), needs)
         if key not in self._tables:
             self._tables[key] = operator_table(node, needs, self.spaces)
         return self._tables[key]

@@ -41,27 +41,29 @@ def joint(
     rules: Sequence[Rule],
     optimizer: Optimizer,
     alpha: float = 1.05,
-    budget: int = 200,
+    budget: int = 2000,
     progress: Progress | None = None,
 ) -> JointPlan:
     """
     The fastest parallel graph found for a serial one.
 
-    `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the graphs explored.
+    `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the operators in all
+    the graphs explored, so that the same search ends in the same plan on any computer.
     """
+    most = max(8, budget // max(1, sum(n.is_compute for n in graph.nodes())))
     solver = Solver(Spaces(machine), optimizer)
     tie = count()
     plan = solver.solve(graph)
     best: tuple[float, Graph, ExactPlan, tuple[Application, ...]] = (plan.seconds, graph, plan, ())
     queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
     seen = {graph.outputs}
-    while queue and len(seen) < budget:
+    while queue and len(seen) < most:
         seconds, _, candidate, derivation = heapq.heappop(queue)
         if seconds > alpha * best[0]:
             break
         for rule in rules:
             for at, after in rule.applications(candidate):
-                if after.outputs in seen:
+                if after.outputs in seen or len(seen) >= most:
                     continue
                 seen.add(after.outputs)
                 plan = solver.solve(after)

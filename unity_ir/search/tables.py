@@ -62,9 +62,21 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
             counts[ok],
             tuple(n[ok] for n in needed),
             tuple(m[ok] for m in made),
-            _seconds(node, needs, variables, degrees[ok, : len(variables)], spaces),
+            _seconds(
+                node, needs, variables, degrees[ok, : len(variables)], _same(node, [n[ok] for n in needed]), spaces
+            ),
         )
     )
+
+
+def _same(node: Node, needed: Sequence[Ints]) -> Ints:
+    """For each row and operand, the first operand that is the same value and is needed in the same layout."""
+    same = np.tile(np.arange(len(needed)), (len(needed[0]), 1))
+    for i, value in enumerate(node.operands):
+        for j in reversed(range(i)):
+            if node.operands[j] == value:
+                same[:, i] = np.where(needed[i] == needed[j], j, same[:, i])
+    return same
 
 
 def _project(counts: Ints, roles: Sequence[int], space: LayoutSpace) -> Ints:
@@ -75,14 +87,16 @@ def _project(counts: Ints, roles: Sequence[int], space: LayoutSpace) -> Ints:
     return out
 
 
-def _seconds(node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, spaces: Spaces) -> Floats:
+def _seconds(
+    node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, spaces: Spaces
+) -> Floats:
     operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
     device = spaces.machine.device
-    rows, inverse = np.unique(degrees, axis=0, return_inverse=True)
+    rows, inverse = np.unique(np.hstack([degrees, same]), axis=0, return_inverse=True)
     each: list[float] = []
     for row in rows.tolist():
-        named = tuple((v, int(d)) for v, d in zip(variables, row, strict=True) if d > 1)
-        done = work(node.op, operands, node.attributes, named, needs)
+        named = tuple((v, int(d)) for v, d in zip(variables, row, strict=False) if d > 1)
+        done = work(node.op, operands, node.attributes, named, needs, tuple(row[len(variables) :]))
         each.append(done.forward_time(device) + done.backward_time(device))
     return np.array(each)[inverse.reshape(-1)]
 

@@ -83,19 +83,25 @@ class Analysis:
     @cached_property
     def carriers(self) -> tuple[frozenset[str], ...]:
         """
-        Minimal sets of operands the results are jointly linear in: those that may carry partial sums together.
+        Minimal sets of operands that may carry partial sums together: every result is linear in all of a set, or does
+        not depend on it at all.
 
         Given `x + y` returns `({x, y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
         """
-        common: list[frozenset[str]] | None = None
-        for result in self.bound.results:
-            found = _linear(result.expr)
-            if found is None:
-                continue
-            common = found if common is None else [s for s in common if s in found]
+        found = [(tensors(r.expr), _linear(r.expr)) for r in self.bound.results]
         integers = {p.name for p in self.bound.operands if p.integer}
-        minimal = [s for s in common or [] if not s & integers and not any(t < s for t in common or [])]
+        common = {
+            s
+            for _, sets in found
+            for s in sets or ()
+            if not s & integers and all(sets is None or s in sets or not s & reads for reads, sets in found)
+        }
+        minimal = [s for s in common if not any(t < s for t in common)]
         return tuple(sorted(set(minimal), key=sorted))
+
+    def carried(self, result: int, carriers: frozenset[str]) -> bool:
+        """Whether a result is in addends when `carriers` are; one that does not depend on them is in copies."""
+        return not carriers.isdisjoint(tensors(self.bound.results[result].expr))
 
     @cached_property
     def is_elementwise(self) -> bool:

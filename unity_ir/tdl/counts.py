@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from unity_ir.tdl.functions import FUNCTIONS
+from unity_ir.tdl.gather import gather, scatter
 from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Name, Reduce, children, index_names
 
 
@@ -31,6 +32,12 @@ def flop_terms(bound: Bound) -> list[tuple[int, tuple[str, ...]]]:
         if expr in seen:
             return
         seen.add(expr)
+        if (picked := gather(expr) or scatter(expr)) is not None:
+            visit(picked.body)
+            if scatter(expr) is not None:
+                names = tuple(sorted(free_variables(picked.body)))
+                terms.append((prod(bound.extents[n] for n in names), names))
+            return
         for child in children(expr):
             visit(child)
         each = _operations(expr)

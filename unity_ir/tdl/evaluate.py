@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.functions import FUNCTIONS, Array
+from unity_ir.tdl.gather import Pick, gather
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
@@ -75,6 +77,8 @@ class _Evaluation:
         self.extents = bound.extents
         self.tensors = tensors
         self.offsets = offsets
+        self.fixed: dict[str, Array] = {}
+        """Positions of variables that a gather has fixed."""
 
     def over(self, expr: Expr, names: Sequence[str]) -> Array:
         value = self.value(expr, tuple(names))
@@ -94,6 +98,8 @@ class _Evaluation:
             case Call(function, args):
                 return FUNCTIONS[function].evaluate(*(self.value(a, order) for a in args))
             case Reduce(reducer, _, body):
+                if (picked := gather(expr)) is not None:
+                    return self.gather(picked, order)
                 contraction = self.contract(expr, order)
                 if contraction is not None:
                     return contraction
@@ -106,38 +112,52 @@ class _Evaluation:
                 raise TypeError(f"{expr} cannot stand inside an expression")
 
     def contract(self, expr: Reduce, order: tuple[str, ...]) -> Array | None:
-        """A sum of a product of two plain accesses, by einsum; None for anything else."""
+        """A sum of a product, by einsum over its two factors; None for anything else."""
         match expr:
-            case Reduce("sum", _, Binary("*", Access(left, i), Access(right, j))):
+            case Reduce("sum", _, Binary("*", left, right)):
                 pass
             case _:
                 return None
-        if not all(isinstance(k, Var) for k in (*i, *j)):
+        factors: list[tuple[Array, list[str]]] = []
+        for factor in (left, right):
+            names = [n for n in self.extents if n in free_variables(factor)]
+            factors.append((np.broadcast_to(self.value(factor, tuple(names)), [self.extents[n] for n in names]), names))
+        if not set(expr.names) <= {n for _, names in factors for n in names}:
             return None
-        left_names = [k.name for k in i if isinstance(k, Var)]
-        right_names = [k.name for k in j if isinstance(k, Var)]
-        labels = {n: k for k, n in enumerate(dict.fromkeys([*left_names, *right_names]))}
-        if not labels.keys() >= {*expr.names}:
-            return None
-        out = [n for n in order if n in labels]
+        labels = {n: k for k, n in enumerate(self.extents)}
+        out = [n for n in order if any(n in names for _, names in factors)]
+        (a, a_names), (b, b_names) = factors
         value = np.einsum(
-            self.tensors[left],
-            [labels[n] for n in left_names],
-            self.tensors[right],
-            [labels[n] for n in right_names],
-            [labels[n] for n in out],
-            optimize=True,
+            a, [labels[n] for n in a_names], b, [labels[n] for n in b_names], [labels[n] for n in out], optimize=True
         )
-        return value.reshape([self.extents[n] if n in labels else 1 for n in order])
+        return value.reshape([self.extents[n] if n in out else 1 for n in order])
+
+    def gather(self, picked: Pick, order: tuple[str, ...]) -> Array:
+        """The body at the one position the integers name, where that is in this piece."""
+        at = self.value(picked.at, order) - self.offsets.get(picked.variable, 0)
+        there = (at >= 0) & (at < self.extents[picked.variable])
+        before = dict(self.fixed)
+        self.fixed[picked.variable] = np.where(there, at, 0)
+        body = self.value(picked.body, order)
+        self.fixed = before
+        return np.where(there, body, 0)
 
     def along(self, name: str, order: tuple[str, ...]) -> Array:
         """0, 1, 2, ... along the variable's axis."""
+        if name in self.fixed:
+            return self.fixed[name]
         shape = [self.extents[n] if n == name else 1 for n in order]
         return np.arange(self.extents[name]).reshape(shape)
 
     def read(self, array: Array, indices: Sequence[Any], order: tuple[str, ...]) -> Array:
         if not indices:
             return array.reshape((1,) * len(order))
+        names = [i.name for i in indices if isinstance(i, Var) and i.name not in self.fixed]
+        if len(set(names)) == len(indices) and set(names) <= set(order):
+            # Every dim by a variable of its own: a view.
+            present = [n for n in order if n in names]
+            turned = array.transpose([names.index(n) for n in present])
+            return turned.reshape([self.extents[n] if n in names else 1 for n in order])
         return array[tuple(self.position(i, order) for i in indices)]
 
     def position(self, index: Index, order: tuple[str, ...]) -> Array:

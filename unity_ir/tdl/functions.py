@@ -54,6 +54,18 @@ def _where(c: Array, a: Array, b: Array) -> Array:
     return np.where(c, a, b)
 
 
+def _sigmoid(x: Array) -> Array:
+    return 0.5 * (np.tanh(0.5 * x) + 1)
+
+
+def _rsqrt(x: Array) -> Array:
+    return 1 / np.sqrt(x)
+
+
+def _less(a: Array, b: Array) -> Array:
+    return np.less(a, b)
+
+
 FUNCTIONS: dict[str, ScalarFunction] = {
     "identity": ScalarFunction(1, _identity, 0),
     "relu": ScalarFunction(1, _relu, 1),
@@ -61,6 +73,14 @@ FUNCTIONS: dict[str, ScalarFunction] = {
     "exp": ScalarFunction(1, np.exp, 4),
     "log": ScalarFunction(1, np.log, 4),
     "erf": ScalarFunction(1, _erf_like, 8),
+    "sqrt": ScalarFunction(1, np.sqrt, 4),
+    "rsqrt": ScalarFunction(1, _rsqrt, 4),
+    "tanh": ScalarFunction(1, np.tanh, 6),
+    "sigmoid": ScalarFunction(1, _sigmoid, 6),
+    "sin": ScalarFunction(1, np.sin, 4),
+    "cos": ScalarFunction(1, np.cos, 4),
+    "abs": ScalarFunction(1, np.abs, 1),
+    "lt": ScalarFunction(2, _less, 1),
     "gt": ScalarFunction(2, _greater, 1),
     "eq": ScalarFunction(2, _equal, 1),
     "where": ScalarFunction(3, _where, 1),

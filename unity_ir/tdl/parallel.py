@@ -81,14 +81,13 @@ def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[De
 
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and k by 2, returns dims (1, 1), sum 2.
     """
-    return tuple(
-        Degrees(
-            tuple(configuration.degree(v) for v in dims),
-            prod(d for v, d in configuration.degrees.items() if v not in dims) * configuration.sum,
-            configuration.copy,
-        )
-        for dims in analysis.result_dims
-    )
+    out: list[Degrees] = []
+    for i, dims in enumerate(analysis.result_dims):
+        reduced = prod(d for v, d in configuration.degrees.items() if v not in dims)
+        carried = prod(d for carriers, d in configuration.sums.items() if analysis.carried(i, carriers))
+        copy = configuration.copy * (configuration.sum // carried)
+        out.append(Degrees(tuple(configuration.degree(v) for v in dims), reduced * carried, copy))
+    return tuple(out)
 
 
 def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Configuration:

@@ -16,6 +16,7 @@ from lark.exceptions import LarkError, VisitError
 
 from unity_ir.errors import UnityError
 from unity_ir.tdl.check import check_line
+from unity_ir.tdl.inline import Definition, inline
 from unity_ir.tdl.syntax import (
     Access,
     Attribute,
@@ -122,6 +123,9 @@ class _Build(Transformer[Token, Line]):
     def result(self, name: Token, *rest: Any) -> WrittenResult:
         return WrittenResult(str(name), len(rest) == 3, rest[-2] or (), rest[-1])
 
+    def let(self, name: Token, indices: tuple[WrittenIndex, ...] | None, expr: Expr) -> Definition:
+        return Definition(str(name), indices or (), expr)
+
     def clause(self, kind: Token, index: WrittenIndex, value: Token) -> Clause:
         return Clause(str(kind), index, int(value) if value.isdigit() else str(value))
 
@@ -134,7 +138,7 @@ class _Build(Transformer[Token, Line]):
             operator=str(name),
             parameters=tuple(p for p in params if isinstance(p, Parameter)),
             attributes=tuple(p for p in params if isinstance(p, Attribute)),
-            results=tuple(r for r in rest if isinstance(r, WrittenResult)),
+            results=inline([d for d in rest if isinstance(d, Definition)], [r for r in rest if isinstance(r, WrittenResult)]),
             clauses=clauses,
             text="",
         )

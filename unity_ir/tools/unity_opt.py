@@ -15,6 +15,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from difflib import get_close_matches
+from inspect import signature
 from io import BytesIO, StringIO
 from typing import IO, Any, NoReturn, TypeGuard
 
@@ -24,7 +25,7 @@ from xdsl.ir import Attribute
 from xdsl.irdl import IRDLOperation, OptPropertyDef
 from xdsl.parser import Parser
 from xdsl.passes import PassPipeline
-from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.arg_spec import parse_pipeline, parse_spec
 from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError, VerifyException
 from xdsl.utils.lexer import Input, Span
 from xdsl.xdsl_opt_main import xDSLOptMain
@@ -46,14 +47,20 @@ class UnityOpt(xDSLOptMain):
         arg_parser.prog = "unity-opt"
         arg_parser.error = _usage_error
         arg_parser.add_argument(
+            "--model",
+            metavar="NAME[,key=value...]",
+            help="read a model of the zoo instead of a file: gpt2, llama3_8b, ...; keys such as batch=4,layers=2",
+        )
+        arg_parser.add_argument(
             "--search",
             metavar="STRATEGY",
-            help="search for the best parallel graph before the passes (default strategy: joint); written --search=...",
+            help="search for the best parallel graph before the passes: --search (joint), --search=data-parallel, "
+            "--search=random",
         )
         arg_parser.add_argument(
             "--machine",
             metavar="M",
-            help="the machine to search for and to cost on: a preset (summit:4, 2gpu) or a file",
+            help="the machine to search for and to cost on: 2gpu, box:N, dgx-h100[:N], summit:N, or a .toml file",
         )
         arg_parser.add_argument(
             "--stats", action="store_true", help="after the passes, print what each function costs to stderr"
@@ -87,13 +94,26 @@ class UnityOpt(xDSLOptMain):
             # Python's limit on the digits of an integer, and widths xDSL cannot pack into bytes.
             parser.raise_error(f"not a value of its type: {error}")
 
+    def get_input_name(self) -> str:
+        return super().get_input_name() if self.args.model is None else f"--model={self.args.model}"
+
     def get_input_stream(self) -> tuple[IO[bytes], str]:
+        if self.args.model is not None:
+            return self.model_text(), "pcg"
         # Read whole, so that `-o` may name the same file.
         stream, extension = super().get_input_stream()
         data = stream.read()
         if self.args.input_file is not None:
             stream.close()
         return BytesIO(data), extension
+
+    def model_text(self) -> IO[bytes]:
+        from unity_ir.dialects.convert import from_graph
+        from unity_ir.models import from_text
+
+        if self.args.input_file is not None:
+            raise UnityError(f"unity-opt: --model and the file {self.args.input_file} are both given; leave one out")
+        return BytesIO(str(ModuleOp([from_graph(from_text(self.args.model))])).encode())
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
         try:
@@ -104,6 +124,8 @@ class UnityOpt(xDSLOptMain):
     # Passes
 
     def setup_pipeline(self) -> None:
+        if self.args.machine is not None and self.args.search is None and not self.args.stats:
+            raise UnityError("unity-opt: --machine says where to search and to cost; add --search or --stats")
         specs = list(parse_pipeline(self.args.passes))
         for spec in specs:
             if spec.name not in self.available_passes:
@@ -114,10 +136,21 @@ class UnityOpt(xDSLOptMain):
             super().setup_pipeline()
         except ValueError as error:
             raise UnityError(f"unity-opt: -p {self.args.passes}: {error}") from error
+        self.check_target()
         if self.args.search is not None:
             search: Any = self.available_passes["pcg-search"]()
             first = search(strategy=self.args.search, machine=self.args.machine)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
+
+    def check_target(self) -> None:
+        """Refuse wrong arguments of a target now, rather than after a search."""
+        spec = parse_spec(self.args.target)
+        factory: Any = self.available_targets[spec.name]
+        if spec.parameters and not signature(factory).parameters:
+            try:
+                factory().from_spec(spec)
+            except ValueError as error:
+                raise UnityError(f"unity-opt: -t {self.args.target}: {error}") from error
 
     def apply_passes(self, prog: ModuleOp) -> None:
         try:
@@ -222,7 +255,8 @@ def _missing_property(module: ModuleOp) -> str | None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """White space as single blanks; characters that would steer the terminal, escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
 
 
 def _parse_error(error: ParseError, tool: UnityOpt | None) -> str:

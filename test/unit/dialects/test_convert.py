@@ -211,7 +211,6 @@ def test_not_a_graph(text: str, message: str) -> None:
     ("graph", "message"),
     [
         (Graph("a\nb", (), ()), "control character U+000A"),
-        (Graph("f", (), (leaf("weight", tensor_type((4,), "f32"), name="").result,)), "the name is empty"),
         (Graph("f", (), (leaf("input", tensor_type((4,), "f32"), name="x").result,)), "not among the graph's inputs"),
         (
             Graph("f", (), (leaf("constant", tensor_type((4,), "f32"), value=float("inf")).result,)),

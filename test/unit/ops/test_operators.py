@@ -1,22 +1,20 @@
 """
-Every operator equals PyTorch, forward and backward, whole and under every configuration its line allows; every other way to
-divide its operands is refused.
+Every operator equals PyTorch, forward and backward, whole and under every configuration its line allows; every other
+way to divide its operands is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from operator_cases import CASES, TORCH, Case
 from torch import Tensor
-from torch.nn import functional as F
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator, operators
@@ -26,189 +24,6 @@ from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
 from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.rules.parallelization import configurations, parallelize, type_steps_up
 from unity_ir.tdl.parallel import Configuration, Degrees, operand_degrees
-from unity_ir.tdl.syntax import AttrValue
-
-Shape = tuple[int, ...]
-SIZES = st.sampled_from([1, 2, 3, 4, 6])
-SHAPES = st.lists(SIZES, max_size=3).map(tuple)
-
-
-@dataclass(frozen=True)
-class Case:
-    """An operator at some shapes, with attributes; `classes` is what its integer operand holds less than."""
-
-    shapes: tuple[Shape, ...]
-    attributes: Mapping[str, AttrValue]
-    classes: int = 1
-
-
-@st.composite
-def same(draw: st.DrawFn, count: int) -> Case:
-    shape = draw(SHAPES)
-    return Case((shape,) * count, {})
-
-
-@st.composite
-def broadcast(draw: st.DrawFn) -> Case:
-    shape = draw(SHAPES)
-    return Case((shape, shape[draw(st.integers(0, len(shape))) :]), {})
-
-
-@st.composite
-def matmul(draw: st.DrawFn, transposed: bool) -> Case:
-    lead, k, n = draw(st.lists(SIZES, max_size=2)), draw(SIZES), draw(SIZES)
-    act: dict[str, AttrValue] = {} if transposed else {"act": draw(st.sampled_from(["identity", "relu", "gelu"]))}
-    return Case(((*lead, k), (n, k) if transposed else (k, n)), act)
-
-
-@st.composite
-def matmul_tn(draw: st.DrawFn) -> Case:
-    lead = draw(st.lists(SIZES, max_size=2))
-    return Case(((*lead, draw(SIZES)), (*lead, draw(SIZES))), {})
-
-
-@st.composite
-def loss(draw: st.DrawFn, with_grad: bool) -> Case:
-    b, c = draw(SIZES), draw(SIZES)
-    return Case((((),) if with_grad else ()) + ((b, c), (b,)), {}, c)
-
-
-@st.composite
-def mse_grad(draw: st.DrawFn) -> Case:
-    shape = draw(SHAPES)
-    return Case(((), shape, shape), {})
-
-
-@st.composite
-def concat(draw: st.DrawFn) -> Case:
-    before, after = draw(st.lists(SIZES, max_size=1)), draw(st.lists(SIZES, max_size=1))
-    sizes = draw(st.lists(SIZES, min_size=1, max_size=3))
-    return Case(tuple((*before, s, *after) for s in sizes), {"dim": len(before)})
-
-
-@st.composite
-def split(draw: st.DrawFn) -> Case:
-    joined = draw(concat())
-    dim = joined.attributes["dim"]
-    assert isinstance(dim, int)
-    sizes = tuple(s[dim] for s in joined.shapes)
-    shape = (*joined.shapes[0][:dim], sum(sizes), *joined.shapes[0][dim + 1 :])
-    return Case((shape,), {"dim": dim, "sizes": sizes})
-
-
-@st.composite
-def transpose(draw: st.DrawFn) -> Case:
-    shape = draw(SHAPES)
-    return Case((shape,), {"perm": tuple(draw(st.permutations(range(len(shape)))))})
-
-
-@st.composite
-def split_heads(draw: st.DrawFn) -> Case:
-    b, h, s, d = (draw(SIZES) for _ in range(4))
-    return Case(((b, s, h * d),), {"heads": h})
-
-
-@st.composite
-def merge_heads(draw: st.DrawFn) -> Case:
-    return Case((tuple(draw(SIZES) for _ in range(4)),), {})
-
-
-@st.composite
-def reshape(draw: st.DrawFn) -> Case:
-    """Two ways to put neighbouring factors together."""
-    factors = draw(SHAPES)
-
-    def grouped() -> Shape:
-        out: list[int] = []
-        for factor in factors:
-            if out and draw(st.booleans()):
-                out[-1] *= factor
-            else:
-                out.append(factor)
-            if draw(st.booleans()):
-                out.append(1)
-        return tuple(out)
-
-    return Case((grouped(),), {"shape": grouped()})
-
-
-@st.composite
-def reduce_sum(draw: st.DrawFn) -> Case:
-    shape = draw(SHAPES)
-    dim = draw(st.integers(0, len(shape)))
-    return Case((shape,), {"dim": dim, "count": draw(st.integers(0, len(shape) - dim))})
-
-
-@st.composite
-def expand(draw: st.DrawFn) -> Case:
-    shape, sizes = draw(SHAPES), draw(st.lists(SIZES, max_size=2))
-    dim = draw(st.integers(0, len(shape)))
-    return Case((shape,), {"dim": dim, "sizes": tuple(sizes), "degrees": (1,) * len(sizes)})
-
-
-CASES: Mapping[str, st.SearchStrategy[Case]] = {
-    "add": broadcast(),
-    "concat": concat(),
-    "cross_entropy": loss(False),
-    "cross_entropy_grad": loss(True),
-    "expand": expand(),
-    "gelu": same(1),
-    "gelu_grad": same(2),
-    "matmul": matmul(False),
-    "matmul_nt": matmul(True),
-    "matmul_tn": matmul_tn(),
-    "merge_heads": merge_heads(),
-    "mse": same(2),
-    "mse_grad": mse_grad(),
-    "mul": broadcast(),
-    "reduce_sum": reduce_sum(),
-    "relu": same(1),
-    "relu_grad": same(2),
-    "reshape": reshape(),
-    "split": split(),
-    "split_heads": split_heads(),
-    "transpose": transpose(),
-}
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "relu": F.relu, "gelu": F.gelu}
-
-
-def derivative(function: Callable[[Tensor], Tensor], g: Tensor, x: Tensor) -> Tensor:
-    """g times the derivative of `function` at x."""
-    at = x.clone().requires_grad_()
-    return torch.autograd.grad(function(at), at, g)[0]
-
-
-def torch_expand(x: Tensor, dim: int, sizes: Sequence[int], degrees: Sequence[int]) -> Tensor:
-    del degrees
-    for _ in sizes:
-        x = x.unsqueeze(dim)
-    return x.expand((*x.shape[:dim], *sizes, *x.shape[dim + len(sizes) :]))
-
-
-TORCH: Mapping[str, Callable[..., Any]] = {
-    "add": torch.add,
-    "concat": lambda *x, dim: torch.cat(x, dim),
-    "cross_entropy": F.cross_entropy,
-    "cross_entropy_grad": lambda g, x, t: derivative(lambda y: F.cross_entropy(y, t), g, x),
-    "expand": torch_expand,
-    "gelu": F.gelu,
-    "gelu_grad": lambda g, x: derivative(F.gelu, g, x),
-    "matmul": lambda x, w, act: ACTIVATIONS[act](x @ w),
-    "matmul_nt": lambda x, w: x @ w.T,
-    "matmul_tn": lambda x, y: x.reshape(-1, x.shape[-1]).T @ y.reshape(-1, y.shape[-1]),
-    "merge_heads": lambda x: x.transpose(1, 2).flatten(2),
-    "mse": F.mse_loss,
-    "mse_grad": lambda g, x, y: derivative(lambda z: F.mse_loss(z, y), g, x),
-    "mul": torch.mul,
-    "reduce_sum": lambda x, dim, count: x.flatten(dim, dim + count - 1).sum(dim) if count else x,
-    "relu": F.relu,
-    "relu_grad": lambda g, y: derivative(F.relu, g, y),
-    "reshape": lambda x, shape: x.reshape(shape),
-    "split": lambda x, dim, sizes: torch.split(x, sizes, dim),
-    "split_heads": lambda x, heads: x.unflatten(2, (heads, -1)).transpose(1, 2),
-    "transpose": lambda x, perm: x.permute(perm),
-}
 
 
 def serial(name: str, case: Case) -> Node:
@@ -221,12 +36,16 @@ def serial(name: str, case: Case) -> Node:
     return apply(name, operands, case.attributes)
 
 
-def arrays(leaves: Sequence[Value], classes: int, seed: int) -> dict[str, Array]:
+def arrays(leaves: Sequence[Value], case: Case, seed: int) -> dict[str, Array]:
     random = np.random.default_rng(seed)
-    return {
-        v.node.name: random.integers(0, classes, v.shape) if v.type.is_integer else random.standard_normal(v.shape)
-        for v in leaves
-    }
+
+    def array(value: Value) -> Array:
+        if value.type.is_integer:
+            return random.integers(0, case.classes, value.shape)
+        # Above 0 as a whole, whatever the parts it may be given in add up to.
+        return random.uniform(0.5, 2, value.shape) if case.positive else random.standard_normal(value.shape)
+
+    return {v.node.name: array(v) for v in leaves}
 
 
 def with_backward(node: Node, leaf_of: Callable[[str, TensorType], Value]) -> tuple[Value, ...]:
@@ -288,7 +107,7 @@ def test_equals_torch(name: str, data: st.DataObject):
     case = data.draw(CASES[name])
     node = serial(name, case)
     whole = graph(with_backward(node, plain))
-    inputs = arrays([n.result for n in whole.inputs], case.classes, data.draw(st.integers(0, 99)))
+    inputs = arrays([n.result for n in whole.inputs], case, data.draw(st.integers(0, 99)))
     values = interpret(whole, inputs, {})
     operands = [torch.tensor(inputs[v.node.name], requires_grad=not v.type.is_integer) for v in node.operands]
     expected = TORCH[name](*operands, **dict(node.attributes))
@@ -317,7 +136,7 @@ def test_every_configuration_equals_the_whole(name: str, data: st.DataObject):
         ]
         divided = divide(node, [parts(f"x{i}", t) for i, t in enumerate(types)], by)
         whole = graph(with_backward(divided, parts))
-        inputs = arrays([n.result for n in whole.inputs], case.classes, 5)
+        inputs = arrays([n.result for n in whole.inputs], case, 5)
         values, pieces = interpret(whole, inputs, {}), interpret_pieces(whole, inputs, {})
         for value in whole.outputs:
             np.testing.assert_allclose(join(pieces[value], value.type), values[value], rtol=1e-9, atol=1e-9)

@@ -85,15 +85,17 @@ def piecewise(analysis: Analysis, by: Configuration, operands: Sequence[Array]) 
         for i, array in enumerate(evaluate(local, arrays, {v: at[v] * local.extents[v] for v in at})):
             dims = analysis.result_dims[i]
             where = tuple(at.get(v or "", 0) for v in dims)
+            if any(addend and not analysis.carried(i, carriers) for carriers, addend in of_sum.items()):
+                continue  # A copy: the result does not depend on these carriers.
             window(results[i], where, [by.degree(v) for v in dims])[...] += array
             pieces[i][where] += 1
     for read, type in zip(readers, typed, strict=True):
         assert set(read.values()) == {type.copy}
         assert len(read) == prod(type.dims) * type.sum
-    for made, type in zip(pieces, result_degrees(analysis, by), strict=True):
+    for i, (made, type) in enumerate(zip(pieces, result_degrees(analysis, by), strict=True)):
+        assert type.copy == by.copy * prod(d for s, d in by.sums.items() if not analysis.carried(i, s))
         assert set(made.values()) == {type.sum}
         assert len(made) == prod(type.dims)
-        assert type.copy == by.copy
     return results
 
 
@@ -152,9 +154,9 @@ LINES: list[tuple[str, list[Shape], set[str], list[set[str]]]] = [
     ("f(x) a[i] = x[i]; b[] = sum[i](x[i])", [(6,)], {"i"}, [{"x"}]),
     ("f(x) a[i] = sum[k](x[i, k]); b[k] = sum[i](x[i, k])", [(6, 6)], {"i", "k"}, [{"x"}]),
     ("f(x) a[i] = x[i]; b[i] = relu(x[i])", [(6,)], {"i"}, []),
-    ("f(x, y) a[i] = x[i]; b[i] = x[i] * y[i]", [(6,), (6,)], {"i"}, [{"x"}]),
+    ("f(x, y) a[i] = x[i]; b[i] = x[i] * y[i]", [(6,), (6,)], {"i"}, [{"x"}, {"y"}]),
     ("f(x, y) a[i] = x[i]; b[i] = x[i] + y[i]", [(6,), (6,)], {"i"}, []),
-    ("f(x, y) a[] = sum[i](x[i]); b[i] = max[j](y[j, i])", [(6,), (6, 6)], {"i"}, []),
+    ("f(x, y) a[] = sum[i](x[i]); b[i] = max[j](y[j, i])", [(6,), (6, 6)], {"i"}, [{"x"}]),
     ("f(x) out[(i j)] = x[i, j]", [(6, 6)], {"i"}, [{"x"}]),
     ("f(x) out[i, j] = x[(i j)] where size(i) = 6", [(36,)], {"i"}, [{"x"}]),
     ("f(x) out[j] = sum[i](x[(i j)]) where size(i) = 6", [(36,)], {"i"}, [{"x"}]),

@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.layout import Address, Names, Run, address, runs
+from unity_ir.lowering.kernels.rewrite import rename
+from unity_ir.tdl.gather import Pick, gather
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
@@ -48,21 +49,27 @@ def binary(op: str, left: Text, right: Text) -> Text:
     return Text(f"{left.at(level)} {op} {right.at(level + 1)}", level)
 
 
-def _gelu(x: str) -> Text:
-    return Text(f"0.5 * {x} * (1.0 + tl.erf({x} * 0.7071067811865476))", PRODUCT)
+def _gelu(x: Text) -> Text:
+    return Text(f"0.5 * {x.text} * (1.0 + tl.erf({x.text} * 0.7071067811865476))", PRODUCT)
 
 
-_UNARY: Mapping[str, Callable[[str], Text]] = {
+def _call(function: str) -> Callable[[Text], Text]:
+    return lambda x: Text(f"tl.{function}({x.text})")
+
+
+_UNARY: Mapping[str, Callable[[Text], Text]] = {
     # Not tl.maximum, which turns NaN into 0.
-    "relu": lambda x: Text(f"tl.where({x} < 0.0, 0.0, {x})"),
+    "relu": lambda x: Text(f"tl.where({x.text} < 0.0, 0.0, {x.text})"),
     "gelu": _gelu,
-    "exp": lambda x: Text(f"tl.exp({x})"),
-    "log": lambda x: Text(f"tl.log({x})"),
-    "erf": lambda x: Text(f"tl.erf({x})"),
+    # There is no tl.tanh, and libdevice does not run in the interpreter.
+    "tanh": lambda x: Text(f"2.0 * tl.sigmoid(2.0 * {x.at(UNARY)}) - 1.0", SUM),
+    **{f: _call(f) for f in ("exp", "log", "erf", "sqrt", "rsqrt", "sigmoid", "sin", "cos", "abs")},
 }
 _USED_TWICE = frozenset({"relu", "gelu"})
 """Functions whose text repeats the argument, which so has to be a name."""
-_COMPARISONS: Mapping[str, str] = {"gt": ">", "eq": "=="}
+_COMPARISONS: Mapping[str, str] = {"gt": ">", "lt": "<", "eq": "=="}
+KERNEL_FUNCTIONS = frozenset({*_UNARY, *_COMPARISONS, "where"})
+"""Functions of TDL that kernels know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +97,14 @@ class Writer:
         integers: frozenset[str],
         names: Names,
         starts: Mapping[str, str],
+        wide: bool = False,
     ):
         self.extents = dict(extents)
         self.pointers = pointers
         self.integers = integers
         self.names = names
-        self.starts = starts
+        self.starts = dict(starts)
+        self.wide = wide
         self.lines: list[str] = []
         self.axes: list[Axis] = []
         self.shifts: dict[str, tuple[str, int]] = {}
@@ -242,8 +251,8 @@ class Writer:
 
     def is_float(self, expr: Expr) -> bool:
         match expr:
-            case Const(value):
-                return value != int(value)
+            case Const():
+                return not _is_int(expr)
             case Name():
                 return False
             case Access(tensor, _):
@@ -279,33 +288,46 @@ class Writer:
                 text = self.number(argument)
                 if function in _USED_TWICE and not text.text.isidentifier():
                     text = Text(self.define(argument, "argument", text.text))
-                return _UNARY[function](text.text)
-            case Call(function, _):
-                raise UnityError(f"lowering: no Triton text for function {function}; add it to kernels/expression.py")
+                return _UNARY[function](text)
+            case Reduce() if (picked := gather(expr)) is not None:
+                return self.gathered(picked)
             case _:
                 raise TypeError(f"{expr} cannot stand inside a kernel's expression")
 
+    def gathered(self, picked: Pick) -> Text:
+        """The body at the position that an operand of integers names, and 0 where that is not in this piece."""
+        extent = self.extents[picked.variable]
+        index = self.load(picked.at)
+        if self.wide:
+            key = ("wide", index)
+            index = self.known(key) or self.define(key, "position", f"{index}.to(tl.int64)")
+        start = self.starts.get(picked.variable)
+        if start is not None:
+            key = ("position", index, start)
+            index = self.known(key) or self.define(key, "position", f"{index} - {start}")
+        key = ("inside", index, extent)
+        inside = self.known(key) or self.define(key, "inside", f"({index} >= 0) & ({index} < {extent})")
+        # Under a name of its own: the same expression over a tile of this variable is something else.
+        variable = f"{picked.variable} at {index}"
+        self.extents[variable] = extent
+        if start is not None:
+            self.starts[variable] = start
+        self.axes.append(Axis(index, (variable,), inside))
+        body = self.value(rename(picked.body, {picked.variable: variable})).text
+        self.axes.pop()
+        if isinstance(picked.body, Access) and extent > 1:
+            return Text(body)
+        return Text(f"tl.where({inside}, {body}, 0.0)")
+
     def _operand(self, expr: Expr, other: Expr) -> Text:
         """A constant beside an integer stays one, so that ids are compared exactly."""
-        if isinstance(expr, Const) and expr.value == int(expr.value) and not self.is_float(other):
-            if not isinstance(other, Const):
-                return Text(str(int(expr.value)), ATOM if expr.value >= 0 else UNARY)
+        if isinstance(expr, Const) and _is_int(expr) and not self.is_float(other):
+            return Text(str(int(expr.value)), ATOM if expr.value >= 0 else UNARY)
         return self.value(expr)
 
 
-def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """The expression with each direct sub-expression changed."""
-    match expr:
-        case Binary(op, left, right):
-            return Binary(op, change(left), change(right))
-        case Call(function, args):
-            return Call(function, tuple(map(change, args)))
-        case Reduce(reducer, indices, body):
-            return Reduce(reducer, indices, change(body))
-        case Cases(branches):
-            return Cases(tuple((n, change(e)) for n, e in branches))
-        case _:
-            return expr
+def _is_int(const: Const) -> bool:
+    return const.value.is_integer() and abs(const.value) < 2**31
 
 
 # --- TDL -------------------------------------------------------------------------------------------------------------
@@ -341,7 +363,7 @@ def _index(index: WrittenIndex) -> str:
 def _tdl(expr: Expr) -> Text:
     match expr:
         case Const(value):
-            return Text(f"{value:g}" if float(f"{value:g}") == value else repr(value))
+            return Text(f"{value:g}" if float(f"{value:g}") == value else repr(value), ATOM if value >= 0 else UNARY)
         case Name(name):
             return Text(name)
         case Access(tensor, indices):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from hashlib import sha256
+from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.kernels.expression import map_children, tdl_text
+from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_text
 from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
-from unity_ir.lowering.kernels.matmul import ACTIVATIONS, contraction, is_product, matmul_step
+from unity_ir.lowering.kernels.matmul import ACTIVATIONS, contraction, matmul_step, product_factors, with_factors
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.pointwise import pointwise_step
 from unity_ir.lowering.kernels.reduction import reduction_steps
+from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified
 from unity_ir.lowering.kernels.step import Buffer, Compiled, Launcher, Stage, Step
-from unity_ir.lowering.torch_code import torch_expression
+from unity_ir.lowering.torch_code import torch_body
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import Access, Bound, Call, Cases, Const, Expr, Reduce, Result, Var, accesses, children
 
 __all__ = ["Compiled", "Launcher", "launcher", "optimizer_launcher"]
@@ -66,14 +69,23 @@ def _name(bound: Bound, offsets: Sequence[str]) -> str:
     if isinstance(form, Call) and form.function in ACTIVATIONS and isinstance(form.args[0], Reduce):
         parts.append(form.function)
         form = form.args[0]
-    if not is_product(form) or len(bound.results) > 1 or offsets:
+    if not _reads_as_product(form) or len(bound.results) > 1 or offsets:
         parts += _digest(bound)
+    if offsets:
+        parts += ["from", *offsets]
     return Names().new("_".join(parts))
+
+
+def _reads_as_product(expr: Expr) -> bool:
+    """Whether operator and shapes say all of the expression: a sum of a product of two reads."""
+    factors = product_factors(expr)
+    return factors is not None and all(isinstance(f, Access) for f in factors)
 
 
 def _digest(bound: Bound) -> list[str]:
     """Part of a name: nothing for a line that follows from its operator and shapes alone."""
-    if len(bound.results) == 1 and not _holds_sizes(bound.results[0].expr):
+    # What only moves elements has attributes that say where to.
+    if len(bound.results) == 1 and not Analysis(bound).moves_data_only and not _holds_sizes(bound.results[0].expr):
         (result,) = bound.results
         read = [a.indices for a in accesses(result.expr)]
         if result.indices in read and all(i == result.indices[len(result.indices) - len(i) :] for i in read):
@@ -100,10 +112,10 @@ def _torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str])
     products = all(contraction(r, bound.extents) is not None for r in bound.results)
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
     inputs = [f"{o}.float()" if half and d in ("f16", "bf16") else o for o, d in zip(operands, dtypes, strict=True)]
-    texts = list(torch_expression(bound, inputs, starts, contiguous=True))
+    lines, texts = torch_body(bound, inputs, starts, names)
     if half:
         texts = [f"({t}).to({like}.dtype)" for t in texts]
-    body = [f"return {', '.join(texts)}"]
+    body = [*lines, f"return {', '.join(texts)}"]
     return Launcher(name, _function(name, [*operands, *starts.values()], bound, body), {}, ())
 
 
@@ -126,11 +138,13 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     operands = [names.new(p.name) for p in bound.operands]
     starts = {n: names.new(f"{n}_start") for n in offsets}
     name = _name(bound, offsets)
+    line = simplified(bound, starts)
+    _check_functions(bound.operator, (r.expr for r in line.results))
     like = _first_float(bound, operands)
     dtype = next((d for p, d in zip(bound.operands, dtypes, strict=True) if not p.integer), "f32")
     buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
-    results = _Results(bound, buffers, names)
-    for result in bound.results:
+    results = _Results(line, buffers, names, starts)
+    for result in line.results:
         results.add(result, Buffer(names.new(result.name), dtype, f"{like}.dtype"))
     simple = len(results.parts) == 1 and not any(d.startswith("i") for d in dtypes)
     family = f"{'_'.join([bound.operator, *_constants_digest(bound)])}_kernel" if simple else None
@@ -148,16 +162,24 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     return Launcher(name, source, {s.kernel: s.text for s in steps}, tuple(s.compiled for s in steps))
 
 
+def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:
+    for expr in exprs:
+        if isinstance(expr, Call) and expr.function not in KERNEL_FUNCTIONS:
+            raise UnityError(f"pcg.{operator}: no kernel has {expr.function}; add it to kernels/expression.py")
+        _check_functions(operator, children(expr))
+
+
 def _constants_digest(bound: Bound) -> list[str]:
     return [sha256(tdl_text(bound).encode()).hexdigest()[:6]] if _holds_sizes(bound.results[0].expr) else []
 
 
 def _steps(stage: Stage) -> list[Step]:
     """The kernels of one stage, by its form."""
-    if not _contains_reduce(stage.expr):
+    if not reductions(stage.expr):
         return [pointwise_step(stage)]
     product = contraction(stage.result, stage.extents)
-    if product is not None and not any(b.dtype.startswith("i") for b in stage.buffers.values()):
+    dtypes = {b.dtype for b in stage.buffers.values()}
+    if product is not None and len(dtypes) == 1 and not dtypes & {"i32", "i64"}:
         return [matmul_step(stage, product)]
     return reduction_steps(stage)
 
@@ -166,46 +188,80 @@ class _Results:
     """
     Results taken apart into what single kernels compute.
 
-    A matrix product inside a larger expression, and a reduction inside another whose variable it depends on, are
-    computed before, into tensors of their own.
+    What a kernel cannot do at once is computed before, into a tensor of its own: the factors of a matrix product, a
+    matrix product inside a larger expression, a reduction inside another whose variable it depends on, and reductions
+    for which different variables are rows. What is wanted twice is computed once, whatever its variables are called.
     """
 
-    def __init__(self, bound: Bound, buffers: Mapping[str, Buffer], names: Names):
+    def __init__(self, bound: Bound, buffers: Mapping[str, Buffer], names: Names, starts: Mapping[str, str]):
         self.extents = bound.extents
         self.buffers = dict(buffers)
         self.names = names
+        self.starts = starts
         self.parts: list[tuple[Result, Buffer]] = []
         self.finals: list[Buffer] = []
+        self._computed: dict[tuple[Expr, str], tuple[str, tuple[int, ...]]] = {}
+        """Buffers by what they hold, and which of its free variables each dim is."""
 
     def add(self, result: Result, output: Buffer) -> None:
         self._add(result, output)
         self.finals.append(output)
 
     def _add(self, result: Result, output: Buffer) -> None:
-        if contraction(result, self.extents) is None:
+        if self._is_product(result):
+            result = self._product(result)
+        else:
             expr = self._without_nested(self._without_products(result.expr))
             if isinstance(expr, Cases):
                 expr = map_children(expr, self._without_reductions)
+            else:
+                expr = self._with_equal_rows(expr)
             result = Result(result.name, result.indices, expr)
         self.parts.append((result, output))
 
-    def _compute_before(self, expr: Expr) -> Access:
-        """Reads a new tensor that holds the expression."""
+    def _indices(self, expr: Expr) -> tuple[Var, ...]:
         free = free_variables(expr)
-        indices = tuple(Var(n) for n in self.extents if n in free)
-        buffer = Buffer(self.names.new("inner"), "f32", "torch.float32")
-        self._add(Result(buffer.name, indices, expr), buffer)
-        self.buffers[buffer.name] = buffer
-        return Access(buffer.name, indices)
+        return tuple(Var(n) for n in self.extents if n in free)
+
+    def _compute_before(self, expr: Expr, like: Buffer | None = None) -> Access:
+        """Reads a tensor that holds the expression, of the element type of `like` or else in float32."""
+        dtype, torch_dtype = (like.dtype, f"{like.name}.dtype") if like else ("f32", "torch.float32")
+        form, free = canonical(expr, self.extents, self.starts)
+        if (form, dtype) not in self._computed:
+            indices = self._indices(expr)
+            buffer = Buffer(self.names.new("inner"), dtype, torch_dtype)
+            self._add(Result(buffer.name, indices, expr), buffer)
+            self.buffers[buffer.name] = buffer
+            self._computed[form, dtype] = buffer.name, tuple(free.index(i.name) for i in indices)
+        name, order = self._computed[form, dtype]
+        return Access(name, tuple(Var(free[k]) for k in order))
+
+    # -- matrix products
+
+    def _is_product(self, result: Result) -> bool:
+        """Whether the result is a matrix product once its factors are tensors."""
+        factors = product_factors(result.expr)
+        if factors is None or any(self.buffers[a.tensor].dtype.startswith("i") for a in accesses(result.expr)):
+            return False
+        if len({self.buffers[f.tensor].dtype for f in factors if isinstance(f, Access)}) > 1:
+            return False
+        stand_ins = [f if isinstance(f, Access) else Access("", self._indices(f)) for f in factors]
+        return contraction(with_factors(result, stand_ins), self.extents) is not None
+
+    def _product(self, result: Result) -> Result:
+        factors = product_factors(result.expr)
+        assert factors is not None
+        # The kernel multiplies tensors of one element type.
+        given = next((self.buffers[f.tensor] for f in factors if isinstance(f, Access)), None)
+        return with_factors(result, [f if isinstance(f, Access) else self._compute_before(f, given) for f in factors])
 
     def _without_products(self, expr: Expr) -> Expr:
         """Matrix products below the root become reads."""
-        if is_product(expr):
-            free = free_variables(expr)
-            indices = tuple(Var(n) for n in self.extents if n in free)
-            if contraction(Result("", indices, expr), self.extents) is not None:
-                return self._compute_before(expr)
+        if isinstance(expr, Reduce) and self._is_product(Result("", self._indices(expr), expr)):
+            return self._compute_before(expr)
         return map_children(expr, self._without_products)
+
+    # -- reductions
 
     def _without_nested(self, expr: Expr) -> Expr:
         """Reductions that depend on a variable another one binds become reads, with all that ranges over no more."""
@@ -215,25 +271,36 @@ class _Results:
         return map_children(expr, self._without_nested)
 
     def _without_dependent(self, expr: Expr, bound: frozenset[str]) -> Expr:
-        if not any(free_variables(r) & bound for r in _reductions(expr)):
+        if not any(free_variables(r) & bound for r in reductions(expr)):
             return expr
-        needed = frozenset[str]().union(*(free_variables(r) for r in _reductions(expr)))
+        needed = frozenset[str]().union(*(free_variables(r) for r in _outermost(expr)))
         if free_variables(expr) == needed:
             return self._compute_before(expr)
         return map_children(expr, lambda child: self._without_dependent(child, bound))
 
     def _without_reductions(self, expr: Expr) -> Expr:
-        if isinstance(expr, Reduce):
+        if isinstance(expr, Reduce) and reductions(expr):
             return self._compute_before(expr)
         return map_children(expr, self._without_reductions)
 
+    def _with_equal_rows(self, expr: Expr) -> Expr:
+        """Reductions for which a kernel would have to compute others again and again become reads."""
+        found = {r: frozenset(n for n in free_variables(r) if self.extents[n] > 1) for r in reductions(expr)}
+        rows = set(found.values())
+        if len(rows) < 2:
+            return expr
+        # Scalars first, which are long reductions; then what has the most rows.
+        first = frozenset() if frozenset() in rows else max(rows, key=lambda r: prod(self.extents[n] for n in r))
+        return self._with_equal_rows(self._without(expr, {r for r, own in found.items() if own == first}))
 
-def _reductions(expr: Expr) -> list[Reduce]:
+    def _without(self, expr: Expr, those: Container[Expr]) -> Expr:
+        if expr in those:
+            return self._compute_before(expr)
+        return map_children(expr, lambda child: self._without(child, those))
+
+
+def _outermost(expr: Expr) -> list[Reduce]:
     """The outermost reductions in `expr`."""
-    if isinstance(expr, Reduce):
+    if isinstance(expr, Reduce) and gather(expr) is None:
         return [expr]
-    return [r for child in children(expr) for r in _reductions(child)]
-
-
-def _contains_reduce(expr: Expr) -> bool:
-    return bool(_reductions(expr))
+    return [r for child in children(expr) for r in _outermost(child)]

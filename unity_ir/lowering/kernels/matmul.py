@@ -143,13 +143,31 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
     return Contraction(left.tensor, right.tensor, activation, sizes, *strides)
 
 
-def is_product(expr: Expr) -> bool:
-    """Whether an expression has the form of a contraction, whatever its indices."""
+def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
+    """The factors of a sum of a product, with or without an activation; None for anything else."""
     match expr:
-        case Reduce("sum", _, Binary("*", Access(), Access())):
-            return True
+        case Call(activation, (Reduce() as reduce,)) if activation in ACTIVATIONS:
+            return product_factors(reduce)
+        case Reduce("sum", _, Binary("*", left, right)):
+            return left, right
         case _:
-            return False
+            return None
+
+
+def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
+    """The same sum of a product of other factors."""
+
+    def changed(expr: Expr) -> Expr:
+        match expr:
+            case Call(activation, (reduce,)):
+                return Call(activation, (changed(reduce),))
+            case Reduce(reducer, indices, _):
+                left, right = factors
+                return Reduce(reducer, indices, Binary("*", left, right))
+            case _:
+                raise TypeError(f"{expr} is no sum of a product")
+
+    return Result(result.name, result.indices, changed(result.expr))
 
 
 def _stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:

@@ -11,22 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from unity_ir.lowering.kernels.expression import SUM, UNARY, Axis, Text, map_children
+from unity_ir.lowering.kernels.expression import SUM, UNARY, Axis, Text
 from unity_ir.lowering.kernels.layout import address, power_of_two
+from unity_ir.lowering.kernels.rewrite import reductions, rename
 from unity_ir.lowering.kernels.step import Buffer, Kernel, Stage, Step, warps
 from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     Access,
-    Composite,
     Expr,
-    Name,
     Reduce,
     Result,
-    Segments,
     Var,
-    WrittenIndex,
     accesses,
-    children,
     index_names,
 )
 
@@ -107,16 +104,17 @@ def _kernel(stage: Stage, parts: int) -> Step:
     if parts > 1:
         columns = ()
     tiling = _tiling(stage, rows, columns)
-    expr = _rename(stage.expr, stage.extents, rows, columns)
+    stage = _unified(stage, rows, columns)
+    expr = stage.expr
     body = _Body(stage, rows, tiling, parts)
     body.writer.share([expr])
-    for node in _reducers(expr):
+    for node in reductions(expr):
         body.reduce(node)
     part = stage.result.indices[:1] if parts > 1 else ()
     body.store(expr, columns, part)
     grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
     tile = tiling.rows * max(tiling.columns.values(), default=1)
-    helpers = _MULTIPLY if any(n.reducer == "prod" for n in _reducers(expr)) else ""
+    helpers = _MULTIPLY if any(n.reducer == "prod" for n in reductions(expr)) else ""
     return body.kernel.step(stage.kernel, grid or (1,), warps(tile), helpers)
 
 
@@ -255,14 +253,14 @@ class _Body:
 def _variables(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The result's variables that reductions depend on, and the others."""
     names = tuple(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
-    needed = frozenset[str]().union(*(free_variables(r) for r in _reducers(stage.expr)))
+    needed = frozenset[str]().union(*(free_variables(r) for r in reductions(stage.expr)))
     return tuple(n for n in names if n in needed), tuple(n for n in names if n not in needed)
 
 
 def _tiling(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> _Tiling:
     """Tiles of about `TILE` elements that are read in whole segments of memory."""
     extents = stage.extents
-    groups = {_sizes(r, extents) for r in _reducers(stage.expr)}
+    groups = {_sizes(r, extents) for r in reductions(stage.expr)}
     if columns:
         groups.add(tuple(extents[n] for n in columns))
     count = power_of_two(prod(extents[n] for n in rows))
@@ -291,61 +289,43 @@ def _sizes(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(extents[n] for n in node.names)
 
 
-def _reducers(expr: Expr) -> list[Reduce]:
-    """Every reduction in `expr`, each once, inner ones first."""
-    found: dict[Reduce, None] = {}
-
-    def visit(part: Expr) -> None:
-        for child in children(part):
-            visit(child)
-        if isinstance(part, Reduce):
-            found.setdefault(part)
-
-    visit(expr)
-    return list(found)
-
-
 def _spans(expr: Expr, names: tuple[str, ...], extents: Mapping[str, int]) -> bool:
     """Whether the expression's tile has the columns of these variables rather than one for all."""
     return any(extents[n] > 1 and n in free_variables(expr) for n in names)
 
 
-def _rename(expr: Expr, extents: Mapping[str, int], rows: tuple[str, ...], columns: tuple[str, ...]) -> Expr:
+def _unified(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> Stage:
     """
-    Reductions over the same sizes bound to the same variables, so that they share loads.
+    The stage with reductions over the same sizes bound to the same variables, so that they share loads.
 
     Given `exp(x[b, c] - max[j](x[b, j]))` with columns c, returns `exp(x[b, c] - max[c](x[b, c]))`.
     """
-    canonical: dict[tuple[int, ...], tuple[str, ...]] = {}
-    if columns:
-        canonical[tuple(extents[n] for n in columns)] = columns
-    for node in _reducers(expr):
-        if not set(node.names) & set(rows):
-            canonical.setdefault(_sizes(node, extents), node.names)
+    extents, starts = dict(stage.extents), dict(stage.starts)
 
-    def visit(part: Expr, names: Mapping[str, str]) -> Expr:
-        match part:
-            case Reduce(reducer, _, body):
-                new = canonical.get(_sizes(part, extents), part.names)
-                inner = {**names, **dict(zip(part.names, new, strict=True))}
-                return Reduce(reducer, tuple(map(Var, new)), visit(body, inner))
-            case Name(name):
-                return Name(names.get(name, name))
-            case Access(tensor, indices):
-                return Access(tensor, tuple(_renamed(i, names) for i in indices))
-            case _:
-                return map_children(part, lambda child: visit(child, names))
+    def kind(names: tuple[str, ...]) -> tuple[tuple[int, str | None], ...]:
+        return tuple((extents[n], starts.get(n)) for n in names)
 
-    return visit(expr, {})
+    common = {kind(columns): columns} if columns else {}
+    taken = {*rows, *columns}
 
+    def bind(node: Reduce, _: Mapping[str, str]) -> Mapping[str, str]:
+        # One that reads a picked element has no tile to share.
+        new = None if gather(node) is not None else common.get(kind(node.names))
+        if new is None:
+            fresh: list[str] = []
+            for name in node.names:
+                own = name
+                while own in taken or (own in extents and own != name):
+                    own += "_"
+                taken.add(own)
+                extents[own] = extents[name]
+                if name in starts:
+                    starts[own] = starts[name]
+                fresh.append(own)
+            new = tuple(fresh)
+            if gather(node) is None:
+                common[kind(node.names)] = new
+        return dict(zip(node.names, new, strict=True))
 
-def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
-    match index:
-        case Var(name):
-            return Var(names.get(name, name))
-        case Composite(inner):
-            return Composite(tuple(names.get(n, n) for n in inner))
-        case Segments(inner, active):
-            return Segments(tuple(names.get(n, n) for n in inner), active)
-        case _:
-            raise TypeError(f"{index} is not bound")
+    result = replace(stage.result, expr=rename(stage.expr, {}, bind))
+    return replace(stage, result=result, extents=extents, starts=starts)

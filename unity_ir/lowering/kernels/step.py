@@ -189,7 +189,7 @@ class Kernel:
         }
         self.constants: dict[str, Scalar] = {}
         integers = frozenset(t for t in stage.tensors if stage.buffers[t].dtype.startswith("i"))
-        self.writer = Writer(extents or stage.extents, pointers, integers, self.names, starts)
+        self.writer = Writer(extents or stage.extents, pointers, integers, self.names, starts, stage.wide)
 
     def constant(self, wish: str, value: int) -> str:
         """A new constexpr parameter."""

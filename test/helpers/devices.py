@@ -1,0 +1,119 @@
+"""A machine's devices, simulated: what each holds of a value, and what the planner's moves do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from unity_ir.pcg.interpret import Array
+from unity_ir.pcg.layout import COPY, REPEAT, SUM, Layout, Mesh
+from unity_ir.pcg.reshard import Move
+
+Held = list[Array]
+"""What every device holds."""
+
+
+def legal(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Whether the sizes divide."""
+    return all(s % prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) == 0 for d, s in enumerate(shape))
+
+
+def layouts(shape: tuple[int, ...], mesh: Mesh) -> list[Layout]:
+    """Every legal layout."""
+    roles = (*range(len(shape)), COPY, SUM, REPEAT)
+    return [x for x in product(roles, repeat=len(mesh.sizes)) if legal(x, shape, mesh)]
+
+
+def number(coordinates: Sequence[int], sizes: Sequence[int], axes: Sequence[int]) -> int:
+    """The position along some axes, the first outermost."""
+    index = 0
+    for axis in axes:
+        index = index * sizes[axis] + coordinates[axis]
+    return index
+
+
+def part(array: Array, dim: int, index: int, count: int) -> Array:
+    return np.split(array, count, dim)[index]
+
+
+def scatter(value: Array, layout: Layout, mesh: Mesh, seed: int = 0) -> Held:
+    """The value as its devices hold it in a layout; addends are random."""
+    random = np.random.default_rng(seed)
+    summed = [i for i, r in enumerate(layout) if r == SUM]
+    count = prod(mesh.sizes[i] for i in summed)
+    addends = [random.integers(-9, 9, value.shape) for _ in range(count - 1)]
+    addends.append(value - sum(addends, np.zeros_like(value)))
+    held: Held = []
+    for device in range(mesh.devices):
+        at = mesh.coordinates(device)
+        array = addends[number(at, mesh.sizes, summed)]
+        for dim in range(value.ndim):
+            axes = [i for i, r in enumerate(layout) if r == dim]
+            array = part(array, dim, number(at, mesh.sizes, axes), prod(mesh.sizes[i] for i in axes))
+        held.append(array)
+    return held
+
+
+def stands_for(held: Held, value: Array, layout: Layout, mesh: Mesh) -> bool:
+    """Whether the devices hold the value in this layout: copies equal, pieces in place, addends adding up."""
+    shape = tuple(
+        s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(value.shape)
+    )
+    if any(a.shape != shape for a in held):
+        return False
+    same: dict[tuple[int, ...], Array] = {}
+    whole = np.zeros_like(value)
+    for device, array in enumerate(held):
+        at = mesh.coordinates(device)
+        key = tuple(c for c, r in zip(at, layout, strict=True) if r not in (COPY, REPEAT))
+        if key in same:
+            if not np.array_equal(same[key], array):
+                return False
+            continue
+        same[key] = array
+        window: list[slice] = []
+        for dim, size in enumerate(shape):
+            i = number(at, mesh.sizes, [a for a, r in enumerate(layout) if r == dim])
+            window.append(slice(i * size, (i + 1) * size))
+        whole[(*window, ...)] += array
+    return np.array_equal(whole, value)
+
+
+def perform(move: Move, held: Held, mesh: Mesh) -> Held:
+    """What the devices hold after a move."""
+    out: Held = list(held)
+    for group in mesh.groups(move.axes):
+        arrays = [held[d] for d in group]
+        order = [number(mesh.coordinates(d), mesh.sizes, move.axes) for d in group]
+        assert order == list(range(move.group)), "a group is in the order of its axes"
+        assert all(a.size == move.elements for a in arrays)
+        for i, device in enumerate(group):
+            out[device] = _after(move, arrays, i)
+            assert out[device].size == move.elements_after
+    return out
+
+
+def _after(move: Move, arrays: list[Array], i: int) -> Array:
+    n, own = move.group, arrays[i]
+    match move.kind:
+        case "retype":
+            return own
+        case "slice":
+            return part(own, move.target, i, n)
+        case "all_gather":
+            return np.concatenate(arrays, move.source)
+        case "all_reduce":
+            return np.sum(arrays, axis=0)
+        case "reduce_scatter":
+            return part(np.sum(arrays, axis=0), move.target, i, n)
+        case "all_to_all":
+            return np.concatenate([part(a, move.target, i, n) for a in arrays], move.source)
+        case "zero_pad" if move.source >= 0:
+            return np.concatenate([a if j == i else np.zeros_like(a) for j, a in enumerate(arrays)], move.source)
+        case "zero_pad":
+            return own if i == 0 else np.zeros_like(own)
+        case kind:
+            raise AssertionError(kind)

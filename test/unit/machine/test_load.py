@@ -1,0 +1,134 @@
+"""Machine files: what is a machine, and one sentence for everything that is not."""
+
+from pathlib import Path
+
+import pytest
+
+from unity_ir.errors import UnityError
+from unity_ir.machine import load
+from unity_ir.machine.load import MAX_DEVICES, presets
+
+GOOD = """
+parameter = 2
+[device]
+name = "chip"
+flops = { f32 = 1e12, f64 = 5e11 }
+memory_bandwidth = 1e11
+memory = 1_000_000
+launch = 0
+efficiency = 0.5
+[[levels]]
+name = "nodes"
+size = "parameter"
+bandwidth = 1e9
+latency = 1e-6
+[[levels]]
+name = "chips"
+size = 6
+bandwidth = 1e10
+latency = 0.0
+"""
+
+
+def written(directory: Path, text: str) -> str:
+    path = directory / "machine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_preset_is_a_machine(name: str):
+    machine = load(name)
+    assert machine.devices == machine.mesh.devices >= 1
+    assert machine.name == name
+    assert machine.device.kernel_time(1e9, 1e6, "f32") > machine.device.launch
+
+
+def test_parameter_sets_a_level():
+    assert load("summit:4").mesh.sizes == (2, 2, 2, 3)
+    assert load("summit:4").axis_levels == (0, 0, 1, 2)
+    assert load("box:1").mesh.sizes == ()
+    assert load(f"box:{MAX_DEVICES}").devices == MAX_DEVICES
+
+
+def test_file_is_read(tmp_path: Path):
+    machine = load(written(tmp_path, GOOD))
+    assert machine.mesh.sizes == (2, 2, 3)
+    assert machine.device.kernel_time(1e12, 0, "f32") == 2.0
+    assert machine.device.kernel_time(0, 1e11, "f64") == 2.0
+    with pytest.raises(UnityError, match=r"^machine: chip has no peak for bf16; it has f32, f64"):
+        machine.device.kernel_time(1, 1, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("2gpu:4", "2gpu:4: this machine has no parameter; write it without :4"),
+        ("box:0", "size is 0; it must be a whole number from 1 on"),
+        ("box:-1", "what follows the colon must be a number from 1 to"),
+        ("box:1e3", "what follows the colon must be a number from 1 to"),
+        ("box:²", "what follows the colon must be a number from 1 to"),
+        ("box:" + "9" * 5000, "what follows the colon must be a number from 1 to"),
+        (f"box:{MAX_DEVICES + 1}", "devices are too many"),
+        ("summit:1000000", "6000000 devices are too many"),
+        ("nosuch", "no machine 'nosuch'; presets are 2gpu,"),
+        ("", "no machine ''; presets are"),
+        ("nosuch.toml", "cannot read 'nosuch.toml': No such file"),
+        ("null\0.toml", r"cannot read 'null\\x00.toml'"),
+    ],
+)
+def test_unknown_machine_is_refused(name: str, message: str):
+    with pytest.raises(UnityError, match=rf"^machine: .*{message}") as error:
+        load(name)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("parameter = 2", "parameter = 0", "size is 0; it must be a whole number from 1 on"),
+        ("parameter = 2", "parameter = 2.5", "size is 2.5; it must be a whole number from 1 on"),
+        ("parameter = 2", 'parameter = "a"', "size is 'a'; it must be a whole number from 1 on"),
+        ("size = 6", "size = 1.5", "size is 1.5; it must be a whole number from 1 on"),
+        ("size = 6", "size = true", "size is True; it must be a whole number from 1 on"),
+        ("size = 6", "size = 10_000_000_000_000_000_000_000", "devices are too many"),
+        ("bandwidth = 1e9", "bandwidth = 0", "bandwidth is 0; it must be a number above 0"),
+        ("bandwidth = 1e9", "bandwidth = -1", "bandwidth is -1; it must be a number above 0"),
+        ("bandwidth = 1e9", "bandwidth = nan", "bandwidth is nan; it must be a number above 0"),
+        ("bandwidth = 1e9", "bandwidth = inf", "bandwidth is inf; it must be a number above 0"),
+        ("bandwidth = 1e9", 'bandwidth = "1e9"', "bandwidth is '1e9'; it must be a number above 0"),
+        ("latency = 1e-6", "latency = -1e-6", "latency is -1e-06; it must be a number from 0"),
+        ("latency = 1e-6", "latency = nan", "latency is nan; it must be a number from 0"),
+        ("latency = 1e-6", "", "latency is missing"),
+        ("launch = 0", "launch = -1", "launch is -1; it must be a number from 0"),
+        ("launch = 0", 'launch = "0"', "launch is '0'; it must be a number from 0"),
+        ("launch = 0", "", "launch is missing"),
+        ("memory = 1_000_000", "memory = inf", "memory is inf; it must be a number above 0"),
+        ("memory = 1_000_000", "memory = 0", "memory is 0; it must be a number above 0"),
+        ("efficiency = 0.5", "efficiency = 2", "efficiency is 2; it must be at most 1"),
+        ("f32 = 1e12", "f32 = 0", "f32 is 0; it must be a number above 0"),
+        ("f32 = 1e12", 'f32 = "fast"', "f32 is 'fast'; it must be a number above 0"),
+        ("flops = { f32 = 1e12, f64 = 5e11 }", "flops = 3", "device must be a table"),
+        ("[device]", "[devices]", "device is missing"),
+        ("[[levels]]", "[[level]]", "levels is missing"),
+        ("name = ", "name ", "is not TOML"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, message: str):
+    assert old in GOOD
+    with pytest.raises(UnityError, match=rf"^machine: .*{message}") as error:
+        load(written(tmp_path, GOOD.replace(old, new)))
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["levels = 3\n[device]", "device = 3\nlevels = []", "", "levels = [1]"])
+def test_other_shapes_are_refused(tmp_path: Path, text: str):
+    with pytest.raises(UnityError, match=r"^machine: .*(is missing|must be a table)"):
+        load(written(tmp_path, text))
+
+
+def test_what_is_not_text_is_refused(tmp_path: Path):
+    path = tmp_path / "machine.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnityError, match=r"^machine: cannot read .*: not text"):
+        load(str(path))

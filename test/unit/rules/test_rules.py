@@ -1,0 +1,108 @@
+"""Algebraic rules: every application computes the same, and has the gradients of the same weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+from graphs import data_for, random_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
+from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.types import tensor_type
+from unity_ir.rules.algebraic import ALGEBRAIC
+
+RULES = {r.name: r for r in ALGEBRAIC}
+
+
+def check(graph: Graph, after: Graph) -> None:
+    """Outputs and gradients by name are what they were."""
+    inputs, weights = data_for(graph)
+    values, new = interpret(graph, inputs, weights), interpret(after, inputs, weights)
+    assert [n.name for n in after.inputs] == [n.name for n in graph.inputs]
+    for a, b in zip(graph.outputs, after.outputs, strict=True):
+        assert a.type == b.type
+        np.testing.assert_allclose(new[b], values[a], rtol=1e-9, atol=1e-9)
+    if graph.outputs[0].shape == ():
+        steps = [differentiate(g, Optimizer()) for g in (graph, after)]
+        found = [interpret(s, inputs, weights) for s in steps]
+        grads = [{u.weight.node.name: v[u.grad] for u in s.updates} for s, v in zip(steps, found, strict=True)]
+        # A weight no loss depends on has no gradient; merged with one that has, it gets zeros.
+        assert grads[0].keys() <= grads[1].keys()
+        for name, grad in grads[1].items():
+            np.testing.assert_allclose(grad, grads[0].get(name, 0.0 * grad), rtol=1e-8, atol=1e-8)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=2000, deadline=None)
+def test_every_application_keeps_outputs_and_gradients(seed: int):
+    graph = random_graph(Random(seed), Random(seed).randint(2, 9), dims=(2, 4))
+    for rule in ALGEBRAIC:
+        for _, after in rule.applications(graph):
+            assert after.outputs != graph.outputs
+            check(graph, after)
+            for second in ALGEBRAIC:
+                for _, twice in second.applications(after):
+                    check(graph, twice)
+
+
+def test_random_graphs_try_every_rule():
+    applied = Counter(
+        rule.name
+        for seed in range(150)
+        for rule in ALGEBRAIC
+        for _ in rule.applications(random_graph(Random(seed), 8, dims=(2, 4)))
+    )
+    assert applied.keys() >= RULES.keys() - {"split-of-concat", "concat-of-split"}
+
+
+def serial(*shapes: tuple[int, ...]) -> Graph:
+    """An input for each shape."""
+    nodes = tuple(leaf("input", tensor_type(s, "f64"), name=f"x{i}") for i, s in enumerate(shapes))
+    return Graph("f", nodes, tuple(n.result for n in nodes))
+
+
+def test_split_and_concat_undo_each_other():
+    (x, y) = serial((2, 4), (2, 6)).outputs
+    joined = apply("concat", [x, y], {"dim": 1}).result
+    back = apply("split", [joined], {"dim": 1, "sizes": (4, 6)}).results
+    graph = Graph("f", (x.node, y.node), (*back, joined))
+    ((_, after),) = RULES["split-of-concat"].applications(graph)
+    assert after.outputs == (x, y, joined)
+    again = Graph("f", (x.node, y.node), (apply("concat", list(back), {"dim": 1}).result,))
+    ((_, shorter),) = RULES["concat-of-split"].applications(again)
+    assert shorter.outputs == (joined,)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dim"),
+    [((6, 4), 1), ((5, 5), 1), ((1, 1), 0)],
+)
+def test_split_elsewhere_is_left_alone(sizes: tuple[int, ...], dim: int):
+    (x, y) = serial((2, 4), (2, 6)).outputs
+    joined = apply("concat", [x, y], {"dim": 1}).result
+    parts = apply("split", [joined], {"dim": dim, "sizes": sizes}).results
+    assert not list(RULES["split-of-concat"].applications(Graph("f", (x.node, y.node), parts)))
+
+
+def test_concat_of_other_parts_is_left_alone():
+    (x,) = serial((4, 4)).outputs
+    a, b = apply("split", [x], {"dim": 0, "sizes": (2, 2)}).results
+    for operands, dim in (([b, a], 0), ([a, a], 0), ([a, b], 1), ([a], 0)):
+        joined = apply("concat", operands, {"dim": dim}).result
+        assert not list(RULES["concat-of-split"].applications(Graph("f", (x.node,), (joined,))))
+
+
+def test_product_that_others_read_is_not_fused():
+    (x, y) = serial((2, 4), (4, 6)).outputs
+    product = apply("matmul", [x, y]).result
+    fused = apply("relu", [product]).result
+    alone = Graph("f", (x.node, y.node), (fused,))
+    assert len(list(RULES["fuse-activation"].applications(alone))) == 1
+    shared = Graph("f", (x.node, y.node), (fused, apply("gelu", [product]).result))
+    assert not list(RULES["fuse-activation"].applications(shared))

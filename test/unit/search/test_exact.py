@@ -1,0 +1,271 @@
+"""The exact search finds what trying everything finds, and the plan it writes out costs just that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+from devices import layouts
+from graphs import boxes, random_graph
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from unity_ir.cost.plan import cost, update_time
+from unity_ir.cost.work import work
+from unity_ir.errors import UnityError
+from unity_ir.machine import Machine
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, erase, leaf
+from unity_ir.pcg.layout import (
+    COPY,
+    REPEAT,
+    SUM,
+    Assignment,
+    GridRole,
+    Layout,
+    as_layout,
+    dual,
+    layout_type,
+    operand_layout,
+    result_layout,
+)
+from unity_ir.pcg.reshard import plan
+from unity_ir.search.data_parallel import data_parallel
+from unity_ir.search.eliminate import Factor, minimise
+from unity_ir.search.exact import ExactPlan, Solver
+from unity_ir.search.realise import realise
+from unity_ir.search.sample import sample
+from unity_ir.search.space import Ints, Spaces
+
+SGD = Optimizer()
+TWO, FOUR, SIX = boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6)
+
+
+class Everything:
+    """The least time of a graph by trying all configurations; what each value's rest or relay adds is then its own."""
+
+    def __init__(self, graph: Graph, machine: Machine):
+        self.graph, self.machine, self.mesh = graph, machine, machine.mesh
+        nodes = graph.nodes()
+        loss = self.before([graph.outputs[0].node])
+        after: set[Node] = set()
+        for node in nodes:
+            if node.op == "weight" or any(v.node in after for v in node.operands):
+                after.add(node)
+        self.trained = loss & after
+        self.operators = [n for n in nodes if n.is_compute]
+        self.users = graph.users()
+        self.reshard = cache(self._reshard)
+        self.operator = cache(self._operator)
+        self.value = cache(self._value)
+
+    def before(self, nodes: Iterable[Node]) -> set[Node]:
+        found, stack = set[Node](), list(nodes)
+        while stack:
+            node = stack.pop()
+            found.add(node)
+            stack += [v.node for v in node.operands if v.node not in found]
+        return found
+
+    def least(self) -> float:
+        """Over every choice of a configuration for every operator."""
+        best = float("inf")
+        for choice in product(*(self.configurations(n) for n in self.operators)):
+            best = min(best, self.seconds(dict(zip(self.operators, choice, strict=True))))
+        return best
+
+    def configurations(self, node: Node) -> list[Assignment]:
+        """Everything each axis may do, as far as sizes divide and integers are not added up."""
+        analysis = node.analysis
+        may: tuple[GridRole, ...] = (*analysis.splittable, COPY, REPEAT, *analysis.carriers)
+        out: list[Assignment] = []
+        for ways in product(may, repeat=len(self.mesh.sizes)):
+            degrees = {v: 1 for v in analysis.splittable}
+            for what, size in zip(ways, self.mesh.sizes, strict=True):
+                if isinstance(what, str):
+                    degrees[what] *= size
+            if all(analysis.bound.extents[v] % d == 0 for v, d in degrees.items()):
+                out.append(ways)
+        return out
+
+    def seconds(self, ways: Mapping[Node, Assignment]) -> float:
+        total = sum(self.operator(n, ways[n]) for n in self.operators)
+        for node in self.graph.nodes():
+            for i, value in enumerate(node.results):
+                needs = tuple(
+                    (user, need)
+                    for user in dict.fromkeys(u for u, _ in self.users.get(value, ()))
+                    for need in dict.fromkeys(
+                        operand_layout(user.analysis, k, ways[user]) for k, v in enumerate(user.operands) if v == value
+                    )
+                )
+                total += self.value(value, None if node.is_leaf else result_layout(node.analysis, i, ways[node]), needs)
+        return total
+
+    def _operator(self, node: Node, way: Assignment) -> float:
+        degrees: dict[str, int] = {}
+        for what, size in zip(way, self.mesh.sizes, strict=True):
+            if isinstance(what, str):
+                degrees[what] = degrees.get(what, 1) * size
+        needs = tuple(node in self.trained and v.node in self.trained for v in node.operands)
+        operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
+        named = tuple((v, degrees[v]) for v in node.analysis.splittable if v in degrees)
+        read = [(v, operand_layout(node.analysis, i, way)) for i, v in enumerate(node.operands)]
+        same = tuple(read.index(r) for r in read)
+        done = work(node.op, operands, node.attributes, named, needs, same)
+        return done.forward_time(self.machine.device) + done.backward_time(self.machine.device)
+
+    def _value(self, value: Value, made: Layout | None, needs: tuple[tuple[Node, Layout], ...]) -> float:
+        """From where it is made, or wherever a leaf best rests, over the best relay, to its users."""
+        trained = value.node in self.trained
+        back = trained and any(u in self.trained for u, _ in needs)
+        best = float("inf")
+        for at in layouts(value.shape, self.mesh):
+            if made is None and (COPY in at or SUM in at):
+                continue
+            if made is not None and len(self.users.get(value, ())) == 0:
+                return 0.0
+            total = sum(self.reshard(value, at, need, trained and user in self.trained) for user, need in needs)
+            if made is not None:
+                total += self.reshard(value, made, at, back)
+            elif value.node.op == "weight" and trained:
+                type = layout_type(value.shape, value.type.dtype, at, self.mesh)
+                total += update_time(leaf("weight", type, name="piece"), SGD, self.machine)
+            best = min(best, total)
+        return best
+
+    def _reshard(self, value: Value, source: Layout, target: Layout, back: bool) -> float:
+        ways = [(source, target), (dual(target), dual(source))][: 1 + back]
+        dtype = value.type.dtype
+        return sum(
+            self.machine.move_time(m, dtype)
+            for a, b in ways
+            for m in plan(a, b, value.shape, self.mesh, lambda m: self.machine.move_time(m, dtype))
+        )
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_two_devices_as_trying_everything(seed: int):
+    graph = random_graph(Random(seed), Random(seed).randint(1, 4))
+    problem = Everything(graph, TWO)
+    assume(np.prod([len(problem.configurations(n)) for n in problem.operators]) < 2000)
+    assert Solver(Spaces(TWO), SGD).solve(graph).seconds == pytest.approx(problem.least(), abs=1e-9)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([FOUR, SIX]))
+@settings(max_examples=10, deadline=None)
+def test_more_devices_as_trying_everything(seed: int, machine: Machine):
+    graph = random_graph(Random(seed), 1, dims=(2, 4, 6, 12))
+    problem = Everything(graph, machine)
+    assume(np.prod([len(problem.configurations(n)) for n in problem.operators]) < 2000)
+    assert Solver(Spaces(machine), SGD).solve(graph).seconds == pytest.approx(problem.least(), abs=1e-9)
+
+
+@pytest.mark.parametrize("machine", [TWO, FOUR, SIX, boxes(2, 2, 2, overhead=1e-6)], ids=["2", "2x2", "2x3", "2x2x2"])
+@given(st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_plan_costs_what_the_search_says_and_nothing_beats_it(machine: Machine, seed: int):
+    graph = random_graph(Random(seed), Random(seed).randint(1, 8), dims=(2, 4, 6, 12))
+    solver = Solver(Spaces(machine), SGD)
+    found = solver.solve(graph)
+    plan = realise(graph, found, solver)
+    assert erase(plan) == graph
+    assert cost(plan, machine, SGD).time == pytest.approx(found.seconds, abs=1e-9)
+    others = [sample(graph, machine, seed)]
+    try:
+        others.append(data_parallel(graph, machine))
+    except UnityError:
+        pass
+    for other in others:
+        assert cost(other, machine, SGD).time >= found.seconds - 1e-9
+
+
+def named(roles: Sequence[GridRole], counts: Ints) -> Assignment:
+    """The role each axis has, on a machine searched axis by axis."""
+    return tuple(roles[int(row.argmax())] for row in counts)
+
+
+@pytest.mark.parametrize("machine", [TWO, FOUR, SIX], ids=["2", "2x2", "2x3"])
+@given(st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_any_choice_costs_the_sum_of_its_terms(machine: Machine, seed: int):
+    """Configurations, rests and relays at random: the plan written out puts everything where it was chosen."""
+    random = Random(seed)
+    graph = random_graph(random, random.randint(1, 6), dims=(2, 4, 6, 12))
+    problem, solver, users = Everything(graph, machine), Solver(Spaces(machine), SGD), graph.users()
+    rows: dict[Node, int] = {}
+    ways: dict[Node, Assignment] = {}
+    at: dict[Value, int] = {}
+    for node in graph.nodes():
+        if not node.is_leaf:
+            table = solver.table(node, problem.trained)
+            rows[node] = random.randrange(len(table))
+            ways[node] = named(table.roles, table.counts[rows[node]])
+        for value in node.results:
+            if node.is_leaf:
+                at[value] = random.choice(np.flatnonzero(np.isfinite(solver.rest(node, problem.trained))).tolist())
+            elif len(users.get(value, ())) > 1:
+                at[value] = random.randrange(len(solver.space(value)))
+    total = sum(problem.operator(n, ways[n]) for n in problem.operators)
+    for node in graph.nodes():
+        trained = node in problem.trained
+        for i, value in enumerate(node.results):
+            made = None if node.is_leaf else result_layout(node.analysis, i, ways[node])
+            where = made
+            if value in at:
+                roles = (*range(len(value.shape)), COPY, SUM, REPEAT)
+                where = as_layout(named(roles, solver.space(value).counts[at[value]]))
+            assert where is not None
+            needs: dict[Layout, set[Node]] = {}
+            for user, k in users.get(value, ()):
+                needs.setdefault(operand_layout(user.analysis, k, ways[user]), set()).add(user)
+            for need, by in needs.items():
+                total += problem.reshard(value, where, need, trained and bool(by & problem.trained))
+            if made is not None and value in at:
+                back = trained and any(by & problem.trained for by in needs.values())
+                total += problem.reshard(value, made, where, back)
+            if node.op == "weight" and trained:
+                type = layout_type(value.shape, value.type.dtype, where, machine.mesh)
+                total += update_time(leaf("weight", type, name="piece"), SGD, machine)
+    plan = realise(graph, ExactPlan(0.0, rows, at), solver)
+    assert cost(plan, machine, SGD).time == pytest.approx(total, abs=1e-10)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=5, deadline=None)
+def test_on_larger_machines_the_search_is_a_bound(seed: int):
+    machine = boxes(2, 2, 2, 2, overhead=1e-6)
+    graph = random_graph(Random(seed), 3, dims=(4, 16))
+    solver = Solver(Spaces(machine), SGD)
+    found = solver.solve(graph)
+    plan = realise(graph, found, solver)
+    assert erase(plan) == graph
+    assert cost(plan, machine, SGD).time >= found.seconds - 1e-9
+    assert cost(sample(graph, machine, seed), machine, SGD).time >= found.seconds - 1e-9
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=200, deadline=None)
+def test_elimination_finds_the_least_sum(seed: int):
+    random = np.random.default_rng(seed)
+    sizes = {v: int(random.integers(1, 4)) for v in range(int(random.integers(1, 6)))}
+    factors: list[Factor] = []
+    for _ in range(int(random.integers(0, 7))):
+        variables = tuple(int(v) for v in random.permutation(len(sizes))[: random.integers(0, 4)])
+        table = random.integers(0, 9, [sizes[v] for v in variables]).astype(float)
+        table[random.random(table.shape) < 0.1] = np.inf
+        factors.append(Factor(variables, table))
+
+    def total(choice: Mapping[int, int]) -> float:
+        return float(sum(f.table[tuple(choice[v] for v in f.variables)] for f in factors))
+
+    best = min(total(dict(enumerate(c))) for c in product(*(range(s) for s in sizes.values())))
+    least, found = minimise(sizes, factors)
+    assert least == best
+    assert found.keys() == sizes.keys()
+    assert all(0 <= found[v] < size for v, size in sizes.items())
+    assert total(found) == best

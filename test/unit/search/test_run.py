@@ -1,0 +1,130 @@
+"""The strategies, and what a search may not depend on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from random import Random
+
+import numpy as np
+import pytest
+from graphs import boxes, random_graph
+
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine import load
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
+from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.types import tensor_type
+from unity_ir.search import run
+
+
+def mlp() -> Graph:
+    """Unity's Figure 2: 784-512-10, 64 samples, its loss over samples."""
+    x, t = (leaf("input", tensor_type(s, d), name=n) for s, d, n in [((64, 784), "f32", "x"), ((64,), "i64", "t")])
+    w1, w2 = (leaf("weight", tensor_type(s, "f32"), name=n).result for s, n in [((784, 512), "w1"), ((512, 10), "w2")])
+    h = apply("relu", [apply("matmul", [x.result, w1]).result]).result
+    return Graph("mlp", (x, t), (apply("cross_entropy", [apply("matmul", [h, w2]).result, t.result]).result,))
+
+
+def test_figure_2_of_unity():
+    machine = load("2gpu")
+    joint, data = (run(mlp(), machine, strategy) for strategy in ("joint", "data-parallel"))
+    # Both gradients all-reduced: 2 (n - 1) elements of each weight.
+    assert data.cost.elements == 2 * (784 * 512 + 512 * 10)
+    assert joint.cost.elements == 1280
+    assert joint.cost.time < data.cost.time
+    assert joint.gap == pytest.approx(0, abs=1e-6)
+    assert joint.bound is not None
+    assert joint.bound <= joint.cost.time + 1e-9
+
+
+@pytest.mark.parametrize("strategy", ["joint", "data-parallel", "random"])
+def test_one_device_needs_no_communication(strategy: str):
+    result = run(mlp(), load("box:1"), strategy)
+    assert (result.cost.elements, result.cost.communication_time) == (0, 0)
+
+
+def test_joint_is_no_worse_than_any_other():
+    for seed in range(12):
+        graph, machine = random_graph(Random(seed), 5, dims=(4, 8)), boxes(2, 2, overhead=1e-6)
+        joint = run(graph, machine)
+        assert joint.bound is not None
+        assert joint.bound <= joint.cost.time + 1e-9
+        assert joint.cost.time <= run(graph, machine, "random", seed=seed).cost.time + 1e-9
+        try:
+            data = run(graph, machine, "data-parallel")
+        except UnityError:
+            continue
+        assert joint.cost.time <= data.cost.time + 1e-9
+
+
+def test_search_of_a_plan_is_search_of_its_erasure():
+    machine = boxes(2, 2, overhead=1e-6)
+    once = run(mlp(), machine)
+    assert run(once.graph, machine).graph == once.graph
+
+
+def test_what_cannot_be_searched_is_refused():
+    machine = load("2gpu")
+    with pytest.raises(UnityError, match=r"^search: unknown strategy 'x'; known are joint, data-parallel, random"):
+        run(mlp(), machine, "x")
+    with pytest.raises(UnityError, match=r"^func\.func @mlp: search before pcg-differentiate"):
+        run(differentiate(mlp(), Optimizer()), machine)
+    with pytest.raises(UnityError, match=r"^data-parallel: input x has batch 64, which 3 devices do not divide"):
+        run(mlp(), boxes(3), "data-parallel")
+    x = leaf("input", tensor_type((), "f32"), name="x")
+    w = leaf("weight", tensor_type((2**16, 2**16), "f32"), name="w").result
+    big = Graph(
+        "big", (x,), (apply("mul", [apply("reduce_sum", [w], {"dim": 0, "count": 2}).result, x.result]).result,)
+    )
+    with pytest.raises(UnityError, match=r"^search: the plan found needs .* GB per device, .* more than V100"):
+        run(big, load("box:1"))
+
+
+PROGRAM = """
+from random import Random
+from graphs import boxes, random_graph
+from unity_ir.search import run
+for seed in range(4):
+    result = run(random_graph(Random(seed), 6, dims=(4, 8)), boxes(2, 2, overhead=1e-6))
+    names = {node: i for i, node in enumerate(result.graph.nodes())}
+    for node in names:
+        operands = [(names[v.node], v.index) for v in node.operands]
+        print(node.op, operands, node.attributes, *node.types, node.view)
+    print(result.cost.time, result.bound, result.derivation)
+"""
+
+
+def test_search_is_the_same_in_every_process():
+    def output(seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.run(
+            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment
+        ).stdout
+
+    first, second = output("0"), output("4242")
+    assert len(first) > 1000
+    assert first == second
+
+
+def test_start_up_needs_no_framework():
+    """The core is imported by every command; torch, triton, xDSL and rich are for those who use them."""
+    code = "import sys, unity_ir.search; print([m for m in ('torch', 'triton', 'xdsl', 'z3') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_rewrites_of_the_joint_search_keep_the_meaning():
+    graph, machine = mlp(), boxes(2, overhead=1e-6)
+    found = run(graph, machine)
+    random = np.random.default_rng(0)
+    inputs = {"x": random.standard_normal((64, 784)), "t": random.integers(0, 10, 64)}
+    weights = {"w1": random.standard_normal((784, 512)) / 28, "w2": random.standard_normal((512, 10)) / 22}
+    (value,), (expected,) = found.graph.outputs, graph.outputs
+    np.testing.assert_allclose(
+        interpret(found.graph, inputs, weights)[value], interpret(graph, inputs, weights)[expected], rtol=1e-10
+    )
+    assert cost(found.graph, machine).time == found.cost.time

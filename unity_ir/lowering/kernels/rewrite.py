@@ -1,0 +1,200 @@
+"""Expressions of bound lines rewritten: constants folded, variables renamed, equal ones recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import isfinite, prod
+
+import numpy as np
+
+from unity_ir.errors import UnityError
+from unity_ir.tdl.functions import FUNCTIONS
+from unity_ir.tdl.gather import gather
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Cases,
+    Composite,
+    Const,
+    Expr,
+    Name,
+    Reduce,
+    Segments,
+    Var,
+    WrittenIndex,
+    children,
+    index_names,
+)
+
+_ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+}
+
+
+def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The expression with each direct sub-expression changed."""
+    match expr:
+        case Binary(op, left, right):
+            return Binary(op, change(left), change(right))
+        case Call(function, args):
+            return Call(function, tuple(map(change, args)))
+        case Reduce(reducer, indices, body):
+            return Reduce(reducer, indices, change(body))
+        case Cases(branches):
+            return Cases(tuple((n, change(e)) for n, e in branches))
+        case _:
+            return expr
+
+
+def reductions(expr: Expr) -> list[Reduce]:
+    """Every reduction in `expr`, each once, inner ones first; those that read one picked element are none."""
+    found: dict[Reduce, None] = {}
+
+    def visit(part: Expr) -> None:
+        for child in children(part):
+            visit(child)
+        if isinstance(part, Reduce) and gather(part) is None:
+            found.setdefault(part)
+
+    visit(expr)
+    return list(found)
+
+
+# --- variables -------------------------------------------------------------------------------------------------------
+
+
+def rename(
+    expr: Expr,
+    names: Mapping[str, str],
+    bind: Callable[[Reduce, Mapping[str, str]], Mapping[str, str]] = lambda node, _: {n: n for n in node.names},
+) -> Expr:
+    """
+    The expression over other variables; `bind` gives those of a reduction new names, by the names around it.
+
+    Given `sum[k](x[i, k])` and `{"i": "j"}`, returns `sum[k](x[j, k])`.
+    """
+    match expr:
+        case Reduce(reducer, _, body):
+            own = bind(expr, names)
+            return Reduce(reducer, tuple(Var(own[n]) for n in expr.names), rename(body, {**names, **own}, bind))
+        case Name(name):
+            return Name(names.get(name, name))
+        case Access(tensor, indices):
+            return Access(tensor, tuple(_renamed(i, names) for i in indices))
+        case _:
+            return map_children(expr, lambda child: rename(child, names, bind))
+
+
+def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
+    match index:
+        case Var(name):
+            return Var(names.get(name, name))
+        case Composite(inner):
+            return Composite(tuple(names.get(n, n) for n in inner))
+        case Segments(inner, active):
+            return Segments(tuple(names.get(n, n) for n in inner), active)
+        case _:
+            raise TypeError(f"{index} is not bound")
+
+
+def canonical(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, tuple[str, ...]]:
+    """
+    A form that two expressions share exactly if they differ in the names of their variables only, and the free
+    variables in the order of that form.
+
+    Given `sum[k](x[i, k])` and `sum[l](x[j, l])` of the same extents, returns the same form, with `("i",)`, `("j",)`.
+    """
+    free = _free_in_order(expr)
+
+    def label(number: int, name: str) -> str:
+        return f"{number}:{extents[name]}:{starts.get(name, '')}"
+
+    def bind(node: Reduce, names: Mapping[str, str]) -> Mapping[str, str]:
+        depth = 1 + max((int(n.split(":")[0]) for n in names.values()), default=-1)
+        return {n: label(depth + k, n) for k, n in enumerate(node.names)}
+
+    return rename(expr, {n: label(k, n) for k, n in enumerate(free)}, bind), free
+
+
+def _free_in_order(expr: Expr) -> tuple[str, ...]:
+    match expr:
+        case Name(name):
+            return (name,)
+        case Access(_, indices):
+            return tuple(dict.fromkeys(n for i in indices for n in index_names(i)))
+        case _:
+            bound = expr.names if isinstance(expr, Reduce) else ()
+            found = (n for child in children(expr) for n in _free_in_order(child))
+            return tuple(n for n in dict.fromkeys(found) if n not in bound)
+
+
+# --- constants -------------------------------------------------------------------------------------------------------
+
+
+def simplified(bound: Bound, starts: Mapping[str, str]) -> Bound:
+    """
+    The line with constants computed, and without what they make superfluous: `1 * x`, `x + 0`, `where` of a constant.
+
+    A variable of extent 1 that starts at 0 is the constant 0, and a reduction over one element is that element.
+    Raises `UnityError` for constants that are no numbers.
+    """
+    fold = _Fold(bound, starts)
+    return replace(bound, results=tuple(replace(r, expr=fold.expr(r.expr)) for r in bound.results))
+
+
+class _Fold:
+    def __init__(self, bound: Bound, starts: Mapping[str, str]):
+        self.bound = bound
+        self.starts = starts
+
+    def expr(self, expr: Expr) -> Expr:
+        expr = map_children(expr, self.expr)
+        match expr:
+            case Name(name) if self.bound.extents[name] == 1 and name not in self.starts:
+                return Const(0.0)
+            case Binary(op, Const(a), Const(b)) if op != "/" or b:
+                return self.number(_ARITHMETIC[op](a, b), f"{a:g} {op} {b:g}")
+            case Binary("*", Const(1), other) | Binary("*", other, Const(1)):
+                return other
+            case Binary("+", Const(0), other) | Binary("+" | "-", other, Const(0)):
+                return other
+            case Binary("*", Const(0), other) | Binary("*", other, Const(0)) if _holds_positions_only(other):
+                return Const(0.0)
+            case Call("where", (Const(condition), yes, no)):
+                return yes if condition else no
+            case Call("identity", (argument,)):
+                return argument
+            case Call(function, args) if all(isinstance(a, Const) for a in args):
+                values = [a.value for a in args if isinstance(a, Const)]
+                with np.errstate(all="ignore"):
+                    value = float(FUNCTIONS[function].evaluate(*map(np.float64, values)))
+                return self.number(value, f"{function}({', '.join(f'{v:g}' for v in values)})")
+            case Reduce(_, _, body) if all(self.bound.extents[n] == 1 for n in expr.names):
+                return body
+            case Reduce(reducer, _, Const(value)):
+                count = prod(self.bound.extents[n] for n in expr.names)
+                value = value * count if reducer == "sum" else value**count if reducer == "prod" else value
+                return self.number(value, f"{reducer} of {value:g}")
+            case _:
+                return expr
+
+    def number(self, value: float, text: str) -> Const:
+        if not isfinite(value):
+            raise UnityError(f"pcg.{self.bound.operator}: {text} is not a number; change the attributes it is made of")
+        return Const(value)
+
+
+def _holds_positions_only(expr: Expr) -> bool:
+    match expr:
+        case Const() | Name():
+            return True
+        case Binary(op, left, right):
+            return op != "/" and _holds_positions_only(left) and _holds_positions_only(right)
+        case _:
+            return False

@@ -1,0 +1,55 @@
+"""
+The zoo: models as serial graphs, one builder each.
+
+A module of this package with a function `build(**keys) -> Graph` is a model; its keyword arguments are the model's keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from pkgutil import iter_modules
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph
+
+_HELPERS = {"builder"}
+
+
+def names() -> list[str]:
+    """The models, by name."""
+    return sorted(m.name for m in iter_modules(__path__) if m.name not in _HELPERS)
+
+
+def build(name: str, **keys: int) -> Graph:
+    """
+    A model by name with some of its keys set.
+
+    Raises `UnityError` for an unknown model or key, and for sizes that do not fit one another.
+    """
+    if name not in names():
+        raise UnityError(f"--model: no model {name!a}; known are {', '.join(names())}")
+    function = import_module(f"{__name__}.{name}").build
+    known = inspect.signature(function).parameters
+    for key, value in keys.items():
+        if key not in known:
+            raise UnityError(f"--model: {name} has no key {key!a}; it has {', '.join(known)}")
+        if value < 1:
+            raise UnityError(f"--model: {name}: {key} is {value}; it must be 1 or more")
+    return function(**keys)
+
+
+def from_text(text: str) -> Graph:
+    """
+    A model as `--model` names it: `gpt2,layers=2,batch=4`.
+
+    Raises `UnityError` for text that does not read so, as well as what `build` does.
+    """
+    name, *settings = text.split(",")
+    keys: dict[str, int] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not value.isdecimal() or len(value) > 12:
+            raise UnityError(f"--model: {setting!a} is not key=number")
+        keys[key] = int(value)
+    return build(name, **keys)

@@ -1,0 +1,35 @@
+"""Llama 3 of 8B parameters (Meta, 2024): pre-norm decoder, grouped-query attention, rotary positions, gated MLP."""
+
+from unity_ir.models.builder import Builder
+from unity_ir.pcg.graph import Graph
+
+
+def build(
+    batch: int = 1,
+    sequence: int = 8192,
+    layers: int = 32,
+    hidden: int = 4096,
+    heads: int = 32,
+    kv_heads: int = 8,
+    intermediate: int = 14336,
+    vocabulary: int = 128256,
+) -> Graph:
+    """Weights have the names of the published checkpoint; `labels` are the next tokens."""
+    b = Builder("llama3_8b")
+    tokens = b.input("tokens", batch, sequence, dtype="i64")
+    labels = b.input("labels", batch, sequence, dtype="i64")
+    kv = hidden // heads * kv_heads
+    x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
+    for i in range(layers):
+        name = f"model.layers.{i}"
+        h = b.op("rms_norm", x, b.weight(f"{name}.input_layernorm.weight", hidden))
+        sizes = {"q_proj": hidden, "k_proj": kv, "v_proj": kv}
+        q, k, v = (b.linear(h, f"{name}.self_attn.{part}", size, bias=False) for part, size in sizes.items())
+        h = b.attention(q, k, v, heads, kv_heads, causal=True, rotary=500000.0)
+        x = b.op("add", x, b.linear(h, f"{name}.self_attn.o_proj", hidden, bias=False))
+        h = b.op("rms_norm", x, b.weight(f"{name}.post_attention_layernorm.weight", hidden))
+        gate = b.op("silu", b.linear(h, f"{name}.mlp.gate_proj", intermediate, bias=False))
+        h = b.op("mul", gate, b.linear(h, f"{name}.mlp.up_proj", intermediate, bias=False))
+        x = b.op("add", x, b.linear(h, f"{name}.mlp.down_proj", hidden, bias=False))
+    x = b.op("rms_norm", x, b.weight("model.norm.weight", hidden))
+    return b.graph(b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels))

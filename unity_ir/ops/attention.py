@@ -1,0 +1,53 @@
+"""Scaled-dot-product attention and rotary embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.ops.operator import Application, Operator, Tensor
+
+_PROBABILITIES = (
+    "let s[b, h, g, i, j] = where(gt(causal * (j - i), 0), -1e30,"
+    " scale * sum[e](q[b, (h g), i, e] * k[b, h, j, e]));"
+    "  let u[b, h, g, i, j] = exp(s[b, h, g, i, j] - max[m](s[b, h, g, i, m]));"
+    "  let p[b, h, g, i, j] = u[b, h, g, i, j] / sum[n](u[b, h, g, i, n]);"
+)
+"""The softmax of the scores; with `causal` 1 a position sees only itself and what is before it."""
+
+
+def _attention_gradient(of: Application) -> Sequence[Tensor | None]:
+    return ATTENTION_GRAD(of.grad, *of.operands, **of.attributes)
+
+
+ATTENTION = Operator(
+    f"attention(q, k, v; scale: float, causal: int = 0)  {_PROBABILITIES}"
+    "  out[b, (h g), i, d] = sum[t](p[b, h, g, i, t] * v[b, h, t, d])",
+    gradient=_attention_gradient,
+)
+"""
+Queries [b, heads, i, e], keys [b, kv heads, j, e], values [b, kv heads, j, d]; every kv head serves a group of neighbouring
+heads (grouped-query attention), all of them their own one in the usual case.
+"""
+
+ATTENTION_GRAD = Operator(
+    f"attention_grad(y, q, k, v; scale: float, causal: int = 0)  {_PROBABILITIES}"
+    "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
+    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
+    " * (dp[b, h, g, i, t] - sum[w](p[b, h, g, i, w] * dp[b, h, g, i, w]));"
+    "  dq[b, (h g), i, c] = sum[t](ds[b, h, g, i, t] * k[b, h, t, c]);"
+    "  dk[b, h, t, c] = sum[g, i](ds[b, h, g, i, t] * q[b, (h g), i, c]);"
+    "  dv[b, h, t, d] = sum[g, i](p[b, h, g, i, t] * y[b, (h g), i, d])"
+)
+"""The gradients of queries, keys and values from that of the result, `y`; the probabilities are computed again."""
+
+ROTARY = Operator(
+    "rotary(x; base: float = 10000.0, direction: float = 1.0)"
+    "  let angle[s, i] = s * exp(-i * log(base) / size(i));"
+    "  out[b.., s, (p i)] = x[b.., s, (p i)] * cos(angle[s, i])"
+    " + direction * sin(angle[s, i]) * sum[q](where(eq(p + q, 1), (2 * p - 1) * x[b.., s, (q i)], 0))"
+    "  where size(p) = 2, size(q) = 2",
+    gradient=lambda of: (ROTARY.one(of.grad, base=of.attributes["base"], direction=-float(str(of.attributes["direction"]))),),
+)
+"""Rotary position embedding: the two halves of the last dim turned by an angle that grows with the position."""
+
+OPERATORS = (ATTENTION, ATTENTION_GRAD, ROTARY)

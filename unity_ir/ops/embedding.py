@@ -1,0 +1,26 @@
+"""Rows of a table, picked by integers. The vocabulary is an index variable, so it can be divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.ops.operator import Application, Operator, Tensor
+
+
+def _embedding_gradient(of: Application) -> Sequence[Tensor | None]:
+    ids, table = of.operands
+    return None, EMBEDDING_GRAD.one(of.grad, ids, size=table.shape[0], degrees=(table.degrees[0],))
+
+
+EMBEDDING = Operator(
+    "embedding(ids: int, t)  out[b.., e] = sum[v](where(eq(v, ids[b..]), t[v, e], 0))",
+    gradient=_embedding_gradient,
+)
+
+EMBEDDING_GRAD = Operator(
+    "embedding_grad(g, ids: int; size: int, degrees: ints)  out[v, e] = sum[b..](where(eq(v, ids[b..]), g[b.., e], 0))"
+    "  where size(v) = size, degree(v) = degrees"
+)
+"""The table's gradient, dense: every row of `g` added to the row of the table it came from."""
+
+OPERATORS = (EMBEDDING, EMBEDDING_GRAD)
