@@ -47,7 +47,9 @@ class Builder:
         weight, bias = self.weight(f"{name}.weight", size), self.weight(f"{name}.bias", size)
         return self.op("layer_norm", x, weight, bias, eps=eps)
 
-    def attention(self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, causal: bool, rotary: float = 0) -> Value:
+    def attention(
+        self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, causal: bool, rotary: float = 0
+    ) -> Value:
         """
         Attention of [batch, sequence, size] values over heads; `rotary` is the base of rotary embedding, 0 for none.
         """

@@ -25,8 +25,8 @@ ATTENTION = Operator(
     gradient=_attention_gradient,
 )
 """
-Queries [b, heads, i, e], keys [b, kv heads, j, e], values [b, kv heads, j, d]; every kv head serves a group of neighbouring
-heads (grouped-query attention), all of them their own one in the usual case.
+Queries [b, heads, i, e], keys [b, kv heads, j, e], values [b, kv heads, j, d]; every kv head serves a group of
+neighbouring heads (grouped-query attention), all of them their own one in the usual case.
 """
 
 ATTENTION_GRAD = Operator(
@@ -46,7 +46,9 @@ ROTARY = Operator(
     "  out[b.., s, (p i)] = x[b.., s, (p i)] * cos(angle[s, i])"
     " + direction * sin(angle[s, i]) * sum[q](where(eq(p + q, 1), (2 * p - 1) * x[b.., s, (q i)], 0))"
     "  where size(p) = 2, size(q) = 2",
-    gradient=lambda of: (ROTARY.one(of.grad, base=of.attributes["base"], direction=-float(str(of.attributes["direction"]))),),
+    gradient=lambda of: (
+        ROTARY.one(of.grad, base=of.attributes["base"], direction=-float(str(of.attributes["direction"]))),
+    ),
 )
 """Rotary position embedding: the two halves of the last dim turned by an angle that grows with the position."""
 

@@ -42,7 +42,6 @@ GELU_GRAD = Operator(
 """d gelu(x)/dx = Phi(x) + x phi(x), with the normal distribution's Phi and phi."""
 
 
-
 def _sub_gradient(of: Application) -> Sequence[Tensor | None]:
     x, y = of.operands
     return of.grad, NEG.one(sum_leading(of.grad, len(x.shape) - len(y.shape)))
@@ -106,7 +105,9 @@ ABS_GRAD = Operator("abs_grad(g, x)  out[a..] = where(gt(x[a..], 0), g[a..], whe
 
 SIN = Operator("sin(x)  out[a..] = sin(x[a..])", gradient=lambda of: (MUL.one(of.grad, COS.one(of.operands[0])),))
 
-COS = Operator("cos(x)  out[a..] = cos(x[a..])", gradient=lambda of: (NEG.one(MUL.one(of.grad, SIN.one(of.operands[0]))),))
+COS = Operator(
+    "cos(x)  out[a..] = cos(x[a..])", gradient=lambda of: (NEG.one(MUL.one(of.grad, SIN.one(of.operands[0]))),)
+)
 
 OPERATORS = (
     *(ADD, SUB, MUL, DIV, DIV_GRAD, NEG, SCALE),

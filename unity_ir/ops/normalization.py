@@ -15,7 +15,8 @@ SOFTMAX = Operator(
 SOFTMAX_GRAD = Operator("softmax_grad(g, y)  out[a.., i] = y[a.., i] * (g[a.., i] - sum[k](g[a.., k] * y[a.., k]))")
 
 LOG_SOFTMAX = Operator(
-    "log_softmax(x)  let m[a..] = max[j](x[a.., j]);  out[a.., i] = x[a.., i] - m[a..] - log(sum[k](exp(x[a.., k] - m[a..])))",
+    "log_softmax(x)  let m[a..] = max[j](x[a.., j]);"
+    "  out[a.., i] = x[a.., i] - m[a..] - log(sum[k](exp(x[a.., k] - m[a..])))",
     gradient=lambda of: (LOG_SOFTMAX_GRAD.one(of.grad, of.results[0]),),
 )
 
@@ -28,9 +29,7 @@ _MOMENTS = (
 )
 """The mean of a row, one over its standard deviation, and the row normalised."""
 
-_ROOT = (
-    "let r[a..] = rsqrt(sum[j](x[a.., j] * x[a.., j] / size(j)) + eps);  let unit[a.., i] = x[a.., i] * r[a..];"
-)
+_ROOT = "let r[a..] = rsqrt(sum[j](x[a.., j] * x[a.., j] / size(j)) + eps);  let unit[a.., i] = x[a.., i] * r[a..];"
 """One over the root mean square of a row, and the row divided by it."""
 
 

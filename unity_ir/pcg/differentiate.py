@@ -145,8 +145,8 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
 
 def _spread_alike(grad: Value, known: Mapping[Value, Layout], layout: Layout, placement: Placement) -> Value:
     """
-    A gradient spread over new dims gets a view: on which axes those are divided does not follow from its operands alone,
-    but from them and from where the gradient is wanted.
+    A gradient spread over new dims gets a view: on which axes those are divided does not follow from its operands
+    alone, but from them and from where the gradient is wanted.
     """
     node = grad.node
     if not node.is_compute or not node.analysis.bound.free_degrees or not placement.mesh.sizes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Update, Value, rebuild, topological
 
 Users = Mapping[Value, list[tuple[Node, int]]]
@@ -23,12 +24,23 @@ class Rule:
     match: Callable[[Node, Users], Iterator[Match]]
 
     def applications(self, graph: Graph) -> Iterator[tuple[str, Graph]]:
-        """Every way to apply the rule once: the operator it was applied at, and the graph after it."""
+        """
+        Every way to apply the rule once: the operator it was applied at, and the graph after it.
+
+        Every weight that had a gradient still has one: a rewrite may not lose a weight whose part in the loss is zero.
+        """
         users = graph.users()
+        weights = _trained_weights(graph)
         for number, node in enumerate(graph.nodes()):
             if node.is_compute:
                 for match in self.match(node, users):
-                    yield f"{node.op}#{number}", substitute(graph, match)
+                    after = substitute(graph, match)
+                    if weights <= _trained_weights(after):
+                        yield f"{node.op}#{number}", after
+
+
+def _trained_weights(graph: Graph) -> set[Node]:
+    return {n for n in trained(graph) if n.op == "weight"}
 
 
 def substitute(graph: Graph, match: Match) -> Graph:

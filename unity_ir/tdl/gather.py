@@ -3,8 +3,8 @@ Data-dependent indexing, as TDL says it: a sum that picks the one position an op
 
     embedding(ids, t)  out[b.., e] = sum[v](where(eq(v, ids[b..]), t[v, e], 0))
 
-So the vocabulary is an index variable like any other, and can be divided. Nothing that evaluates or counts has to run over
-it, though: `gather` and `scatter` see what the sum amounts to.
+So the vocabulary is an index variable like any other, and can be divided. Nothing that evaluates or counts has to run
+over it, though: `gather` and `scatter` see what the sum amounts to.
 """
 
 from __future__ import annotations

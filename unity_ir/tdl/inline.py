@@ -56,7 +56,9 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
         case Access(name, indices) if name in known:
             definition = known[name]
             if len(indices) != len(definition.indices):
-                raise UnityError(f"TDL: {name} is defined over {len(definition.indices)} indices, used with {len(indices)}")
+                raise UnityError(
+                    f"TDL: {name} is defined over {len(definition.indices)} indices, used with {len(indices)}"
+                )
             for own, given in zip(definition.indices, indices, strict=True):
                 if type(own) is not type(given):
                     raise UnityError(f"TDL: {name} is used with another kind of index than it is defined over")

@@ -138,7 +138,9 @@ class _Build(Transformer[Token, Line]):
             operator=str(name),
             parameters=tuple(p for p in params if isinstance(p, Parameter)),
             attributes=tuple(p for p in params if isinstance(p, Attribute)),
-            results=inline([d for d in rest if isinstance(d, Definition)], [r for r in rest if isinstance(r, WrittenResult)]),
+            results=inline(
+                [d for d in rest if isinstance(d, Definition)], [r for r in rest if isinstance(r, WrittenResult)]
+            ),
             clauses=clauses,
             text="",
         )

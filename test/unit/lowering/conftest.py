@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -42,10 +42,20 @@ class Memory:
         self.ranges = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in operands]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        found = getattr(torch, name)
+        if not isinstance(found, BuiltinFunctionType):
+            return found
+
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            made = found(*arguments, **options)
+            return self.own(made) if isinstance(made, torch.Tensor) else made
+
+        return wrapper
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        tensor = torch.full(tuple(shape), float("nan"), dtype=dtype, device=device)
+        return self.own(torch.full(tuple(shape), float("nan"), dtype=dtype, device=device))
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
         self.ranges.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
         return tensor
 

@@ -1,5 +1,6 @@
 """Every kernel compiles for GPUs that are not here, without spills, within shared memory, and with pipelined loops."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,14 @@ OTHERS: list[Case] = [
     ("split", ((100, 80),), {"dim": 1, "sizes": (30, 50)}, "f32"),
     ("split_heads", ((2, 100, 64),), {"heads": 4}, "f32"),
     ("expand", ((100, 60),), {"dim": 1, "sizes": (4,), "degrees": (1,)}, "f32"),
+    ("softmax", ((8, 1024, 1024),), {}, "bf16"),
+    ("log_softmax_grad", ((64, 50257), (64, 50257)), {}, "bf16"),
+    ("layer_norm_grad", ((8192, 768), (8192, 768), (768,)), {}, "bf16"),
+    ("rms_norm_grad", ((64, 16384), (64, 16384), (16384,)), {}, "f32"),
+    ("rotary", ((4, 32, 1024, 128),), {}, "bf16"),
+    ("embedding", ((8, 1024), (50257, 768)), {}, "bf16"),
+    ("embedding_grad", ((8, 1024, 768), (8, 1024)), {"size": 50257, "degrees": (1,)}, "bf16"),
+    ("attention_grad", (*((4, 32, 1024, 128),) * 2, *((4, 8, 1024, 128),) * 2), {"scale": 0.1, "causal": 1}, "bf16"),
 ]
 
 
@@ -60,16 +69,27 @@ def made(case: Case) -> Launcher:
 
 def compiled(launchers: list[Launcher], target: str) -> list[tuple[Compiled, Resources]]:
     kernels = {name: text for one in launchers for name, text in one.kernels.items()}
-    launches = [c for one in launchers for c in one.compiled]
+    launches: list[Compiled] = []
+    for launch in (c for one in launchers for c in one.compiled):
+        if launch not in launches:
+            launches.append(launch)
     return list(zip(launches, compile_all("\n\n".join(kernels.values()), launches, target), strict=True))
 
 
-def fits(launch: Compiled, took: Resources, target: str) -> None:
+def fits(launch: Compiled, took: Resources, target: str, frame: int = 0) -> None:
     assert took.kernel == launch.kernel
     assert 0 < took.registers <= 255, took
-    assert took.spill_bytes == 0, (launch, took)
+    assert took.spill_bytes <= frame, (launch, took)
     assert took.shared_bytes <= SHARED_LIMITS[target], took
     assert took.seconds > 0
+
+
+def fit(launchers: list[Launcher]) -> None:
+    texts = {name: text for one in launchers for name, text in one.kernels.items()}
+    for launch, took in compiled(launchers, "cuda:90"):
+        # Large angles are reduced with a table on the stack.
+        trigonometric = any(f in texts[launch.kernel] for f in ("tl.sin", "tl.cos"))
+        fits(launch, took, "cuda:90", frame=64 if trigonometric else 0)
 
 
 def test_products_on_sm_90() -> None:
@@ -87,8 +107,7 @@ def test_products_on_sm_90() -> None:
 def test_others_on_sm_90() -> None:
     launchers = [made(c) for c in OTHERS]
     launchers += [optimizer_launcher("sgd"), optimizer_launcher("adam"), optimizer_launcher("adam", "bf16")]
-    for launch, took in compiled(launchers, "cuda:90"):
-        fits(launch, took, "cuda:90")
+    fit(launchers)
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
@@ -98,14 +117,14 @@ def test_other_targets(target: str) -> None:
 
 
 def test_every_operator(drawn: Any) -> None:
-    cases = [
-        (name, case.shapes, dict(case.attributes), "f32")
-        for name in operators()
-        # The first case is the smallest one.
-        for case in drawn(name, 3)[1:]
-    ]
-    for launch, took in compiled([made(c) for c in cases], "cuda:90"):
-        fits(launch, took, "cuda:90")
+    def elements(case: Any) -> int:
+        return sum(math.prod(shape) for shape in case.shapes)
+
+    launchers: list[Launcher] = []
+    for name in operators():
+        case = max(drawn(name, 6), key=elements)
+        launchers.append(made((name, case.shapes, dict(case.attributes), "f32")))
+    fit(launchers)
 
 
 def test_batches_and_wide_positions() -> None:

@@ -217,6 +217,17 @@ def test_offsets(line: str, shapes: Any, offsets: tuple[str, ...], impl: str, ru
     np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_offset_of_scattered_rows(runner: Any) -> None:
+    line = parse_line("rows(g, t: int)  out[v, e] = sum[b](where(eq(v, t[b]), g[b, e] * v, 0))  where size(v) = 8")
+    bound = bind(line, ((30, 5), (30,)), {})
+    g, t = random_operands(bound, ((30, 5), (30,)), 24)
+    made = launcher(bound, ("f32", "i64"), offsets=("v",))
+    got = [runner.run(made, [torch.from_numpy(g).float(), torch.from_numpy(t)], start)[0] for start in (0, 8, 16)]
+    expected = np.zeros((24, 5))
+    np.add.at(expected, t, g * t[:, None])
+    np.testing.assert_allclose(torch.cat(got).double().numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_equal_names_mean_equal_texts(drawn: Any) -> None:
     kernels: dict[str, str] = {}
     sources: dict[str, str] = {}

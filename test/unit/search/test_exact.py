@@ -18,7 +18,8 @@ from unity_ir.cost.plan import cost, update_time
 from unity_ir.cost.work import work
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, erase, leaf
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, apply, erase, leaf
 from unity_ir.pcg.layout import (
     COPY,
     REPEAT,
@@ -33,12 +34,13 @@ from unity_ir.pcg.layout import (
     result_layout,
 )
 from unity_ir.pcg.reshard import plan
+from unity_ir.pcg.types import tensor_type
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.eliminate import Factor, minimise
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.realise import realise
 from unity_ir.search.sample import sample
-from unity_ir.search.space import Ints, Spaces
+from unity_ir.search.space import Ints, LayoutSpace, Spaces
 
 SGD = Optimizer()
 TWO, FOUR, SIX = boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6)
@@ -246,6 +248,57 @@ def test_on_larger_machines_the_search_is_a_bound(seed: int):
     assert erase(plan) == graph
     assert cost(plan, machine, SGD).time >= found.seconds - 1e-9
     assert cost(sample(graph, machine, seed), machine, SGD).time >= found.seconds - 1e-9
+
+
+@pytest.mark.parametrize("machine", [TWO, FOUR], ids=["2", "2x2"])
+@given(st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_tables_hold_every_configuration(machine: Machine, seed: int):
+    graph = random_graph(Random(seed), 3, dims=(2, 4, 6, 12))
+    problem, solver = Everything(graph, machine), Solver(Spaces(machine), SGD)
+    for node in problem.operators:
+        table = solver.table(node, problem.trained)
+        rows = {tuple(n[i] for n in (*table.operands, *table.results)): s for i, s in enumerate(table.seconds)}
+        assert len(rows) == len(table)
+        best: dict[tuple[int, ...], float] = {}
+        for way in problem.configurations(node):
+            made = [(v, result_layout(node.analysis, i, way)) for i, v in enumerate(node.results)]
+            needed = [(v, operand_layout(node.analysis, i, way)) for i, v in enumerate(node.operands)]
+            key = tuple(number(solver.space(v), layout) for v, layout in (*needed, *made))
+            best[key] = min(best.get(key, np.inf), problem.operator(node, way))
+        assert rows == pytest.approx(best, rel=1e-12)
+
+
+def number(space: LayoutSpace, layout: Layout) -> int:
+    """The number of a layout in a space of a machine searched axis by axis."""
+    roles = [space.role(r) for r in layout]
+    return int(space.find(np.array([[[int(c == r) for c in range(space.roles)] for r in roles]]))[0])
+
+
+def test_branch_without_loss_costs_no_way_back():
+    """Rows are worth dividing; the branch must bring them together, but nothing comes back from it."""
+    machine = boxes(2, bandwidth=1e13)
+    x, y = (leaf("input", tensor_type(s, "f64"), name=n) for s, n in [((64, 999), "x"), ((64, 3), "y")])
+    h = apply("matmul", [x.result, leaf("weight", tensor_type((999, 3), "f64"), name="w").result]).result
+    loss, side = apply("mse", [h, y.result]).result, apply("concat", [h, h], {"dim": 0}).result
+    graph = Graph("f", (x, y), (loss, side))
+    solver = Solver(Spaces(machine), SGD)
+    found = solver.solve(graph)
+    assert found.seconds == pytest.approx(Everything(graph, machine).least(), abs=1e-11)
+    plan = realise(graph, found, solver)
+    assert cost(plan, machine, SGD).time == pytest.approx(found.seconds, abs=1e-11)
+    assert cost(differentiate(plan, SGD, machine.mesh), machine).elements == cost(plan, machine).elements
+
+
+def test_weight_that_is_only_an_output_rests_somewhere():
+    x = leaf("input", tensor_type((4, 4), "f64"), name="x")
+    v, w = (leaf("weight", tensor_type((4, 4), "f64"), name=n).result for n in "vw")
+    graph = Graph("part", (x,), (apply("matmul", [x.result, v]).result, w))
+    solver = Solver(Spaces(TWO), SGD)
+    found = solver.solve(graph)
+    plan = realise(graph, found, solver)
+    assert erase(plan) == graph
+    assert cost(plan, TWO, SGD).time == pytest.approx(found.seconds, abs=1e-9)
 
 
 @given(st.integers(0, 10**6))

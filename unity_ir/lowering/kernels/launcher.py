@@ -14,6 +14,7 @@ from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.pointwise import pointwise_step
 from unity_ir.lowering.kernels.reduction import reduction_steps
 from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified
+from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import Buffer, Compiled, Launcher, Stage, Step
 from unity_ir.lowering.torch_code import torch_body
 from unity_ir.tdl.analysis import Analysis
@@ -156,7 +157,7 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     body: list[str] = []
     for step in steps:
         body += [step.allocation] if step.allocation else []
-        body += step.call
+        body += [*step.before, *step.call]
     body.append(f"return {', '.join(b.name for b in results.finals)}")
     source = _function(name, [*operands, *starts.values()], bound, body)
     return Launcher(name, source, {s.kernel: s.text for s in steps}, tuple(s.compiled for s in steps))
@@ -181,7 +182,8 @@ def _steps(stage: Stage) -> list[Step]:
     dtypes = {b.dtype for b in stage.buffers.values()}
     if product is not None and len(dtypes) == 1 and not dtypes & {"i32", "i64"}:
         return [matmul_step(stage, product)]
-    return reduction_steps(stage)
+    places = scattered(stage)
+    return reduction_steps(stage) if places is None else [scatter_step(stage, places)]
 
 
 class _Results:
@@ -290,7 +292,7 @@ class _Results:
         if len(rows) < 2:
             return expr
         # Scalars first, which are long reductions; then what has the most rows.
-        first = frozenset() if frozenset() in rows else max(rows, key=lambda r: prod(self.extents[n] for n in r))
+        first = max(rows, key=lambda r: (not r, prod(self.extents[n] for n in r)))
         return self._with_equal_rows(self._without(expr, {r for r, own in found.items() if own == first}))
 
     def _without(self, expr: Expr, those: Container[Expr]) -> Expr:

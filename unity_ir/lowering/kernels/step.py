@@ -93,6 +93,8 @@ class Step:
     """None where the kernel has no loop to pipeline."""
     allocation: str | None = None
     """The line of the launcher that makes the buffer this step fills; None if an earlier one did."""
+    before: tuple[str, ...] = ()
+    """Lines of the launcher that make other tensors the kernel takes."""
 
     @property
     def call(self) -> tuple[str, ...]:
