@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from unity_ir.cost.plan import cost, plan_moves
+from unity_ir.cost.plan import plan_moves
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
-from unity_ir.pcg.layout import Assignment, Layout, Mesh
+from unity_ir.pcg.layout import Assignment, Layout, Mesh, place
 from unity_ir.pcg.reshard import Move
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.parallel import Configuration, piece
@@ -130,7 +130,7 @@ class _Lowering:
     def __init__(self, graph: Graph, machine: Machine):
         self.graph = graph
         self.machine = machine
-        self.placement = cost(graph, machine).placement
+        self.placement = place(graph, machine.mesh)
         self.anchors = Anchors(graph)
         self.registers: dict[tuple[Value, Layout], Register] = {}
         self.tensors: dict[Register, Tensor] = {}

@@ -10,7 +10,7 @@ from math import prod
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import ATOM, PRODUCT, SUM, UNARY, Text, binary
 from unity_ir.lowering.kernels.layout import Names, operand_shapes
-from unity_ir.lowering.kernels.rewrite import canonical, simplified
+from unity_ir.lowering.kernels.rewrite import canonical, is_work, simplified
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
@@ -27,7 +27,6 @@ from unity_ir.tdl.syntax import (
     Result,
     Segments,
     Var,
-    children,
     index_names,
 )
 
@@ -204,7 +203,7 @@ class _Writer:
 
     def value(self, expr: Expr) -> _Value:
         sharing = self.sharing
-        if sharing is None or not _is_work(expr):
+        if sharing is None or not is_work(expr):
             return self._value(expr)
         form, free = canonical(expr, self.extents, self.starts)
         sharing.uses[form] += 1
@@ -437,17 +436,6 @@ class _Writer:
         elif times > 1 and expr.reducer == "prod":
             text = Text(f"{text.at(ATOM)} ** {times}", UNARY)
         return _Value(text, rest, value.number, "int" if value.kind == "bool" else value.kind)
-
-
-def _is_work(expr: Expr) -> bool:
-    """Whether an expression is worth a name: it holds a reduction or a function."""
-    match expr:
-        case Reduce():
-            return True
-        case Call(function, _) if function not in _COMPARISONS:
-            return True
-        case _:
-            return any(map(_is_work, children(expr)))
 
 
 def _letters(names: Sequence[str]) -> dict[str, str]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Update, Value, rebuild, topological
 
+MOST_AT_ONCE = 1000
+"""Applications of one rule in one go; a rule that undoes itself would never end."""
+
 Users = Mapping[Value, list[tuple[Node, int]]]
 Match = Mapping[Value, Value]
 """Values of the graph, each with the value that may stand in its place."""
@@ -37,6 +40,14 @@ class Rule:
                     after = substitute(graph, match)
                     if weights <= _trained_weights(after):
                         yield f"{node.op}#{number}", after
+
+    def everywhere(self, graph: Graph) -> tuple[list[str], Graph]:
+        """The rule applied until it applies no more: the operators it was applied at, in order, and the graph."""
+        at: list[str] = []
+        while (found := next(self.applications(graph), None)) is not None and len(at) < MOST_AT_ONCE:
+            at.append(found[0])
+            graph = found[1]
+        return at, graph
 
 
 def _trained_weights(graph: Graph) -> set[Node]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import prod
 
 import numpy as np
@@ -33,31 +34,71 @@ class Factor:
 
 def minimise(sizes: Mapping[Variable, int], factors: Sequence[Factor]) -> tuple[float, dict[Variable, int]]:
     """The least sum and a choice for every variable that attains it. `inf` entries are forbidden combinations."""
-    live = list(factors)
-    left = dict(sizes)
+    constant = sum(float(f.table) for f in factors if not f.variables)
+    live = _Live(sizes, [f for f in factors if f.variables])
     decided: list[tuple[Variable, tuple[Variable, ...], Ints]] = []
-    constant = 0.0
-    while left:
-        variable = min(left, key=lambda v: _joint_entries(v, live, sizes))
-        involved = [f for f in live if variable in f.variables]
-        live = [f for f in live if variable not in f.variables]
+    while (variable := live.cheapest()) is not None:
+        involved = live.take(variable)
         others = tuple(dict.fromkeys(v for f in involved for v in f.variables if v != variable))
         table, choice = _eliminate(variable, others, involved, sizes)
         decided.append((variable, others, choice))
         if others:
-            live.append(Factor(others, table))
+            live.add(Factor(others, table))
         else:
             constant += float(table)
-        del left[variable]
     found: dict[Variable, int] = {}
     for variable, others, choice in reversed(decided):
         found[variable] = int(choice[tuple(found[v] for v in others)])
-    return constant + sum(float(f.table) for f in live), found
+    return constant, found
 
 
-def _joint_entries(variable: Variable, live: Sequence[Factor], sizes: Mapping[Variable, int]) -> int:
-    joint = {v for f in live if variable in f.variables for v in f.variables} | {variable}
-    return prod(sizes[v] for v in joint)
+class _Live:
+    """The tables not yet summed up, by variable, and the variables by the size of the table their elimination makes."""
+
+    def __init__(self, sizes: Mapping[Variable, int], factors: Sequence[Factor]):
+        self.sizes = sizes
+        self.of: dict[Variable, dict[int, Factor]] = {v: {} for v in sizes}
+        self.entries: dict[Variable, int] = {}
+        self.queue: list[tuple[int, Variable]] = []
+        self.count = 0
+        for factor in factors:
+            self._enter(factor)
+        for variable in sizes:
+            self._weigh(variable)
+
+    def _enter(self, factor: Factor) -> None:
+        for variable in factor.variables:
+            self.of[variable][self.count] = factor
+        self.count += 1
+
+    def _weigh(self, variable: Variable) -> None:
+        joint = {v for f in self.of[variable].values() for v in f.variables} | {variable}
+        self.entries[variable] = prod(self.sizes[v] for v in joint)
+        heappush(self.queue, (self.entries[variable], variable))
+
+    def cheapest(self) -> Variable | None:
+        """The variable whose elimination makes the smallest joint table; None when all are gone."""
+        while self.queue:
+            entries, variable = heappop(self.queue)
+            if self.entries.get(variable) == entries:
+                return variable
+        return None
+
+    def take(self, variable: Variable) -> list[Factor]:
+        """The tables of a variable, which is gone with them."""
+        taken = self.of.pop(variable)
+        del self.entries[variable]
+        for number, factor in taken.items():
+            for other in factor.variables:
+                if other != variable:
+                    del self.of[other][number]
+        return list(taken.values())
+
+    def add(self, factor: Factor) -> None:
+        """A new table over variables that are still there."""
+        self._enter(factor)
+        for variable in factor.variables:
+            self._weigh(variable)
 
 
 def _eliminate(

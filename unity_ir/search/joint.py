@@ -9,7 +9,7 @@ cost is that of its optimal parallelization and mapping, not of one PCG.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -61,18 +61,34 @@ def joint(
         seconds, _, candidate, derivation = heapq.heappop(queue)
         if seconds > alpha * best[0]:
             break
-        for rule in rules:
-            for at, after in rule.applications(candidate):
-                if after.outputs in seen or len(seen) >= most:
-                    continue
-                seen.add(after.outputs)
-                plan = solver.solve(after)
-                steps = (*derivation, Application(rule.name, at))
-                if plan.seconds < best[0] * (1 - 1e-9):
-                    best = (plan.seconds, after, plan, steps)
-                if plan.seconds <= alpha * best[0]:
-                    heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
-                if progress is not None:
-                    progress(len(seen), best[0])
+        for applied, after in _rewrites(candidate, rules):
+            if len(seen) >= most:
+                break
+            if after.outputs in seen:
+                continue
+            seen.add(after.outputs)
+            plan = solver.solve(after)
+            steps = (*derivation, *applied)
+            if plan.seconds < best[0] * (1 - 1e-9):
+                best = (plan.seconds, after, plan, steps)
+            if plan.seconds <= alpha * best[0]:
+                heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
+            if progress is not None:
+                progress(len(seen), best[0])
     seconds, rewritten, plan, derivation = best
     return JointPlan(realise(rewritten, plan, solver), seconds, derivation, len(seen))
+
+
+def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Application], Graph]]:
+    """
+    What the rules make of a graph: each rule everywhere it applies, then each in one place.
+
+    Repeated layers mostly want the same rewrite; without the former, n of them would take n rounds.
+    """
+    for rule in rules:
+        at, after = rule.everywhere(graph)
+        if len(at) > 1:
+            yield [Application(rule.name, place) for place in at], after
+    for rule in rules:
+        for place, after in rule.applications(graph):
+            yield [Application(rule.name, place)], after

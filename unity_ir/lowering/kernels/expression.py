@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from unity_ir.lowering.kernels.layout import Address, Names, Run, address, runs
-from unity_ir.lowering.kernels.rewrite import rename
+from unity_ir.lowering.kernels.rewrite import canonical, is_work, rename
 from unity_ir.tdl.gather import Pick, gather
 from unity_ir.tdl.syntax import (
     Access,
@@ -339,9 +340,23 @@ def tdl_text(bound: Bound) -> str:
 
     Given a matmul, returns `out[m, n] = sum[k](x[m, k] * w[k, n]), m = 4, n = 8, k = 2`.
     """
-    lines = [f"{r.name}[{_indices(r.indices)}] = {_tdl(r.expr).text}" for r in bound.results]
-    sizes = [f"{name} = {size}" for name, size in bound.extents.items()]
-    return "; ".join(lines) + "".join(f", {s}" for s in sizes)
+    return _line(bound, [f"{r.name}[{_indices(r.indices)}] = {_Tdl(bound).text(r.expr).text}" for r in bound.results])
+
+
+def tdl_lines(bound: Bound) -> list[str]:
+    """The same, with a definition for each subexpression that occurs twice, on a line of its own."""
+    first = _Tdl(bound, {})
+    for result in bound.results:
+        first.text(result.expr)
+    tdl = _Tdl(bound, first.uses)
+    results = [f"{r.name}[{_indices(r.indices)}] = {tdl.text(r.expr).text}" for r in bound.results]
+    if not tdl.definitions:
+        return [tdl_text(bound)]
+    return [f"{line};" for line in (*tdl.definitions, *results[:-1])] + [_line(bound, results[-1:])]
+
+
+def _line(bound: Bound, results: Sequence[str]) -> str:
+    return "; ".join(results) + "".join(f", {name} = {size}" for name, size in bound.extents.items())
 
 
 def _indices(indices: Sequence[WrittenIndex]) -> str:
@@ -360,21 +375,50 @@ def _index(index: WrittenIndex) -> str:
             raise TypeError(f"{index} is not bound")
 
 
-def _tdl(expr: Expr) -> Text:
-    match expr:
-        case Const(value):
-            return Text(f"{value:g}" if float(f"{value:g}") == value else repr(value), ATOM if value >= 0 else UNARY)
-        case Name(name):
-            return Text(name)
-        case Access(tensor, indices):
-            return Text(f"{tensor}[{_indices(indices)}]")
-        case Binary(op, left, right):
-            return binary(op, _tdl(left), _tdl(right))
-        case Call(function, args):
-            return Text(f"{function}({', '.join(_tdl(a).text for a in args)})")
-        case Reduce(reducer, indices, body):
-            return Text(f"{reducer}[{_indices(indices)}]({_tdl(body).text})")
-        case Cases(branches):
-            return Text(" | ".join(f"{n}: {_tdl(e).text}" for n, e in branches))
-        case Size():
-            raise TypeError(f"{expr} is not bound")
+class _Tdl:
+    """Expressions as TDL; with `wanted`, those used twice are defined before."""
+
+    def __init__(self, bound: Bound, wanted: Mapping[Expr, int] | None = None):
+        self.extents = bound.extents
+        self.wanted = wanted
+        self.names = Names([*bound.extents, *(p.name for p in bound.operands), *(r.name for r in bound.results)])
+        self.uses: Counter[Expr] = Counter()
+        self.known: dict[Expr, Text | str] = {}
+        """The text of a form, or the name it was given."""
+        self.definitions: list[str] = []
+
+    def text(self, expr: Expr) -> Text:
+        if self.wanted is None or isinstance(expr, Cases) or not is_work(expr):
+            return self._text(expr)
+        form, free = canonical(expr, self.extents, {})
+        self.uses[form] += 1
+        if form not in self.known:
+            text = self._text(expr)
+            if self.wanted.get(form, 0) > 1:
+                name = self.names.new("shared")
+                self.definitions.append(f"let {name}[{', '.join(free)}] = {text.text}")
+                self.known[form] = name
+            else:
+                self.known[form] = text
+        found = self.known[form]
+        return found if isinstance(found, Text) else Text(f"{found}[{', '.join(free)}]")
+
+    def _text(self, expr: Expr) -> Text:
+        match expr:
+            case Const(value):
+                text = f"{value:g}" if float(f"{value:g}") == value else repr(value)
+                return Text(text, ATOM if value >= 0 else UNARY)
+            case Name(name):
+                return Text(name)
+            case Access(tensor, indices):
+                return Text(f"{tensor}[{_indices(indices)}]")
+            case Binary(op, left, right):
+                return binary(op, self.text(left), self.text(right))
+            case Call(function, args):
+                return Text(f"{function}({', '.join(self.text(a).text for a in args)})")
+            case Reduce(reducer, indices, body):
+                return Text(f"{reducer}[{_indices(indices)}]({self.text(body).text})")
+            case Cases(branches):
+                return Text(" | ".join(f"{n}: {self.text(e).text}" for n, e in branches))
+            case Size():
+                raise TypeError(f"{expr} is not bound")

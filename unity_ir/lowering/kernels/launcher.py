@@ -7,7 +7,7 @@ from hashlib import sha256
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_text
+from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
 from unity_ir.lowering.kernels.matmul import ACTIVATIONS, contraction, matmul_step, product_factors, with_factors
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
@@ -127,7 +127,12 @@ def _first_float(bound: Bound, operands: Sequence[str]) -> str:
 
 
 def _function(name: str, parameters: Sequence[str], bound: Bound, body: Sequence[str]) -> str:
-    lines = [f"def {name}({', '.join(parameters)}):", f'    """{tdl_text(bound)}"""', *(f"    {b}" for b in body)]
+    said = tdl_lines(bound)
+    if len(said) == 1:
+        doc = [f'"""{said[0]}"""']
+    else:
+        doc = ['"""', *said, '"""']
+    lines = [f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in [*doc, *body])]
     return "\n".join(lines) + "\n"
 
 
@@ -153,7 +158,9 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     for number, (result, output) in enumerate(results.parts):
         kernel = f"{name}_kernel" if len(results.parts) == 1 else f"{name}_{number}_kernel"
         read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
-        steps += _steps(Stage(result, bound.extents, read, output, like, kernel, family, needs_int64(bound), starts))
+        steps += _steps(
+            Stage(result, line.extents, read, output, like, kernel, family, needs_int64(line), starts, names)
+        )
     body: list[str] = []
     for step in steps:
         body += [step.allocation] if step.allocation else []

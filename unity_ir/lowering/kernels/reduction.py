@@ -69,7 +69,7 @@ def reduction_steps(stage: Stage) -> list[Step]:
     part = "part"
     while part in stage.extents:
         part += "_"
-    buffer = Buffer(f"{stage.output.name}_parts", "f32", "torch.float32")
+    buffer = Buffer(stage.names.new(f"{stage.output.name}_parts"), "f32", "torch.float32")
     extents = {**stage.extents, part: parts}
     partial = Result(buffer.name, (Var(part), *(Var(n) for n in names)), stage.expr)
     read = Access(buffer.name, partial.indices)

@@ -66,6 +66,17 @@ def reductions(expr: Expr) -> list[Reduce]:
     return list(found)
 
 
+def is_work(expr: Expr) -> bool:
+    """Whether an expression that occurs twice is worth a name: it holds a reduction or a function."""
+    match expr:
+        case Reduce():
+            return True
+        case Call(function, _) if function not in ("gt", "lt", "eq"):
+            return True
+        case _:
+            return any(map(is_work, children(expr)))
+
+
 # --- variables -------------------------------------------------------------------------------------------------------
 
 

@@ -54,7 +54,10 @@ def scatter_step(stage: Stage, of: Scatter) -> Step:
     kernel = Kernel(replace(stage, result=replace(stage.result, expr=of.pick.body)))
     writer = kernel.writer
     order, begins = kernel.names.new("order_ptr"), kernel.names.new("begins_ptr")
-    made = {order: f"{stage.output.name}_order", begins: f"{stage.output.name}_begins"}
+    made = {
+        order: stage.names.new(f"{stage.output.name}_order"),
+        begins: stage.names.new(f"{stage.output.name}_begins"),
+    }
     kernel.arguments = {**{p: Argument(text, "*i64") for p, text in made.items()}, **kernel.arguments}
 
     row = kernel.names.new("row")

@@ -150,6 +150,8 @@ class Stage:
     """Positions need 64 bits."""
     starts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables used as values whose piece starts elsewhere than at 0, and the launcher's name of that position."""
+    names: Names = field(default_factory=Names)
+    """Identifiers of the launcher."""
 
     @property
     def expr(self) -> Expr:
