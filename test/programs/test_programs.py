@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from models import MODELS, by_hand, machine
 from ranks import Ranks, check, gradients
+from zoo import BY_HAND, SMALL
 
 from unity_ir.lowering.program import emit
 from unity_ir.lowering.spmd import lower
+from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer
@@ -42,3 +44,17 @@ def test_equals_pytorch(ranks: Ranks, model: str, where: str, plan: str):
     assert grads.keys() == want.keys()
     for name, grad in grads.items():
         np.testing.assert_allclose(grad, want[name], rtol=1e-4, atol=1e-5 * np.abs(want[name]).max(), err_msg=name)
+
+
+@pytest.mark.parametrize(("where", "plan"), [("ideal:2x2", "joint"), ("ideal:2", "random-0")])
+@pytest.mark.parametrize("model", ["bert_large", "gpt2", "llama3_8b"])
+def test_transformers_equal_pytorch(ranks: Ranks, model: str, where: str, plan: str):
+    graph = build(model, **{**SMALL[model], "batch": 4, "sequence": 4, "vocabulary": 12})
+    text = program(graph, where, plan)
+    world = machine(where).devices
+    assert ranks.run(text, world, check, 2) == [[]] * world
+    weights, batch, loss, grads = ranks.run(text, world, gradients)[0]
+    want_loss, want = by_hand(lambda w, inputs: BY_HAND[model](w, **inputs), weights, batch)
+    assert loss == pytest.approx(want_loss, rel=1e-5)
+    for name, grad in grads.items():
+        np.testing.assert_allclose(grad, want[name], rtol=1e-4, atol=2e-5 * np.abs(want[name]).max(), err_msg=name)

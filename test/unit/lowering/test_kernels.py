@@ -11,12 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from operator_cases import CASES, Case
 
 from unity_ir.errors import UnityError
+from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS
 from unity_ir.lowering.kernels.launcher import launcher, optimizer_launcher
 from unity_ir.lowering.torch_code import torch_expression
 from unity_ir.ops import Operator, operator, operators
 from unity_ir.ops.operator import Application
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
+from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound
 
@@ -238,6 +240,21 @@ def test_equal_names_mean_equal_texts(drawn: Any) -> None:
             assert sources.setdefault(made.name, made.source) == made.source
             for kernel, text in made.kernels.items():
                 assert kernels.setdefault(kernel, text) == text
+    for name, text in kernels.items():
+        # Nothing is loaded or computed twice.
+        values = [line.split(" = ", 1)[1] for line in text.splitlines() if line.startswith("    ") and " = " in line]
+        assert "matmul" in name or len(values) == len(set(values)), text
+
+
+@pytest.mark.parametrize(("name", "products", "others"), [("attention", 2, 1), ("attention_grad", 5, 2)])
+def test_products_inside_are_matrix_products(name: str, products: int, others: int) -> None:
+    one = operator(name)
+    heads, groups = (2, 6, 33, 16), (2, 2, 40, 16)
+    shapes = ((heads,) if name == "attention_grad" else ()) + (heads, groups, groups)
+    made = launcher(one.bind(shapes, one.attributes({"scale": 0.5})).bound, ("bf16",) * len(shapes))
+    kernels = [c.kernel for c in made.compiled]
+    assert kernels.count("batched_matmul_kernel") == products
+    assert len(kernels) == products + others
 
 
 def test_names_never_become_code(runner: Any) -> None:
@@ -258,6 +275,11 @@ def test_refusals() -> None:
         launcher(bound, ("f64",))
     with pytest.raises(UnityError, match="use triton or torch"):
         launcher(bound, ("f32",), "cuda")
+    assert KERNEL_FUNCTIONS | {"identity"} == set(FUNCTIONS)
+    bound = bind(parse_line("odd(x)  out[i] = x[i] * log(2 - 3)"), ((4,),), {})
+    for impl in ("triton", "torch"):
+        with pytest.raises(UnityError, match=r"^pcg\.odd: log\(-1\) is not a number"):
+            launcher(bound, ("f32",), impl)
     with pytest.raises(UnityError, match="no triton optimizer lion"):
         optimizer_launcher("lion")
 

@@ -101,7 +101,7 @@ def tried(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 
 @pytest.mark.parametrize("name", operators())
-@tried(60)
+@tried(30)
 @given(st.data())
 def test_equals_torch(name: str, data: st.DataObject):
     case = data.draw(CASES[name])
@@ -122,7 +122,7 @@ def test_equals_torch(name: str, data: st.DataObject):
 
 
 @pytest.mark.parametrize("name", operators())
-@tried(30)
+@tried(15)
 @given(st.data())
 def test_every_configuration_equals_the_whole(name: str, data: st.DataObject):
     case = data.draw(CASES[name])
@@ -143,7 +143,7 @@ def test_every_configuration_equals_the_whole(name: str, data: st.DataObject):
 
 
 @pytest.mark.parametrize("name", operators())
-@tried(25)
+@tried(12)
 @given(st.data())
 def test_rule_keeps_types_and_meaning(name: str, data: st.DataObject):
     node = serial(name, data.draw(CASES[name]))
@@ -164,7 +164,7 @@ def axis_degrees(type: TensorType) -> list[Degrees]:
 
 
 @pytest.mark.parametrize("name", operators())
-@tried(25)
+@tried(12)
 @given(st.data())
 def test_only_what_the_line_allows_is_accepted(name: str, data: st.DataObject):
     node = serial(name, data.draw(CASES[name]))
