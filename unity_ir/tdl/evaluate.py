@@ -121,7 +121,9 @@ class _Evaluation:
         factors: list[tuple[Array, list[str]]] = []
         for factor in (left, right):
             names = [n for n in self.extents if n in free_variables(factor)]
-            factors.append((np.broadcast_to(self.value(factor, tuple(names)), [self.extents[n] for n in names]), names))
+            value = np.broadcast_to(self.value(factor, tuple(names)), [self.extents[n] for n in names])
+            # Conditions count as numbers: a sum of them is no disjunction.
+            factors.append((value.astype(np.int64) if value.dtype == bool else value, names))
         if not set(expr.names) <= {n for _, names in factors for n in names}:
             return None
         labels = {n: k for k, n in enumerate(self.extents)}

@@ -101,7 +101,7 @@ def test_products_on_sm_90() -> None:
             assert took.cp_async, case
         # Float32 products are exact unless the program is told otherwise, so they use no tensor cores.
         assert took.mma == (case[3] == "bf16"), case
-    assert any(took.wgmma for _, took in compiled([made(PRODUCTS[6])], "cuda:90"))
+        assert took.wgmma or case != PRODUCTS[6]
 
 
 def test_others_on_sm_90() -> None:

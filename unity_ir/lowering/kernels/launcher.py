@@ -13,7 +13,7 @@ from unity_ir.lowering.kernels.matmul import ACTIVATIONS, contraction, matmul_st
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.pointwise import pointwise_step
 from unity_ir.lowering.kernels.reduction import reduction_steps
-from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified
+from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified, without_ones
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import Buffer, Compiled, Launcher, Stage, Step
 from unity_ir.lowering.torch_code import torch_body
@@ -144,7 +144,7 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     operands = [names.new(p.name) for p in bound.operands]
     starts = {n: names.new(f"{n}_start") for n in offsets}
     name = _name(bound, offsets)
-    line = simplified(bound, starts)
+    line = without_ones(simplified(bound, starts))
     _check_functions(bound.operator, (r.expr for r in line.results))
     like = _first_float(bound, operands)
     dtype = next((d for p, d in zip(bound.operands, dtypes, strict=True) if not p.integer), "f32")

@@ -159,6 +159,27 @@ def simplified(bound: Bound, starts: Mapping[str, str]) -> Bound:
     return replace(bound, results=tuple(replace(r, expr=fold.expr(r.expr)) for r in bound.results))
 
 
+def without_ones(bound: Bound) -> Bound:
+    """The line with one variable for every dim of size 1 that is read, so that equal reads are written the same."""
+    one = "one"
+    while one in bound.extents:
+        one += "_"
+    extents = {**bound.extents, one: 1}
+
+    def index(old: WrittenIndex) -> WrittenIndex:
+        if isinstance(old, Segments):
+            return old
+        names = tuple(n for n in index_names(old) if extents[n] > 1)
+        return Composite(names) if len(names) > 1 else Var(*names or (one,))
+
+    def visit(expr: Expr) -> Expr:
+        if isinstance(expr, Access):
+            return Access(expr.tensor, tuple(map(index, expr.indices)))
+        return map_children(expr, visit)
+
+    return replace(bound, results=tuple(replace(r, expr=visit(r.expr)) for r in bound.results), extents=extents)
+
+
 class _Fold:
     def __init__(self, bound: Bound, starts: Mapping[str, str]):
         self.bound = bound
