@@ -373,8 +373,8 @@ def _reason(error):
 
 NORM_TOLERANCES = {torch.float16: 2e-2, torch.bfloat16: 2e-1}
 """
-Half-precision tensors are compared as a whole: how long the difference from PyTorch in double precision may be, as a part
-of the tensor's length. Float32 ones are compared entry by entry.
+Half-precision tensors are compared as a whole: how long the difference from PyTorch in double precision may be, as a
+part of the tensor's length. Float32 ones are compared entry by entry.
 """
 
 
