@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -85,3 +86,12 @@ def test_docs_name_files_that_exist():
         floors = "tdl|ops|pcg|machine|rules|cost|search|dialects|passes|lowering"
         for path in re.findall(rf"`((?:{floors})/[\w/.]+)`", document.read_text()):
             assert (ROOT / "unity_ir" / path).exists(), f"{document.name} names {path}"
+
+
+def test_the_operator_table_is_what_the_lines_say():
+    spec = importlib.util.spec_from_file_location("update_operators", ROOT / "docs" / "update_operators.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PATH.read_text() == module.table()

@@ -1,0 +1,91 @@
+"""Write docs/operator_table.md anew: `python docs/update_operators.py`. A test keeps it true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unity_ir.ops import operators
+from unity_ir.ops.operator import Operator
+from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.syntax import (
+    Access,
+    AttrValue,
+    Composite,
+    Expr,
+    Line,
+    Pack,
+    Starred,
+    StarredSegments,
+    WrittenIndex,
+    children,
+)
+
+PATH = Path(__file__).parent / "operator_table.md"
+
+HEAD = """\
+# Every operator
+
+Made by `docs/update_operators.py` from the lines themselves, with packs of one variable and variadic operands twice.
+Under *divided* are the index variables that may have a degree and leave the results divided; under *summed* those that
+leave addends; under *addends* the sets of operands that may come in addends together. All other variables need their
+dims whole.
+
+| operator | line | divided | summed | addends |
+|---|---|---|---|---|
+"""
+
+
+def accesses(expr: Expr) -> list[Access]:
+    return [expr] if isinstance(expr, Access) else [a for child in children(expr) for a in accesses(child)]
+
+
+def extent(index: WrittenIndex) -> int:
+    return 4 if isinstance(index, Composite | StarredSegments) else 2
+
+
+def sample(operator: Operator) -> Analysis:
+    """The operator at the smallest shapes that show all of its line."""
+    if not isinstance(operator.tdl, str):
+        return operator.bind(((4, 6),), operator.attributes({"shape": (4, 2, 3)}))
+    line = operator.line
+    found: dict[str, tuple[int, ...]] = {}
+    for result in line.results:
+        for access in accesses(result.expr):
+            found.setdefault(access.tensor, tuple(map(extent, access.indices)))
+    shapes = [found[p.name] for p in line.parameters for _ in range(2 if p.variadic else 1)]
+    return operator.bind(tuple(shapes), operator.attributes(attributes(line)))
+
+
+def attributes(line: Line) -> dict[str, AttrValue]:
+    given: dict[str, AttrValue] = {}
+    for clause in line.clauses:
+        if isinstance(clause.value, str):
+            many = isinstance(clause.index, Starred)
+            one = 2 if clause.kind == "size" else 1
+            plain = isinstance(clause.index, Pack) and clause.kind != "rank"
+            given[clause.value] = (one, one) if many else (one,) if plain or clause.kind == "degree" else one
+    for attribute in line.attributes:
+        if attribute.name not in given and attribute.default is None:
+            given[attribute.name] = {"ints": (0,), "int": 1, "float": 1.0, "name": "identity"}[attribute.kind]
+    return given
+
+
+def row(operator: Operator) -> str:
+    analysis = sample(operator)
+    bound = analysis.bound
+    divided = [v for v in analysis.splittable if any(v in dims for dims in analysis.result_dims)]
+    summed = [v for v in analysis.splittable if any(v not in dims for dims in analysis.result_dims)]
+    sets = [" + ".join(sorted(s)) for s in analysis.carriers]
+    line = operator.tdl if isinstance(operator.tdl, str) else f"{operator.signature} (made from the shapes)"
+    cells = (bound.operator, f"`{' '.join(line.split())}`", ", ".join(divided), ", ".join(summed), "; ".join(sets))
+    return f"| {' | '.join(cells)} |"
+
+
+def table() -> str:
+    rows = [row(operator) for operator in operators().values()]
+    whole = sum(r.endswith("|  |  |  |") for r in rows)
+    return f"{HEAD}{chr(10).join(rows)}\n\n{len(rows)} operators, {len(rows) - whole} of which can be divided in some way.\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(table())
