@@ -84,7 +84,8 @@ def row(operator: Operator) -> str:
 def table() -> str:
     rows = [row(operator) for operator in operators().values()]
     whole = sum(r.endswith("|  |  |  |") for r in rows)
-    return f"{HEAD}{chr(10).join(rows)}\n\n{len(rows)} operators, {len(rows) - whole} of which can be divided in some way.\n"
+    count = f"{len(rows)} operators, {len(rows) - whole} of which can be divided in some way.\n"
+    return HEAD + "\n".join(rows) + "\n\n" + count
 
 
 if __name__ == "__main__":

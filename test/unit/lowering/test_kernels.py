@@ -102,6 +102,8 @@ LARGER: list[tuple[str, Case]] = [
     ("rms_norm_grad", Case(((2, 20000), (2, 20000), (20000,)), {"eps": 1e-5})),
     ("attention", Case(((2, 6, 33, 16), (2, 2, 40, 16), (2, 2, 40, 24)), {"scale": 0.25, "causal": 1})),
     ("attention", Case(((2, 4, 1, 16), (2, 4, 70, 16), (2, 4, 70, 16)), {"scale": 0.25})),
+    # Reductions inside one that is all of the expression, over other rows than its own.
+    ("attention", Case(((2, 1, 1, 1), (2, 1, 3, 1), (2, 1, 3, 3)), {"scale": 0.25})),
     (
         "attention_grad",
         Case(((2, 6, 33, 24), (2, 6, 33, 16), (2, 2, 40, 16), (2, 2, 40, 24)), {"scale": 0.25, "causal": 1}),

@@ -298,8 +298,9 @@ class _Results:
         rows = set(found.values())
         if len(rows) < 2:
             return expr
-        # Scalars first, which are long reductions; then what has the most rows.
-        first = max(rows, key=lambda r: (not r, prod(self.extents[n] for n in r)))
+        # Scalars first, which are long reductions; then what has the most rows. The whole expression cannot be before.
+        others = rows - {found[expr]} if isinstance(expr, Reduce) and expr in found else rows
+        first = max(others, key=lambda r: (not r, prod(self.extents[n] for n in r)))
         return self._with_equal_rows(self._without(expr, {r for r, own in found.items() if own == first}))
 
     def _without(self, expr: Expr, those: Container[Expr]) -> Expr:
