@@ -25,8 +25,9 @@ from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.step import Compiled, Launcher
 from unity_ir.lowering.spmd import Compute, Leaf, Program, Register, Reshard, UpdateWeight, check_step
 from unity_ir.lowering.torch_code import torch_expression
-from unity_ir.pcg.graph import Graph, Node, Value
-from unity_ir.pcg.layout import COPY, REPEAT, SUM, role_name
+from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Node, Value
+from unity_ir.pcg.layout import SUM, role_name
+from unity_ir.pcg.reshard import COLLECTIVES
 from unity_ir.tdl.analysis import uses_as_value
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
@@ -154,10 +155,7 @@ class _Printer:
     def _plan(self) -> str:
         program = self.program
         assert program.optimizer is not None
-        settings = {"lr": program.optimizer.lr}
-        if program.optimizer.name == "adam":
-            o = program.optimizer
-            settings |= {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps}
+        settings = {name: getattr(program.optimizer, name) for name in HYPERPARAMETERS[program.optimizer.name]}
         lines = [
             "# --- the plan\n",
             f"NAME = {program.name!r}",
@@ -190,8 +188,7 @@ class _Printer:
 
     def _spec(self, register: Register, below: int | None = None) -> str:
         tensor = self.program.tensors[register]
-        words = {COPY: "copy", SUM: "sum", REPEAT: "repeat"}
-        roles = tuple(words.get(r, r) for r in tensor.layout)
+        roles = tuple(r if r >= 0 else role_name(r) for r in tensor.layout)
         extra = "" if below is None else f", {below}"
         return f"Spec({tensor.shape!r}, {TORCH_DTYPES[tensor.dtype]}, {roles!r}{extra})"
 
@@ -250,7 +247,7 @@ class _Printer:
                     lines.append(
                         (f"{own} = {text}", self._comment(f"{role_name(source)} to {role_name(target)}", result))
                     )
-                    if kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+                    if kind in COLLECTIVES:
                         pending[result] = own
                 case UpdateWeight():
                     pass
@@ -299,7 +296,7 @@ class _Printer:
         assert old.source == made.source, f"two launchers are called {made.name}"
 
     def _reshard(self, operand: str, kind: str, axes: tuple[int, ...], source: int, target: int) -> str:
-        if kind not in ("slice", "zero_pad"):
+        if kind in COLLECTIVES:
             self.groups.setdefault(axes)
         match kind:
             case "all_reduce":

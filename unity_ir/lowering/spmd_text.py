@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, FloatAttr, StringAttr, f64, i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from unity_ir.dialects.pcg.attributes import to_attribute, to_value
+from unity_ir.dialects.pcg.ops import optimizer_attributes, to_optimizer
 from unity_ir.dialects.spmd import (
     MOVES,
     ComputeOp,
@@ -69,13 +69,8 @@ def to_op(program: Program) -> ProgramOp:
                 hint = kind
             case UpdateWeight(weight, grad):
                 assert program.optimizer is not None
-                fields = {
-                    k: StringAttr(v) if isinstance(v, str) else FloatAttr(float(v), f64)
-                    for k, v in asdict(program.optimizer).items()
-                }
-                made = UpdateOp.create(
-                    operands=[values[weight], values[grad]], properties={"optimizer": DictionaryAttr(fields)}
-                )
+                optimizer = DictionaryAttr(optimizer_attributes(program.optimizer))
+                made = UpdateOp.create(operands=[values[weight], values[grad]], properties={"optimizer": optimizer})
                 hint = ""
         for register, value in zip(results, made.results, strict=True):
             value.name_hint = f"{hint}{register}"
@@ -120,7 +115,7 @@ def from_op(op: ProgramOp) -> Program:
                 body.append(Reshard(operands[0], results[0], each.kind, axes, source, target))
             case UpdateOp():
                 body.append(UpdateWeight(*operands))
-                optimizer = _optimizer(each)
+                optimizer = to_optimizer("spmd.update", each.optimizer.data)
             case ReturnOp():
                 outputs = operands
             case _:
@@ -156,18 +151,3 @@ def _compute(
 
 def _words(layout: tuple[int, ...]) -> str:
     return ", ".join(map(role_name, layout))
-
-
-def _optimizer(op: UpdateOp) -> Optimizer:
-    fields = {k: to_value("spmd.update", k, v) for k, v in op.optimizer.data.items()}
-    name = fields.pop("name", "sgd")
-    if name not in ("sgd", "adam"):
-        raise UnityError(f"spmd.update: unknown optimizer {name!a}")
-    numbers: dict[str, float] = {}
-    for key, value in fields.items():
-        if key not in ("lr", "beta1", "beta2", "eps") or not isinstance(value, float | int):
-            raise UnityError(f"spmd.update: {key!a} is not a hyper-parameter")
-        if not 0 <= value < float("inf"):
-            raise UnityError(f"spmd.update: {key} is {value}; it must be a number from 0 on")
-        numbers[key] = float(value)
-    return Optimizer(str(name), **numbers)

@@ -11,6 +11,6 @@ PASSES: dict[str, str] = {
 """Pass by name, as `module:class`."""
 
 TARGETS: dict[str, str] = {
-    "triton": "unity_ir.lowering.target:TritonTarget",
+    "triton": "unity_ir.passes.triton:TritonTarget",
 }
 """Target by name, as `module:class`."""

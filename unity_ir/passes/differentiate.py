@@ -8,7 +8,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.passes.graph_pass import GraphPass
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Optimizer
 from unity_ir.pcg.layout import devices_of, mesh_of
 
 
@@ -26,8 +26,9 @@ class Differentiate(GraphPass):
     lr: float | int = 0.1  # xDSL reads `lr=1` as an int
 
     def rewrite(self, graph: Graph, machine: str | None) -> Graph:
-        if self.optimizer not in ("sgd", "adam"):
-            raise UnityError(f"pcg-differentiate: unknown optimizer {self.optimizer!a}; known are sgd, adam")
+        if self.optimizer not in HYPERPARAMETERS:
+            known = ", ".join(HYPERPARAMETERS)
+            raise UnityError(f"pcg-differentiate: unknown optimizer {self.optimizer!a}; known are {known}")
         if not 0 < self.lr < float("inf"):
             raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")
         mesh = mesh_of(devices_of(graph)) if machine is None else load(machine).mesh

@@ -257,6 +257,10 @@ class Update:
     grad: Value
 
 
+HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr",), "adam": ("lr", "beta1", "beta2", "eps")}
+"""The optimizers, and what each takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """`sgd` or `adam` and its hyper-parameters (Adam as in PyTorch, without weight decay)."""

@@ -33,6 +33,10 @@ What a move does, by the roles it goes between:
 """
 
 
+COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+"""The kinds in which devices talk; the others each does by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """One collective (or local step) over the mesh axes `axes`, on a value whose piece has `elements` before it."""

@@ -6,7 +6,6 @@ import math
 from abc import ABC
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
 
 from xdsl.dialects.builtin import FloatAttr, StringAttr, f64
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -29,7 +28,7 @@ from unity_ir.dialects.names import NAME_CONSTRAINT, check_name, name_text, pars
 from unity_ir.dialects.pcg.attributes import CONSTRAINTS, float_text, print_dictionary, to_attribute, to_value
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Node, Optimizer, check_view, leaf
+from unity_ir.pcg.graph import HYPERPARAMETERS, Node, Optimizer, check_view, leaf
 from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 
@@ -250,9 +249,6 @@ class UpdateOp(PcgOp):
 
     name = "pcg.update"
 
-    HYPERPARAMETERS: ClassVar = {"sgd": ("lr",), "adam": ("lr", "beta1", "beta2", "eps")}
-    """What each optimizer takes."""
-
     weight = operand_def(PcgTensorType)
     grad = operand_def(PcgTensorType)
 
@@ -340,9 +336,9 @@ def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer |
 
 
 def _hyperparameters(where: str, optimizer: str) -> tuple[str, ...]:
-    if optimizer not in UpdateOp.HYPERPARAMETERS:
-        raise UnityError(f"{where}: unknown optimizer {optimizer}; known are {', '.join(UpdateOp.HYPERPARAMETERS)}")
-    return UpdateOp.HYPERPARAMETERS[optimizer]
+    if optimizer not in HYPERPARAMETERS:
+        raise UnityError(f"{where}: unknown optimizer {optimizer}; known are {', '.join(HYPERPARAMETERS)}")
+    return HYPERPARAMETERS[optimizer]
 
 
 def input_node(where: str, name: str, type: TensorType, view: View | None) -> Node:
