@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
-from unity_ir.ops import operators
 from unity_ir.ops.operator import Attributes, Operator, Tensor
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType, tensor_type
@@ -355,8 +354,3 @@ def erase(graph: Graph) -> Graph:
         return divide(node, operands, Configuration()).results
 
     return rewrite(graph, serial)
-
-
-def all_operator_names() -> tuple[str, ...]:
-    """Compute, parallel and leaf operators."""
-    return (*operators(), *PARALLEL_OPERATORS, *LEAVES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.types import TensorType
@@ -143,3 +144,29 @@ def chain_type(x: TensorType, steps: tuple[Step, ...]) -> TensorType:
     for name, attributes in steps:
         x = PARALLEL_OPERATORS[name].type(x, dict(attributes))
     return x
+
+
+def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[str, int]]]:
+    """
+    The parallel operators that take one type to another: first those that undo a division, then those that make one.
+
+    Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2.
+    """
+    undo: list[tuple[str, dict[str, int]]] = []
+    make: list[tuple[str, dict[str, int]]] = []
+    pairs = [
+        ("reduce", "zero_pad", None, source.sum, target.sum),
+        ("pick", "replicate", None, source.copy, target.copy),
+    ]
+    pairs += [
+        ("combine", "partition", dim, a, b)
+        for dim, (a, b) in enumerate(zip(source.degrees, target.degrees, strict=True))
+    ]
+    for down, up, dim, a, b in pairs:
+        common = gcd(a, b)
+        where = {} if dim is None else {"dim": dim}
+        if a > common:
+            undo.append((down, {**where, "by": a // common}))
+        if b > common:
+            make.append((up, {**where, "by": b // common}))
+    return undo + make

@@ -52,10 +52,6 @@ class TensorType:
         return prod(self.degrees) * self.sum * self.copy
 
     @property
-    def is_serial(self) -> bool:
-        return self.pieces == 1
-
-    @property
     def is_integer(self) -> bool:
         return self.dtype.startswith("i")
 

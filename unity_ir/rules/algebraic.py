@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from unity_ir.pcg.graph import Node, apply
 from unity_ir.rules.rule import Match, Rule, Users
-
-ACTIVATIONS = ("relu", "gelu")
+from unity_ir.tdl.functions import FUSED
 
 
 def _fuse(node: Node, users: Users) -> Iterator[Match]:
@@ -16,7 +15,7 @@ def _fuse(node: Node, users: Users) -> Iterator[Match]:
 
     Only where nothing else reads the product, which is no longer there afterwards.
     """
-    if node.op not in ACTIVATIONS:
+    if node.op not in FUSED:
         return
     product = node.operands[0]
     if product.node.op == "matmul" and product.node.attribute("act") == "identity" and len(users[product]) == 1:
@@ -30,7 +29,7 @@ def _unfuse(node: Node, users: Users) -> Iterator[Match]:
     Lets the contracted dim be split: the sum is whole before the activation sees it (Unity, Figure 16a).
     """
     del users
-    if node.op == "matmul" and node.attribute("act") in ACTIVATIONS:
+    if node.op == "matmul" and node.attribute("act") in FUSED:
         yield {node.result: apply(node.attribute("act"), [apply("matmul", node.operands).result]).result}
 
 

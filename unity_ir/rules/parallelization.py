@@ -13,30 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unity_ir.pcg.graph import Node, Value, divide, parallel
-from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.pcg.parallel import type_steps
+from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.parallel import Configuration, operand_degrees
-
-
-def type_steps_up(type: TensorType) -> Iterator[tuple[str, dict[str, int]]]:
-    """The parallel operators from a serial value to one divided as `type`."""
-    for dim, degree in enumerate(type.degrees):
-        if degree > 1:
-            yield "partition", {"dim": dim, "by": degree}
-    if type.copy > 1:
-        yield "replicate", {"by": type.copy}
-    if type.sum > 1:
-        yield "zero_pad", {"by": type.sum}
-
-
-def type_steps_down(type: TensorType) -> Iterator[tuple[str, dict[str, int]]]:
-    """The parallel operators from a value divided as `type` to the serial one."""
-    if type.sum > 1:
-        yield "reduce", {"by": type.sum}
-    if type.copy > 1:
-        yield "pick", {"by": type.copy}
-    for dim, degree in enumerate(type.degrees):
-        if degree > 1:
-            yield "combine", {"dim": dim, "by": degree}
 
 
 def parallelize(node: Node, configuration: Configuration) -> tuple[Value, ...]:
@@ -48,12 +27,12 @@ def parallelize(node: Node, configuration: Configuration) -> tuple[Value, ...]:
     operands: list[Value] = []
     for value, d in zip(node.operands, operand_degrees(node.analysis, configuration), strict=True):
         wanted = tensor_type(value.type.shape, value.type.dtype, d.dims, d.sum, d.copy)
-        for op, attributes in type_steps_up(wanted):
+        for op, attributes in type_steps(value.type, wanted):
             value = parallel(op, value, None, **attributes).result
         operands.append(value)
     results: list[Value] = []
     for value in divide(node, operands, configuration).results:
-        for op, attributes in type_steps_down(value.type):
+        for op, attributes in type_steps(value.type, value.type.serial):
             value = parallel(op, value, None, **attributes).result
         results.append(value)
     return tuple(results)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations, product
-from math import gcd
 from typing import TypeVar
 
 from unity_ir.cost.plan import plan_moves
@@ -32,6 +31,7 @@ from unity_ir.pcg.layout import (
     result_layout,
     view_of,
 )
+from unity_ir.pcg.parallel import type_steps
 from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 from unity_ir.search.exact import ExactPlan, Solver
@@ -159,32 +159,6 @@ class _Realisation:
 def retyped(node: Node, type: TensorType, view: View | None) -> Value:
     """The same leaf, divided otherwise."""
     return leaf(node.op, type, view, **dict(node.attributes)).result
-
-
-def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[str, int]]]:
-    """
-    The parallel operators that take one type to another: first those that undo a division, then those that make one.
-
-    Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2.
-    """
-    undo: list[tuple[str, dict[str, int]]] = []
-    make: list[tuple[str, dict[str, int]]] = []
-    pairs = [
-        ("reduce", "zero_pad", None, source.sum, target.sum),
-        ("pick", "replicate", None, source.copy, target.copy),
-    ]
-    pairs += [
-        ("combine", "partition", dim, a, b)
-        for dim, (a, b) in enumerate(zip(source.degrees, target.degrees, strict=True))
-    ]
-    for down, up, dim, a, b in pairs:
-        common = gcd(a, b)
-        where = {} if dim is None else {"dim": dim}
-        if a > common:
-            undo.append((down, {**where, "by": a // common}))
-        if b > common:
-            make.append((up, {**where, "by": b // common}))
-    return undo + make
 
 
 def _ways(classes: Sequence[AxisClass], names: Sequence[GridRole], counts: Ints, axes: int) -> Iterator[Assignment]:

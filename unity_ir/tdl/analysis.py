@@ -104,14 +104,6 @@ class Analysis:
         return not carriers.isdisjoint(tensors(self.bound.results[result].expr))
 
     @cached_property
-    def is_elementwise(self) -> bool:
-        """Every operand is read at the result's own position: no reduction, no re-indexing (broadcast excluded)."""
-        if len(self.bound.results) != 1 or self._reducers:
-            return False
-        (result,) = self.bound.results
-        return all(a.indices == result.indices for a in self._accesses)
-
-    @cached_property
     def moves_data_only(self) -> bool:
         """No arithmetic: every result element is one operand element."""
         return all(

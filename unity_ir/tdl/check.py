@@ -28,9 +28,6 @@ from unity_ir.tdl.syntax import (
     children,
 )
 
-CLAUSE_VALUES = {"rank": ("int",), "size": ("int", "ints"), "degree": ("ints",)}
-"""The kinds of attribute a clause may take its value from."""
-
 
 def check_line(line: Line) -> None:
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 
 from unity_ir.tdl.functions import FUNCTIONS
@@ -17,38 +16,29 @@ def flops(bound: Bound) -> int:
     Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would.
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`.
     """
-    return sum(grid for grid, _ in flop_terms(bound))
-
-
-def flop_terms(bound: Bound) -> list[tuple[int, tuple[str, ...]]]:
-    """
-    The same, one term per subexpression: its operations and the variables it ranges over, so that a configuration's
-    share is the term divided by the degrees of those variables.
-    """
     seen: set[Expr] = set()
-    terms: list[tuple[int, tuple[str, ...]]] = []
+    total = 0
 
     def visit(expr: Expr) -> None:
+        nonlocal total
         if expr in seen:
             return
         seen.add(expr)
         if (picked := gather(expr) or scatter(expr)) is not None:
             visit(picked.body)
             if scatter(expr) is not None:
-                names = tuple(sorted(free_variables(picked.body)))
-                terms.append((prod(bound.extents[n] for n in names), names))
+                total += prod(bound.extents[n] for n in free_variables(picked.body))
             return
         for child in children(expr):
             visit(child)
         each = _operations(expr)
         if each:
             over = free_variables(expr.body if isinstance(expr, Reduce) else expr)
-            names = tuple(sorted(over))
-            terms.append((each * prod(bound.extents[n] for n in names), names))
+            total += each * prod(bound.extents[n] for n in over)
 
     for result in bound.results:
         visit(result.expr)
-    return terms
+    return total
 
 
 def _operations(expr: Expr) -> int:
@@ -74,9 +64,3 @@ def free_variables(expr: Expr) -> frozenset[str]:
             return frozenset[str]().union(*(free_variables(e) | {v} for v, e in branches))
         case _:
             return frozenset[str]().union(*map(free_variables, children(expr)))
-
-
-def share(term: tuple[int, tuple[str, ...]], degrees: Mapping[str, int]) -> float:
-    """One task's part of a flop term under the given degrees."""
-    count, names = term
-    return count / prod(degrees.get(n, 1) for n in names)

@@ -86,5 +86,8 @@ FUNCTIONS: dict[str, ScalarFunction] = {
     "where": ScalarFunction(3, _where, 1),
 }
 
-ACTIVATIONS = ("identity", "relu", "gelu")
+FUSED = ("relu", "gelu")
+"""Activations that kernels take in their epilogue."""
+
+ACTIVATIONS = ("identity", *FUSED)
 """What an attribute of kind `name` may name."""

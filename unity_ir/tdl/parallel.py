@@ -51,10 +51,6 @@ class Configuration:
         """The addends of all sets of carriers."""
         return prod(self.sums.values())
 
-    @property
-    def tasks(self) -> int:
-        return prod(self.degrees.values()) * self.copy * self.sum
-
     def degree(self, variable: str | None) -> int:
         return 1 if variable is None else self.degrees.get(variable, 1)
 

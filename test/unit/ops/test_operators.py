@@ -21,8 +21,9 @@ from unity_ir.ops import operator, operators
 from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, apply, divide, erase, leaf, parallel
 from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
+from unity_ir.pcg.parallel import type_steps
 from unity_ir.pcg.types import TensorType, tensor_type
-from unity_ir.rules.parallelization import configurations, parallelize, type_steps_up
+from unity_ir.rules.parallelization import configurations, parallelize
 from unity_ir.tdl.parallel import Configuration, Degrees, operand_degrees
 
 
@@ -72,7 +73,7 @@ def parts(name: str, type: TensorType) -> Value:
         wanted = tensor_type(shape, type.dtype, (type.sum, *type.degrees), 1, type.copy)
     else:
         wanted = type
-    for op, attributes in type_steps_up(wanted):
+    for op, attributes in type_steps(wanted.serial, wanted):
         value = parallel(op, value, **attributes).result
     return apply("reduce_sum", [value], {"dim": 0}).result if type.sum > 1 else value
 

@@ -9,7 +9,7 @@ from math import prod
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
-from unity_ir.lowering.kernels.matmul import ACTIVATIONS, contraction, matmul_step, product_factors, with_factors
+from unity_ir.lowering.kernels.matmul import contraction, matmul_step, product_factors, with_factors
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.pointwise import pointwise_step
 from unity_ir.lowering.kernels.reduction import reduction_steps
@@ -19,6 +19,7 @@ from unity_ir.lowering.kernels.step import Buffer, Compiled, Launcher, Stage, St
 from unity_ir.lowering.torch_code import torch_body
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import Access, Bound, Call, Cases, Const, Expr, Reduce, Result, Var, accesses, children
 
@@ -67,7 +68,7 @@ def _name(bound: Bound, offsets: Sequence[str]) -> str:
     parts = [bound.operator]
     parts += ["x".join(map(str, shapes[p.name])) or "scalar" for p in bound.operands if p.name in shapes]
     form = bound.results[0].expr
-    if isinstance(form, Call) and form.function in ACTIVATIONS and isinstance(form.args[0], Reduce):
+    if isinstance(form, Call) and form.function in FUSED and isinstance(form.args[0], Reduce):
         parts.append(form.function)
         form = form.args[0]
     if not _reads_as_product(form) or len(bound.results) > 1 or offsets:

@@ -8,9 +8,9 @@ from math import prod
 
 from unity_ir.lowering.kernels.layout import Address, address, power_of_two, runs
 from unity_ir.lowering.kernels.step import Argument, Stage, Step
+from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.syntax import Access, Binary, Call, Expr, Reduce, Result, index_names
 
-ACTIVATIONS = ("relu", "gelu")
 """Functions the kernel can apply to the product."""
 
 _TEXT = '''\
@@ -107,7 +107,7 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
     several variables, as long as they are one run of memory wherever they occur.
     """
     match result.expr:
-        case Call(activation, (Reduce("sum") as reduce,)) if activation in ACTIVATIONS:
+        case Call(activation, (Reduce("sum") as reduce,)) if activation in FUSED:
             pass
         case Reduce("sum") as reduce:
             activation = "none"
@@ -146,7 +146,7 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
 def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
     """The factors of a sum of a product, with or without an activation; None for anything else."""
     match expr:
-        case Call(activation, (Reduce() as reduce,)) if activation in ACTIVATIONS:
+        case Call(activation, (Reduce() as reduce,)) if activation in FUSED:
             return product_factors(reduce)
         case Reduce("sum", _, Binary("*", left, right)):
             return left, right
