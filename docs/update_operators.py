@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from unity_ir.ops import operators
@@ -11,6 +12,7 @@ from unity_ir.tdl.syntax import (
     Access,
     AttrValue,
     Composite,
+    Entry,
     Expr,
     Line,
     Pack,
@@ -35,6 +37,27 @@ dims whole.
 """
 
 
+_WINDOW: Mapping[str, AttrValue] = {"stride": (1, 1), "padding": (1, 1)}
+_CONV: Mapping[str, AttrValue] = {**_WINDOW, "dilation": (1, 1)}
+_POOL: Mapping[str, AttrValue] = {**_WINDOW, "kernel": (3, 3)}
+_IMAGE, _KERNEL = (2, 4, 8, 8), (4, 4, 3, 3)
+SAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], Mapping[str, AttrValue]]] = {
+    "adaptive_avg_pool2d": ((_IMAGE,), {"sizes": (2, 2)}),
+    "adaptive_avg_pool2d_grad": (((2, 4, 2, 2),), {"sizes": (8, 8)}),
+    "avg_pool2d": ((_IMAGE,), _POOL),
+    "avg_pool2d_grad": ((_IMAGE,), {**_POOL, "sizes": (8, 8), "degrees": (1, 1)}),
+    "conv2d": ((_IMAGE, _KERNEL), _CONV),
+    "conv2d_data_grad": ((_IMAGE, _KERNEL), {**_CONV, "sizes": (8, 8)}),
+    "conv2d_weight_grad": ((_IMAGE, _IMAGE), {**_CONV, "sizes": (3, 3)}),
+    "max_pool2d": ((_IMAGE,), {**_POOL, "dilation": (1, 1)}),
+    "max_pool2d_grad": ((_IMAGE, _IMAGE), {**_POOL, "dilation": (1, 1), "sizes": (8, 8)}),
+    "pad": (((2, 4),), {"dim": 1, "before": 1, "after": 1}),
+    "reshape": (((4, 6),), {"shape": (4, 2, 3)}),
+    "slice": (((2, 4),), {"dim": 1, "start": 1, "size": 2}),
+}
+"""Shapes and attributes of operators for which the smallest would not do."""
+
+
 def accesses(expr: Expr) -> list[Access]:
     return [expr] if isinstance(expr, Access) else [a for child in children(expr) for a in accesses(child)]
 
@@ -45,8 +68,9 @@ def extent(index: WrittenIndex) -> int:
 
 def sample(operator: Operator) -> Analysis:
     """The operator at the smallest shapes that show all of its line."""
-    if not isinstance(operator.tdl, str):
-        return operator.bind(((4, 6),), operator.attributes({"shape": (4, 2, 3)}))
+    if operator.name in SAMPLES:
+        shapes, given = SAMPLES[operator.name]
+        return operator.bind(shapes, operator.attributes(given))
     line = operator.line
     found: dict[str, tuple[int, ...]] = {}
     for result in line.results:
@@ -59,11 +83,11 @@ def sample(operator: Operator) -> Analysis:
 def attributes(line: Line) -> dict[str, AttrValue]:
     given: dict[str, AttrValue] = {}
     for clause in line.clauses:
-        if isinstance(clause.value, str):
+        if isinstance(clause.value, Entry):
             many = isinstance(clause.index, Starred)
             one = 2 if clause.kind == "size" else 1
             plain = isinstance(clause.index, Pack) and clause.kind != "rank"
-            given[clause.value] = (one, one) if many else (one,) if plain or clause.kind == "degree" else one
+            given[clause.value.attribute] = (one, one) if many else (one,) if plain or clause.kind == "degree" else one
     for attribute in line.attributes:
         if attribute.name not in given and attribute.default is None:
             given[attribute.name] = {"ints": (0,), "int": 1, "float": 1.0, "name": "identity"}[attribute.kind]

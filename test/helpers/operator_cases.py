@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+import window_cases
+from case import Case, Shape
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from unity_ir.tdl.syntax import AttrValue
 
-Shape = tuple[int, ...]
 SIZES = st.sampled_from([1, 2, 3, 4, 6])
 SHAPES = st.lists(SIZES, max_size=3).map(tuple)
-
-
-@dataclass(frozen=True)
-class Case:
-    """
-    An operator at some shapes, with attributes; `classes` is what its integer operand holds less than, and with
-    `positive` its operands are well above 0.
-    """
-
-    shapes: tuple[Shape, ...]
-    attributes: Mapping[str, AttrValue]
-    classes: int = 1
-    positive: bool = False
 
 
 @st.composite
@@ -250,6 +238,7 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "tanh": same(1),
     "tanh_grad": same(2),
     "transpose": transpose(),
+    **window_cases.CASES,
 }
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "relu": F.relu, "gelu": F.gelu}
@@ -367,4 +356,5 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "split": lambda x, dim, sizes: torch.split(x, sizes, dim),
     "split_heads": lambda x, heads: x.unflatten(2, (heads, -1)).transpose(1, 2),
     "transpose": lambda x, perm: x.permute(perm),
+    **window_cases.TORCH,
 }

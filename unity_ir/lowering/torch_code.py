@@ -11,6 +11,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import ATOM, PRODUCT, SUM, UNARY, Text, binary
 from unity_ir.lowering.kernels.layout import Names, operand_shapes
 from unity_ir.lowering.kernels.rewrite import canonical, is_work, simplified
+from unity_ir.lowering.refuse import refuse
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
@@ -54,6 +55,7 @@ def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, .
 
     Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or laid out in another order.
     """
+    refuse(bound)
     writer = _Writer(bound, operand_names, {})
     return tuple(writer.result(r).text for r in writer.bound.results)
 

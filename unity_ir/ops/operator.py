@@ -11,7 +11,7 @@ from unity_ir.errors import UnityError
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.bind import bind, check_attributes
 from unity_ir.tdl.parse import parse_line
-from unity_ir.tdl.syntax import AttrValue, Bound, Line
+from unity_ir.tdl.syntax import AttrValue, Bound, Entry, Line
 
 Attributes: TypeAlias = tuple[tuple[str, AttrValue], ...]
 """Attributes by name, sorted, hashable."""
@@ -117,7 +117,7 @@ class Operator:
 
         Given `expand` with degrees (1,) and k0 by 2, returns them with degrees (2,).
         """
-        names = [str(c.value) for c in self.line.clauses if c.kind == "degree"]
+        names = [c.value.attribute for c in self.line.clauses if c.kind == "degree" and isinstance(c.value, Entry)]
         if not names:
             return attributes
         free = self.bind(shapes, attributes).bound.free_degrees

@@ -92,4 +92,47 @@ RESHAPE = Operator(
     gradient=lambda of: (RESHAPE.one(of.grad, shape=of.operands[0].shape),),
 )
 
-OPERATORS = (CONCAT, SPLIT, TRANSPOSE, SPLIT_HEADS, MERGE_HEADS, RESHAPE)
+
+def _slice_gradient(of: Application) -> Sequence[Tensor | None]:
+    dim, start, step = of.int("dim"), of.int("start"), of.int("step")
+    behind = of.operands[0].shape[dim] - start - step * (of.int("size") - 1) - 1
+    return (PAD.one(of.grad, dim=dim, before=start, after=behind, interior=step - 1),)
+
+
+SLICE = Operator(
+    "slice(x; dim: int, start: int, size: int, step: int = 1)  out[a.., i, b..] = x[a.., step*i + start, b..]"
+    "  where rank(a..) = dim, size(i) = size",
+    gradient=_slice_gradient,
+)
+
+
+def _pad_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
+    dim, before, after, interior = (attributes[name] for name in ("dim", "before", "after", "interior"))
+    (shape,) = shapes
+    assert isinstance(dim, int)
+    assert isinstance(before, int)
+    assert isinstance(after, int)
+    assert isinstance(interior, int)
+    if not 0 <= dim < len(shape):
+        raise UnityError(f"pcg.pad: dim {dim} is out of range; its operand has dims 0..{len(shape) - 1}")
+    if min(before, after, interior) < 0:
+        raise UnityError(f"pcg.pad: before {before}, after {after}, interior {interior}: none may be negative")
+    size = before + (shape[dim] - 1) * (interior + 1) + 1 + after
+    place = f"{interior + 1}*i + {before}"
+    return f"pad(x)  out[a.., {place}, b..] = x[a.., i, b..]  where rank(a..) = {dim}, size({place}) = {size}"
+
+
+def _pad_gradient(of: Application) -> Sequence[Tensor | None]:
+    dim, (x,) = of.int("dim"), of.operands
+    step = of.int("interior") + 1
+    return (SLICE.one(of.grad, dim=dim, start=of.int("before"), size=x.shape[dim], step=step),)
+
+
+PAD = Operator(
+    _pad_line,
+    signature="pad(x; dim: int, before: int, after: int, interior: int = 0)",
+    gradient=_pad_gradient,
+)
+"""Zeros before and after a dim, and `interior` of them between any two elements (XLA's pad)."""
+
+OPERATORS = (CONCAT, SPLIT, TRANSPOSE, SPLIT_HEADS, MERGE_HEADS, RESHAPE, SLICE, PAD)

@@ -1,51 +1,36 @@
 """
 What a bound line allows: which index variables may be split, and which operands may carry partial sums.
 
-Tofu (section 4.2) finds the regions each of d workers reads by symbolic intervals. With bare, composite and segmented
-indices the intervals are of three kinds only: a piece of 1/d (`SPLIT`), all of it, or not expressible; a variable is
-splittable when none of its dims is of the third kind.
+Tofu (section 4.2) finds the regions each of d workers reads by symbolic intervals (`tdl.regions`): a piece of 1/d, bare
+or with a halo, or all of a dim. A variable is splittable when all its dims are of these kinds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from unity_ir.tdl.regions import halo, leading
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
     Bound,
     Call,
     Cases,
-    Composite,
     Const,
     Expr,
     Index,
     Name,
     Reduce,
     Var,
+    Window,
     accesses,
     children,
     index_names,
     tensors,
 )
-
-
-def leading(index: Index) -> str | None:
-    """
-    The variable whose degree the dim carries.
-
-    Given `k` returns `k`; given `(h d)` returns `h`; given segments returns None: such a dim has degree 1.
-    """
-    match index:
-        case Var(name):
-            return name
-        case Composite(names):
-            return names[0]
-        case _:
-            return None
 
 
 @dataclass(frozen=True)
@@ -64,7 +49,7 @@ class Analysis:
         """
         dims: dict[str, list[str | None]] = {}
         for access in self._accesses:
-            lead = [leading(_bound_index(i)) for i in access.indices]
+            lead = [self.leading(i) for i in access.indices]
             old = dims.setdefault(access.tensor, lead)
             dims[access.tensor] = [a if a == b else None for a, b in zip(old, lead, strict=True)]
         return {t: tuple(v if v in self.splittable else None for v in lead) for t, lead in dims.items()}
@@ -72,8 +57,29 @@ class Analysis:
     @cached_property
     def result_dims(self) -> tuple[tuple[str | None, ...], ...]:
         """Per result, per dim, the variable whose degree the dim carries, or None."""
-        lead = [tuple(leading(i) for i in r.indices) for r in self.bound.results]
+        lead = [tuple(self.leading(i) for i in r.indices) for r in self.bound.results]
         return tuple(tuple(v if v in self.splittable else None for v in dims) for dims in lead)
+
+    @cached_property
+    def operand_halos(self) -> Mapping[str, Halos]:
+        """
+        Per operand, per dim, how many elements before and after its piece a task reads when the dim is divided.
+
+        An operand without any has no entry.
+        """
+        found: dict[str, Halos] = {}
+        for access in self._accesses:
+            if any(isinstance(i, Window) for i in access.indices):
+                have = found.get(access.tensor, ((0, 0),) * len(access.indices))
+                need = self._halos(access.indices, self.operand_dims[access.tensor])
+                found[access.tensor] = tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(have, need, strict=True))
+        return {t: halos for t, halos in found.items() if any(map(any, halos))}
+
+    @cached_property
+    def result_halos(self) -> tuple[Halos, ...]:
+        """Per result, per dim, how many elements before and after its piece a task adds to; () where to none."""
+        found = [self._halos(r.indices, d) for r, d in zip(self.bound.results, self.result_dims, strict=True)]
+        return tuple(halos if any(map(any, halos)) else () for halos in found)
 
     @cached_property
     def splittable(self) -> tuple[str, ...]:
@@ -106,7 +112,7 @@ class Analysis:
     @cached_property
     def moves_data_only(self) -> bool:
         """No arithmetic: every result element is one operand element."""
-        return all(
+        return not self.bound.has_windows and all(
             isinstance(e, Access)
             for r in self.bound.results
             for e in (children(r.expr) if isinstance(r.expr, Cases) else (r.expr,))
@@ -122,6 +128,16 @@ class Analysis:
     def _reducers(self) -> bool:
         return any(_contains_reduce(r.expr) for r in self.bound.results)
 
+    def leading(self, index: object) -> str | None:
+        """The variable whose degree a dim carries; see `regions.leading`."""
+        return leading(_bound_index(index), self.bound.extents)
+
+    def _halos(self, indices: Sequence[object], dims: Sequence[str | None]) -> Halos:
+        return tuple(
+            halo(_bound_index(i), v, self.bound.extents) if v is not None else (0, 0)
+            for i, v in zip(indices, dims, strict=True)
+        )
+
     def _is_splittable(self, variable: str) -> bool:
         places = [(a.tensor, d, _bound_index(i)) for a in self._accesses for d, i in enumerate(a.indices)]
         if variable not in self.bound.free_degrees and not any(variable in index_names(i) for _, _, i in places):
@@ -130,10 +146,10 @@ class Analysis:
         for tensor, dim, index in places:
             if variable not in index_names(index):
                 continue
-            if leading(index) != variable:
+            if self.leading(index) != variable or any(halo(index, variable, self.bound.extents)):
                 return False
             others = [i for t, d, i in places if t == tensor and d == dim and i != index]
-            if others:
+            if not all(self._steps_alike(i, index, variable) for i in others):
                 return False
         # A diagonal: its pieces are not a grid of the operand's.
         if any(sum(variable in index_names(_bound_index(i)) for i in a.indices) > 1 for a in self._accesses):
@@ -141,11 +157,19 @@ class Analysis:
         for result in self.bound.results:
             uses = [i for i in result.indices if variable in index_names(i)]
             if uses:
-                if leading(uses[0]) != variable:
+                if self.leading(uses[0]) != variable or any(halo(uses[0], variable, self.bound.extents)):
                     return False
             elif not _is_root_sum(result.expr, variable):
                 return False
         return True
+
+    def _steps_alike(self, one: Index, other: Index, variable: str) -> bool:
+        """Whether two indices of one dim read the same pieces of it, but for their halos."""
+        return all(isinstance(i, Var | Window) and self.leading(i) == variable for i in (one, other))
+
+
+Halos = tuple[tuple[int, int], ...]
+"""Per dim, elements before and after a piece; () where there are none."""
 
 
 def _bound_index(index: object) -> Index:

@@ -8,6 +8,7 @@ variable. This is the serial shape rule of every operator.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
@@ -15,6 +16,7 @@ from unity_ir.errors import UnityError
 from unity_ir.tdl.functions import ACTIVATIONS
 from unity_ir.tdl.syntax import (
     Access,
+    Affine,
     AttrValue,
     Binary,
     Bound,
@@ -23,6 +25,7 @@ from unity_ir.tdl.syntax import (
     Clause,
     Composite,
     Const,
+    Entry,
     Expr,
     Index,
     Line,
@@ -35,7 +38,9 @@ from unity_ir.tdl.syntax import (
     Size,
     Starred,
     StarredSegments,
+    Term,
     Var,
+    Window,
     WrittenIndex,
     children,
     index_names,
@@ -95,6 +100,11 @@ class _Binder:
         self.copies = self._count_copies(shapes)
         self.ranks = self._solve_ranks()
         self.extents: dict[str, int] = {}
+        self.sizes: dict[WrittenIndex, int] = {
+            i: self._number(c.value)
+            for (kind, i), c in self.clauses.items()
+            if kind == "size" and isinstance(i, Affine)
+        }
         self.origin: dict[str, str] = {}
 
     def fail(self, message: str) -> UnityError:
@@ -131,10 +141,17 @@ class _Binder:
                 return len(sizes)
         return 1
 
-    def _int(self, clause: Clause) -> int:
-        value = clause.value if isinstance(clause.value, int) else self.attributes[clause.value]
+    def _number(self, of: Entry | int) -> int:
+        """What an entry of an attribute, or a number, is."""
+        if isinstance(of, int):
+            return of
+        value = self.attributes[of.attribute]
+        if isinstance(value, tuple) and of.at is not None:
+            if of.at >= len(value):
+                raise self.fail(f"attribute {of.attribute} has {len(value)} entries; it must have at least {of.at + 1}")
+            value = value[of.at]
         if not isinstance(value, int):
-            raise self.fail(f"attribute {clause.value} must be an integer")
+            raise self.fail(f"attribute {of.attribute} must be an integer")
         return value
 
     def _ints(self, clause: Clause) -> tuple[int, ...]:
@@ -148,7 +165,7 @@ class _Binder:
         for (kind, index), clause in self.clauses.items():
             if isinstance(index, Pack):
                 if kind == "rank":
-                    ranks[index.name] = self._int(clause)
+                    ranks[index.name] = self._number(clause.value)
                     if ranks[index.name] < 0:
                         raise self.fail(f"attribute {clause.value} is {ranks[index.name]}; it must not be negative")
                 else:
@@ -201,17 +218,65 @@ class _Binder:
                 return [Var(f"{name}{copy or 0}")]
             case StarredSegments(name):
                 return [Segments(tuple(f"{name}{i}" for i in range(self.copies)), active=copy)]
-            case Var() | Composite() | Segments():
+            case Affine(terms):
+                return [self._window(terms, self.sizes.get(index, 0))]
+            case Var() | Composite() | Segments() | Window():
                 return [index]
 
-    def indices(self, written: Sequence[WrittenIndex], copy: int | None) -> tuple[Index, ...]:
-        return tuple(b for i in written for b in self.index(i, copy))
+    def _window(self, terms: Sequence[Term], size: int) -> Window:
+        """The window with its attributes' values; its size, where an operand gives it, is filled in later."""
+        found: list[tuple[int, str]] = []
+        offset = 0
+        for term in terms:
+            factor = self._number(term.factor)
+            variable = term.variable
+            if variable is not None and variable in self.attributes:
+                factor, variable = factor * self._number(Entry(variable)), None
+            least = 0 if variable is None else 1
+            if factor < least:
+                raise self.fail(f"{term.factor} is {factor}; it must be {least} or more")
+            if variable is None:
+                offset += term.sign * factor
+            else:
+                found.append((factor, variable))
+        return Window(tuple(found), offset, size, size)
+
+    def indices(
+        self, written: Sequence[WrittenIndex], copy: int | None, shape: Shape | None = None
+    ) -> tuple[Index, ...]:
+        """The bound indices of an access to a tensor of a shape, or of a result, whose clauses give sizes."""
+        bound = [b for i in written for b in self.index(i, copy)]
+        if shape is not None:
+            bound = [
+                replace(b, size=s, whole=s) if isinstance(b, Window) else b for b, s in zip(bound, shape, strict=True)
+            ]
+        return tuple(map(self._plain, bound))
+
+    def _plain(self, index: Index) -> Index:
+        """
+        Without variables that have one value only; a window that does nothing is a plain variable.
+
+        So a convolution of 1 x 1 is a matrix product, and one without groups can be divided by its channels.
+        """
+        match index:
+            case Composite(names):
+                running = [n for n in names if self.extents.get(n) != 1]
+                return Composite(tuple(running)) if len(running) > 1 else Var(*(running or names[-1:]))
+            case Window():
+                terms = tuple((c, v) for c, v in index.terms if self.extents.get(v) != 1)
+                if len(terms) == 1 and index.offset == 0:
+                    ((factor, name),) = terms
+                    if factor == 1 and self.extents.get(name) == index.size:
+                        return Var(name)
+                return replace(index, terms=terms)
+            case _:
+                return index
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
         match expr:
             case Access(tensor, indices, starred):
                 name = f"{tensor}{copy}" if starred else tensor
-                return Access(name, self.indices(indices, copy))
+                return Access(name, self.indices(indices, copy, self.shapes[name]))
             case Binary(op, left, right):
                 return Binary(op, self.expr(left, copy), self.expr(right, copy))
             case Call(function, args):
@@ -248,9 +313,9 @@ class _Binder:
 
     def _solve_extents(self) -> None:
         for (kind, index), clause in self.clauses.items():
-            if kind == "size":
+            if kind == "size" and not isinstance(index, Affine):
                 names = [n for b in self._all_copies(index) for n in index_names(b)]
-                sizes = self._ints(clause) if isinstance(index, Pack | Starred) else (self._int(clause),)
+                sizes = self._ints(clause) if isinstance(index, Pack | Starred) else (self._number(clause.value),)
                 for name, size in zip(names, sizes, strict=True):
                     if size < 1:
                         raise self.fail(f"attribute {clause.value} has {size}; sizes start at 1")
@@ -262,7 +327,9 @@ class _Binder:
                     tensor = f"{access.tensor}{copy}" if access.starred else access.tensor
                     places += [
                         (tensor, index, size)
-                        for index, size in zip(self.indices(access.indices, copy), self.shapes[tensor], strict=True)
+                        for index, size in zip(
+                            self.indices(access.indices, copy, self.shapes[tensor]), self.shapes[tensor], strict=True
+                        )
                     ]
         for tensor, index, size in places:
             if isinstance(index, Var):
@@ -284,6 +351,33 @@ class _Binder:
                 if total != size:
                     sizes = " + ".join(str(self.extents[n]) for n in index.names)
                     raise self.fail(f"{tensor} has a dim of {size}, but the sizes are {sizes} = {total}")
+
+        for tensor, index, size in places:
+            if isinstance(index, Window):
+                self._solve_window(tensor, index, size)
+        for result in self.line.results:
+            for index in result.indices:
+                if isinstance(index, Affine):
+                    self._solve_window(result.name, self._window(index.terms, self.sizes[index]), self.sizes[index])
+
+    def _solve_window(self, tensor: str, window: Window, size: int) -> None:
+        """
+        The extent of the one variable a window leaves open, or that the window lies in the dim.
+
+        What lies before the dim is padding, and there is as much of it behind.
+        """
+        last = size - 1 + max(0, -window.offset)
+        unknown = [(c, v) for c, v in window.terms if v not in self.extents]
+        known = replace(window, terms=tuple(t for t in window.terms if t not in unknown))
+        room = last - window.offset - known.span(self.extents)
+        if size < 1:
+            raise self.fail(f"{tensor} has a dim of {size}; sizes start at 1")
+        if room < 0:
+            raise self.fail(f"{tensor} has a dim of {size}, too small for a window of {known.span(self.extents) + 1}")
+        if len(unknown) > 1:
+            raise self.fail(f"sizes of {', '.join(v for _, v in unknown)} are not known")
+        for factor, name in unknown:
+            self._set(name, room // factor + 1, tensor)
 
     def _all_copies(self, index: WrittenIndex) -> list[Index]:
         copies = range(self.copies) if isinstance(index, Starred) else (None,)
@@ -312,17 +406,18 @@ class _Binder:
         if missing:
             raise self.fail(f"the size of index {missing[0]} is not given by any operand; give it in a where clause")
         extents = MappingProxyType({n: self.extents[n] for n in order})
-        return Bound(self.line.operator, self.operands, tuple(results), extents, self._free_degrees(extents))
+        return Bound(self.line.operator, self.operands, tuple(results), extents, self._free_degrees())
 
-    def _free_degrees(self, extents: Mapping[str, int]) -> Mapping[str, int]:
+    def _free_degrees(self) -> Mapping[str, int]:
         degrees: dict[str, int] = {}
         for (kind, index), clause in self.clauses.items():
             if kind == "degree":
                 names = [n for b in self._all_copies(index) for n in index_names(b)]
-                values = self._ints(clause)
+                whole = isinstance(clause.value, Entry) and clause.value.at is None
+                values = self._ints(clause) if whole else (self._number(clause.value),)
                 for name, degree in zip(names, values, strict=True):
-                    if degree < 1 or extents[name] % degree:
-                        raise self.fail(f"degree {degree} does not divide size {extents[name]}")
+                    if degree < 1 or self.extents[name] % degree:
+                        raise self.fail(f"degree {degree} does not divide size {self.extents[name]}")
                     degrees[name] = degree
         return MappingProxyType(degrees)
 
@@ -349,6 +444,8 @@ def _order(results: Sequence[Result]) -> list[str]:
                 visit(body)
             case Access(_, indices):
                 seen.update(dict.fromkeys(n for i in indices for n in index_names(i)))
+            case Name(name):
+                seen.setdefault(name)
             case _:
                 for child in children(expr):
                     visit(child)

@@ -9,10 +9,12 @@ from unity_ir.errors import UnityError
 from unity_ir.tdl.functions import ACTIVATIONS, FUNCTIONS
 from unity_ir.tdl.syntax import (
     Access,
+    Affine,
     Attribute,
     Call,
     Clause,
     Composite,
+    Entry,
     Expr,
     Line,
     Name,
@@ -23,6 +25,7 @@ from unity_ir.tdl.syntax import (
     Starred,
     StarredSegments,
     Var,
+    Window,
     WrittenIndex,
     WrittenResult,
     children,
@@ -92,10 +95,15 @@ class _Check:
             _check_default(attribute)
 
     def result(self, result: WrittenResult) -> None:
-        names = [n for i in result.indices for n in written_names(i)]
+        names = [n for i in result.indices for n in self.variables(i)]
         for name in names:
             if names.count(name) > 1:
                 raise _Broken(f"index {name} is twice in {result.name}")
+        for index in result.indices:
+            if isinstance(index, Affine):
+                self.affine(index, result.name)
+                if not any(c.kind == "size" and c.index == index for c in self.line.clauses):
+                    raise _Broken(f"the size of a window of {result.name} is not given; give it in a where clause")
         segments = sum(isinstance(i, StarredSegments) for i in result.indices)
         if segments + result.variadic > 1:
             raise _Broken(f"{result.name} has more than one dim laid end to end")
@@ -145,12 +153,34 @@ class _Check:
         if repeated and not scope.starred:
             raise _Broken(f"{tensor} is read once per variadic operand, but the result is one")
         for index in indices:
-            names = written_names(index)
+            names = self.variables(index)
+            if isinstance(index, Affine):
+                self.affine(index, tensor)
             for name in names:
                 if names.count(name) > 1:
                     raise _Broken(f"index {name} is twice in one dim of {tensor}")
                 self.bound(name, scope, tensor)
             self.permutation(index)
+
+    def variables(self, index: WrittenIndex) -> tuple[str, ...]:
+        """The index variables among the names of an index; the others are attributes."""
+        names = written_names(index)
+        return tuple(n for n in names if n not in self.attributes) if isinstance(index, Affine) else names
+
+    def affine(self, index: Affine, where: str) -> None:
+        for term in index.terms:
+            if isinstance(term.factor, Entry):
+                self.number(term.factor, f"a window of {where}")
+            if term.variable in self.attributes:
+                self.number(Entry(term.variable), f"a window of {where}")
+            elif term.variable is not None and term.sign < 0:
+                raise _Broken(f"{term.variable} is subtracted in a window of {where}; only numbers may be")
+
+    def number(self, entry: Entry, where: str) -> None:
+        attribute = self.attributes.get(entry.attribute)
+        wanted = "int" if entry.at is None else "ints"
+        if attribute is None or attribute.kind != wanted:
+            raise _Broken(f"{where} is given by {entry}, but {entry.attribute} is no attribute of kind {wanted}")
 
     def bound(self, name: str, scope: _Scope, where: str) -> None:
         if name not in scope.bound and name not in self.units:
@@ -171,7 +201,7 @@ class _Check:
             raise _Broken(f"no function {function} of {arguments} arguments")
 
     def clause(self, clause: Clause) -> None:
-        for name in written_names(clause.index):
+        for name in self.variables(clause.index):
             if name not in self.indices:
                 raise _Broken(f"{clause.kind}({name}) is given, but nothing is indexed by {name}")
         many = isinstance(clause.index, Pack | Starred) and clause.kind != "rank"
@@ -181,8 +211,8 @@ class _Check:
             if many:
                 raise _Broken(f"{clause.kind} of several indices is one number; give it by an attribute of kind ints")
             return
-        attribute = self.attributes.get(clause.value)
-        wanted = "ints" if many or clause.kind == "degree" else "int"
+        attribute = self.attributes.get(clause.value.attribute)
+        wanted = "ints" if many or clause.kind == "degree" or clause.value.at is not None else "int"
         if attribute is None or attribute.kind != wanted:
             raise _Broken(f"{clause.kind} is given by {clause.value}, which is no attribute of kind {wanted}")
 
@@ -209,6 +239,10 @@ def written_names(index: WrittenIndex) -> tuple[str, ...]:
             return (f"{name}..",)
         case Starred(name) | StarredSegments(name):
             return (f"{name}*",)
+        case Affine(terms):
+            return tuple(t.variable for t in terms if t.variable is not None)
+        case Window(terms):
+            return tuple(v for _, v in terms)
 
 
 def _starred(names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from unity_ir.tdl import windows
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.functions import FUNCTIONS, Array
 from unity_ir.tdl.gather import Pick, gather
@@ -26,8 +27,12 @@ from unity_ir.tdl.syntax import (
     Segments,
     Size,
     Var,
+    Window,
+    accesses,
+    index_names,
 )
 
+_NEUTRAL: Mapping[str, float] = {"sum": 0, "max": -np.inf, "min": np.inf, "prod": 1}
 _REDUCERS: Mapping[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
@@ -58,10 +63,10 @@ def _flatten(
     bound: Bound, indices: Sequence[Index], expr: Expr, tensors: Mapping[str, Array], offsets: Mapping[str, int]
 ) -> Array:
     """The expression over all values of the indices' variables, composite dims folded into one."""
-    names = [
-        n for i in indices for n in (i.names if isinstance(i, Composite) else (i.name,) if isinstance(i, Var) else ())
-    ]
+    names = [n for i in indices if not isinstance(i, Segments) for n in index_names(i)]
     value = _Evaluation(bound, tensors, offsets).over(expr, names)
+    if any(isinstance(i, Window) for i in indices):
+        return windows.write(value, indices, bound.extents)
     shape = [
         int(np.prod([bound.extents[n] for n in i.names])) if isinstance(i, Composite) else bound.extents[i.name]
         for i in indices
@@ -104,12 +109,20 @@ class _Evaluation:
                 if contraction is not None:
                     return contraction
                 inner = (*order, *expr.names)
-                full = self.value(body, inner)
+                full = self.passed_over(reducer, expr, self.value(body, inner), inner)
                 sizes = [self.extents[n] if n in expr.names else s for n, s in zip(inner, full.shape, strict=True)]
                 axes = tuple(range(len(order), len(inner)))
                 return _REDUCERS[reducer](np.broadcast_to(full, sizes), axis=axes)
             case Cases() | Size():
                 raise TypeError(f"{expr} cannot stand inside an expression")
+
+    def passed_over(self, reducer: str, expr: Reduce, value: Array, order: tuple[str, ...]) -> Array:
+        """The values a reduction runs over, with its neutral element where a window of its body lies outside."""
+        for window in _windows(expr.body):
+            if not set(index_names(window)).isdisjoint(expr.names):
+                there = windows.inside(window, self.extents, self.offsets, order)
+                value = value if there.all() else np.where(there, value, _NEUTRAL[reducer])
+        return value
 
     def contract(self, expr: Reduce, order: tuple[str, ...]) -> Array | None:
         """A sum of a product, by einsum over its two factors; None for anything else."""
@@ -121,7 +134,10 @@ class _Evaluation:
         factors: list[tuple[Array, list[str]]] = []
         for factor in (left, right):
             names = [n for n in self.extents if n in free_variables(factor)]
-            value = np.broadcast_to(self.value(factor, tuple(names)), [self.extents[n] for n in names])
+            value = self.value(factor, tuple(names))
+            if not isinstance(factor, Access):
+                value = self.passed_over("sum", expr, value, tuple(names)) if _windows(factor) else value
+            value = np.broadcast_to(value, [self.extents[n] for n in names])
             # Conditions count as numbers: a sum of them is no disjunction.
             factors.append((value.astype(np.int64) if value.dtype == bool else value, names))
         if not set(expr.names) <= {n for _, names in factors for n in names}:
@@ -154,6 +170,8 @@ class _Evaluation:
     def read(self, array: Array, indices: Sequence[Any], order: tuple[str, ...]) -> Array:
         if not indices:
             return array.reshape((1,) * len(order))
+        if any(isinstance(i, Window) for i in indices):
+            return windows.read(array, indices, self.extents, order)
         names = [i.name for i in indices if isinstance(i, Var) and i.name not in self.fixed]
         if len(set(names)) == len(indices) and set(names) <= set(order):
             # Every dim by a variable of its own: a view.
@@ -174,3 +192,9 @@ class _Evaluation:
             case Segments(names, active):
                 assert active is not None, "a segment is read through one of its variables"
                 return self.along(names[active], order) + sum(self.extents[n] for n in names[:active])
+            case Window():
+                raise TypeError("a window is read as a view")
+
+
+def _windows(expr: Expr) -> set[Window]:
+    return {i for a in accesses(expr) for i in a.indices if isinstance(i, Window)}

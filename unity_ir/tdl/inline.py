@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from unity_ir.errors import UnityError
 from unity_ir.tdl.syntax import (
     Access,
+    Affine,
     Binary,
     Call,
     Composite,
@@ -80,6 +81,8 @@ def _renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
         match old:
             case Composite(parts):
                 return Composite(tuple(variable(p) for p in parts))
+            case Affine(terms):
+                return Affine(tuple(replace(t, variable=t.variable and variable(t.variable)) for t in terms))
             case _:
                 return names.get(old, old)
 

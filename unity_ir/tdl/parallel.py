@@ -13,19 +13,24 @@ from math import gcd, prod
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.analysis import Analysis
-from unity_ir.tdl.syntax import Bound
+from unity_ir.tdl.analysis import Analysis, Halos
+from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Index, Reduce, Result, Var, Window
 
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """
     How one tensor is divided: a degree per dim, pieces that are addends (`sum`), pieces that are identical (`copy`).
+
+    Pieces may hold more than their part: per dim, so many elements before and after it, either as their neighbours have
+    them (`halo`) or addends of what their neighbours have (`halo_sum`); () where there are none.
     """
 
     dims: tuple[int, ...]
     sum: int = 1
     copy: int = 1
+    halo: Halos = ()
+    halo_sum: Halos = ()
 
 
 Carriers = frozenset[str]
@@ -67,7 +72,9 @@ def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[D
         unmentioned = prod(d for v, d in configuration.degrees.items() if v not in lead)
         carried = prod(d for carriers, d in configuration.sums.items() if parameter.name in carriers)
         dims = tuple(configuration.degree(v) for v in lead)
-        out.append(Degrees(dims, carried, unmentioned * configuration.copy * (configuration.sum // carried)))
+        copy = unmentioned * configuration.copy * (configuration.sum // carried)
+        halo = _divided(analysis.operand_halos.get(parameter.name, ()), dims)
+        out.append(Degrees(dims, carried, copy, halo))
     return tuple(out)
 
 
@@ -82,8 +89,15 @@ def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[De
         reduced = prod(d for v, d in configuration.degrees.items() if v not in dims)
         carried = prod(d for carriers, d in configuration.sums.items() if analysis.carried(i, carriers))
         copy = configuration.copy * (configuration.sum // carried)
-        out.append(Degrees(tuple(configuration.degree(v) for v in dims), reduced * carried, copy))
+        degrees = tuple(configuration.degree(v) for v in dims)
+        out.append(Degrees(degrees, reduced * carried, copy, (), _divided(analysis.result_halos[i], degrees)))
     return tuple(out)
+
+
+def _divided(halos: Halos, degrees: Sequence[int]) -> Halos:
+    """The halos of the dims that are divided."""
+    found = tuple(h if d > 1 else (0, 0) for h, d in zip(halos, degrees, strict=False))
+    return found if any(map(any, found)) else ()
 
 
 def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Configuration:
@@ -95,6 +109,9 @@ def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Conf
     """
     bound = analysis.bound
     degrees = dict(bound.free_degrees)
+    for variable, degree in degrees.items():
+        if degree > 1 and variable not in analysis.splittable:
+            raise UnityError(f"pcg.{bound.operator}: index {variable} cannot be divided; give it a degree of 1")
     origin: dict[str, str] = {}
     for parameter, have in zip(bound.operands, operands, strict=True):
         for dim, (variable, degree) in enumerate(zip(analysis.operand_dims[parameter.name], have.dims, strict=True)):
@@ -121,6 +138,7 @@ def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Conf
     base = Configuration(MappingProxyType(degrees), 1, MappingProxyType(_infer_sums(analysis, operands)))
     copies: dict[str, int] = {}
     for parameter, have, need in zip(bound.operands, operands, operand_degrees(analysis, base), strict=True):
+        _check_halo(bound.operator, parameter.name, have, need)
         if have.copy % need.copy:
             raise UnityError(
                 f"pcg.{bound.operator}: {parameter.name} has {have.copy} copies, but its tasks need {need.copy}; "
@@ -158,7 +176,81 @@ def _infer_sums(analysis: Analysis, operands: Sequence[Degrees]) -> dict[Carrier
     return found
 
 
+def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
+    if have.halo_sum:
+        raise UnityError(
+            f"pcg.{operator}: {name} has addends in its halo, which must be added up; insert pcg.halo_reduce"
+        )
+    rank = len(have.dims)
+    none = ((0, 0),) * rank
+    for dim, (h, n) in enumerate(zip(have.halo or none, need.halo or none, strict=True)):
+        if h != n and any(h):
+            wanted = f"needs one of {n[0]} and {n[1]}" if any(n) else "needs none"
+            raise UnityError(
+                f"pcg.{operator}: dim {dim} of {name} has a halo of {h[0]} and {h[1]}, but it {wanted}; "
+                f"give it the value before pcg.halo"
+            )
+        if h != n:
+            raise UnityError(
+                f"pcg.{operator}: dim {dim} of {name} is divided, and each piece needs {n[0]} elements before it and "
+                f"{n[1]} after; insert pcg.halo dim {dim} low {n[0]} high {n[1]}"
+            )
+
+
 def piece(bound: Bound, configuration: Configuration) -> Bound:
     """The line one task of the grid computes: the same expressions over extents divided by their degrees."""
     extents = {v: size // configuration.degree(v) for v, size in bound.extents.items()}
-    return Bound(bound.operator, bound.operands, bound.results, MappingProxyType(extents), MappingProxyType({}))
+    results = bound.results
+    if bound.has_windows:
+        results = _PieceOfWindows(bound, configuration).results()
+    return Bound(bound.operator, bound.operands, results, MappingProxyType(extents), MappingProxyType({}))
+
+
+class _PieceOfWindows:
+    """Dims that are divided have the size of a piece with its halo, in every window on them."""
+
+    def __init__(self, bound: Bound, configuration: Configuration):
+        self.bound = bound
+        self.analysis = Analysis(bound)
+        self.operands = {
+            p.name: d for p, d in zip(bound.operands, operand_degrees(self.analysis, configuration), strict=True)
+        }
+        self.of_results = result_degrees(self.analysis, configuration)
+
+    def results(self) -> tuple[Result, ...]:
+        return tuple(
+            Result(r.name, self.indices(r.indices, d.dims, d.halo_sum), self.expr(r.expr))
+            for r, d in zip(self.bound.results, self.of_results, strict=True)
+        )
+
+    def expr(self, expr: Expr) -> Expr:
+        match expr:
+            case Access(tensor, indices):
+                degrees = self.operands[tensor]
+                return Access(tensor, self.indices(indices, degrees.dims, degrees.halo))
+            case Binary(op, left, right):
+                return Binary(op, self.expr(left), self.expr(right))
+            case Call(function, args):
+                return Call(function, tuple(map(self.expr, args)))
+            case Reduce(reducer, indices, body):
+                return Reduce(reducer, indices, self.expr(body))
+            case Cases(branches):
+                return Cases(tuple((v, self.expr(e)) for v, e in branches))
+            case _:
+                return expr
+
+    def indices(self, indices: Sequence[object], degrees: Sequence[int], halos: Halos) -> tuple[Index, ...]:
+        halos = halos or ((0, 0),) * len(degrees)
+        return tuple(self.index(i, d, h) for i, d, h in zip(indices, degrees, halos, strict=True))
+
+    def index(self, index: object, degree: int, halo: tuple[int, int]) -> Index:
+        assert isinstance(index, Index)
+        low, high = halo
+        match index:
+            case Var(name) if any(halo):
+                whole = self.bound.extents[name]
+                return Window(((1, name),), 0, whole // degree + low + high, whole, low)
+            case Window(terms, offset, size, whole):
+                return Window(terms, offset, size // degree + low + high, whole, low)
+            case _:
+                return index

@@ -19,6 +19,7 @@ from unity_ir.tdl.check import check_line
 from unity_ir.tdl.inline import Definition, inline
 from unity_ir.tdl.syntax import (
     Access,
+    Affine,
     Attribute,
     AttrValue,
     Binary,
@@ -26,6 +27,7 @@ from unity_ir.tdl.syntax import (
     Clause,
     Composite,
     Const,
+    Entry,
     Expr,
     Line,
     Name,
@@ -35,6 +37,7 @@ from unity_ir.tdl.syntax import (
     Size,
     Starred,
     StarredSegments,
+    Term,
     Var,
     WrittenIndex,
     WrittenResult,
@@ -62,6 +65,33 @@ class _Build(Transformer[Token, Line]):
 
     def permuted(self, attribute: Token, name: Token) -> WrittenIndex:
         return Pack(str(name), permuted_by=str(attribute))
+
+    def integer(self, number: Token) -> int:
+        return int(number)
+
+    def entry(self, attribute: Token, at: Token) -> Entry:
+        return Entry(str(attribute), int(at))
+
+    def named(self, attribute: Token) -> Entry:
+        return Entry(str(attribute))
+
+    def scaled(self, factor: int | Entry, name: Token) -> Term:
+        return Term(1, factor, str(name))
+
+    def fixed(self, factor: int | Entry) -> Term:
+        return Term(1, factor, None)
+
+    def unscaled(self, name: Token) -> Term:
+        return Term(1, 1, str(name))
+
+    def plus(self, term: Term) -> Term:
+        return term
+
+    def minus(self, term: Term) -> Term:
+        return Term(-1, term.factor, term.variable)
+
+    def affine(self, *terms: Term) -> WrittenIndex:
+        return Affine(terms)
 
     def indices(self, *items: WrittenIndex) -> tuple[WrittenIndex, ...]:
         return items
@@ -126,8 +156,8 @@ class _Build(Transformer[Token, Line]):
     def let(self, name: Token, indices: tuple[WrittenIndex, ...] | None, expr: Expr) -> Definition:
         return Definition(str(name), indices or (), expr)
 
-    def clause(self, kind: Token, index: WrittenIndex, value: Token) -> Clause:
-        return Clause(str(kind), index, int(value) if value.isdigit() else str(value))
+    def clause(self, kind: Token, index: WrittenIndex, value: Entry | int) -> Clause:
+        return Clause(str(kind), index, value)
 
     def where(self, *clauses: Clause) -> tuple[Clause, ...]:
         return clauses

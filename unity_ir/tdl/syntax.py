@@ -63,9 +63,60 @@ class Pack:
     permuted_by: str | None = None
 
 
-Index: TypeAlias = Var | Composite | Segments
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A number an attribute gives: entry `at` of one of kind `ints`, or the whole of one of kind `int`."""
+
+    attribute: str
+    at: int | None = None
+
+    def __str__(self) -> str:
+        return self.attribute if self.at is None else f"{self.attribute}.{self.at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """`sign * factor * variable` of an affine index; without a variable, `sign * factor`."""
+
+    sign: int
+    factor: int | Entry
+    variable: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A window as it is written: `stride.0*y + i - pad`; a variable may also be the name of an attribute."""
+
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """
+    A dim at position `sum(coefficient * variable) + offset`.
+
+    Read outside of the tensor it is 0, and a reduction passes over it; written outside, it is lost; written several
+    times, it is added up.
+    """
+
+    terms: tuple[tuple[int, str], ...]
+    """Coefficients, all above 0, and variables."""
+    offset: int
+    size: int
+    """Of the dim; in a piece, of the piece with its halo."""
+    whole: int
+    """Of the whole dim."""
+    low: int = 0
+    """In a piece, how many elements of its halo lie before it."""
+
+    def span(self, extents: Mapping[str, int], without: str | None = None) -> int:
+        """How far positions reach beyond the lowest, as all variables, `without` one, run."""
+        return sum(c * (extents[v] - 1) for c, v in self.terms if v != without)
+
+
+Index: TypeAlias = Var | Composite | Segments | Window
 """What may index a dim once a line is bound."""
-WrittenIndex: TypeAlias = Index | Starred | StarredSegments | Pack
+WrittenIndex: TypeAlias = Index | Starred | StarredSegments | Pack | Affine
 
 # --- expressions -----------------------------------------------------------------------------------------------------
 
@@ -162,11 +213,11 @@ class WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """`rank(a..) = dim`, `size(h) = heads` or `degree(k..) = degrees`."""
+    """`rank(a..) = dim`, `size(h) = heads`, `size(y + i) = sizes.0` or `degree(k..) = degrees`."""
 
     kind: str
     index: WrittenIndex
-    value: str | int
+    value: Entry | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +264,12 @@ class Bound:
     def result_shapes(self) -> tuple[tuple[int, ...], ...]:
         return tuple(self.result_shape(r) for r in self.results)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether any dim is indexed by a window."""
+        indices = (i for r in self.results for i in (*r.indices, *(i for a in accesses(r.expr) for i in a.indices)))
+        return any(isinstance(i, Window) for i in indices)
+
 
 def index_names(index: WrittenIndex) -> tuple[str, ...]:
     """The variables of one bound index, outermost first."""
@@ -221,12 +278,16 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
             return (name,)
         case Composite(names) | Segments(names):
             return names
+        case Window(terms):
+            return tuple(v for _, v in terms)
         case _:
             raise TypeError(f"{index} is not bound")
 
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
     """The size of the dim a bound index runs over."""
+    if isinstance(index, Window):
+        return index.size
     sizes = [extents[n] for n in index_names(index)]
     if isinstance(index, Segments):
         return sum(sizes)

@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from case import Case
 from hypothesis import HealthCheck, given, settings
-from operator_cases import CASES, Case
+from lowered import LOWERED, NO_KERNEL
+from operator_cases import CASES
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS
 from unity_ir.lowering.kernels.launcher import launcher, optimizer_launcher
 from unity_ir.lowering.torch_code import torch_expression
-from unity_ir.ops import Operator, operator, operators
+from unity_ir.ops import Operator, operator
 from unity_ir.ops.operator import Application
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
@@ -62,7 +65,7 @@ def check(bound: Bound, arrays: list[Any], impl: str, runner: Any, dtype: str = 
 
 
 @pytest.mark.parametrize("impl", ["triton", "torch"])
-@pytest.mark.parametrize("name", operators())
+@pytest.mark.parametrize("name", LOWERED)
 def test_random_shapes(name: str, impl: str, runner: Any) -> None:
     @settings(max_examples=6, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(CASES[name])
@@ -70,6 +73,33 @@ def test_random_shapes(name: str, impl: str, runner: Any) -> None:
         check_case(name, case, impl, runner)
 
     property()
+
+
+@pytest.mark.parametrize("name", NO_KERNEL)
+def test_what_has_no_kernel_is_refused(name: str, drawn: Any) -> None:
+    refused = [refusal(name, case) for case in drawn(name, 20)]
+    assert any(refused)
+    assert {r for r in refused if r} == {f"pcg.{name}: {NO_KERNEL[name]}"}
+
+
+def refusal(name: str, case: Case) -> str:
+    """What the launcher and PyTorch's expression refuse an operator with; empty if they do not."""
+    one = operator(name)
+    bound = one.bind(case.shapes, one.attributes(case.attributes)).bound
+    dtypes = ["i64" if p.integer else "f32" for p in bound.operands]
+    found: list[str] = []
+    for write in (partial(launcher, bound, dtypes), partial(operand_texts, bound)):
+        try:
+            write()
+            found.append("")
+        except UnityError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+    return found[0]
+
+
+def operand_texts(bound: Bound) -> tuple[str, ...]:
+    return torch_expression(bound, [p.name for p in bound.operands])
 
 
 LARGER: list[tuple[str, Case]] = [
@@ -235,7 +265,7 @@ def test_offset_of_scattered_rows(runner: Any) -> None:
 def test_equal_names_mean_equal_texts(drawn: Any) -> None:
     kernels: dict[str, str] = {}
     sources: dict[str, str] = {}
-    for name, one in operators().items():
+    for name, one in ((name, operator(name)) for name in LOWERED):
         for case in drawn(name, 12):
             bound = one.bind(case.shapes, one.attributes(case.attributes)).bound
             made = launcher(bound, ["i64" if p.integer else "f32" for p in bound.operands])
@@ -334,7 +364,7 @@ class Eager:
         return tuple(map(Eager, evaluate(bound, [o.array for o in operands])))
 
 
-@pytest.mark.parametrize("name", [n for n, o in operators().items() if o.gradient is not None])
+@pytest.mark.parametrize("name", [n for n in LOWERED if operator(n).gradient is not None])
 def test_gradients(name: str, drawn: Any) -> None:
     """Each operator's gradient is what autograd makes of its PyTorch expression."""
     one = operator(name)

@@ -11,9 +11,10 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from case import Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from operator_cases import CASES, TORCH, Case
+from operator_cases import CASES, TORCH
 from torch import Tensor
 
 from unity_ir.errors import UnityError

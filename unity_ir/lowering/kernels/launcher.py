@@ -16,6 +16,7 @@ from unity_ir.lowering.kernels.reduction import reduction_steps
 from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified, without_ones
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import Buffer, Compiled, Launcher, Stage, Step
+from unity_ir.lowering.refuse import refuse
 from unity_ir.lowering.torch_code import torch_body
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
@@ -48,6 +49,7 @@ def launcher(
     for dtype in operand_dtypes:
         if dtype not in TORCH_DTYPES:
             raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(TORCH_DTYPES)}")
+    refuse(bound)
     if impl == "torch":
         return _torch_launcher(bound, operand_dtypes, offsets)
     if impl == "triton":

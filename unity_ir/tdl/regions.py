@@ -1,0 +1,106 @@
+"""
+Which part of a dim each of d workers reads, as intervals affine in the sizes (Tofu, section 4.2).
+
+When a variable is divided among d workers, worker p's interval of a dim that an index runs over is
+
+    [p * step / d - low, (p + 1) * step / d + high)
+
+with `step`, `low` and `high` affine in the extents of the index variables. Where `step` is the whole dim, this is a
+bare piece of it (`low` and `high` 0), or a piece with a halo; a dim whose index does not have the variable is read as
+a whole; what is no such interval cannot be divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.tdl.syntax import Composite, Index, Segments, Var, Window, index_names
+
+Monomial = tuple[str, ...]
+"""A product of extents; the empty one is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A sum of products of extents, each with a coefficient: `2*|y| + |i| - 3`."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def at(self, extents: Mapping[str, int]) -> int:
+        """Its value at given extents."""
+        return sum(factor * prod(extents[v] for v in names) for names, factor in self.terms)
+
+    def __str__(self) -> str:
+        text = ""
+        for names, factor in self.terms:
+            if factor == 0:
+                continue
+            size = "*".join(f"|{n}|" for n in names)
+            amount = size if size and abs(factor) == 1 else "*".join(filter(None, [str(abs(factor)), size]))
+            text += (" - " if factor < 0 else " + ") + amount if text else ("-" if factor < 0 else "") + amount
+        return text or "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """See the module: the interval of a dim that worker p of d reads."""
+
+    step: Affine
+    low: Affine
+    high: Affine
+
+    def __str__(self) -> str:
+        def bound(worker: str, beyond: Affine, sign: str) -> str:
+            text = str(beyond)
+            return f"{worker}/d*({self.step})" + ("" if text == "0" else f" {sign} ({text})")
+
+        return f"[{bound('p', self.low, '-')}, {bound('(p+1)', self.high, '+')})"
+
+
+_NOTHING = Affine(())
+
+
+def region(index: Index, variable: str) -> Region | None:
+    """
+    What a worker reads of a dim so indexed when `variable`, one of the index's, is divided; None where that is no
+    interval of equal steps.
+
+    Given `2*y + i - 3` and y: steps of 2*|y|, 3 below and |i| - 5 above.
+    """
+    match index:
+        case Var():
+            return Region(Affine((((variable,), 1),)), _NOTHING, _NOTHING)
+        case Composite(names) if names[0] == variable:
+            return Region(Affine(((names, 1),)), _NOTHING, _NOTHING)
+        case Window(terms, offset):
+            ((factor, _),) = (t for t in terms if t[1] == variable)
+            others = [t for t in terms if t[1] != variable]
+            reach = tuple(((v,), c) for c, v in others)
+            constant = offset - sum(c for c, _ in others) - factor + 1
+            return Region(Affine((((variable,), factor),)), Affine((((), -offset),)), Affine((*reach, ((), constant))))
+        case Composite() | Segments():
+            return None
+
+
+def leading(index: Index, extents: Mapping[str, int]) -> str | None:
+    """
+    The variable whose degree a dim carries: the one whose workers' steps make up the whole dim.
+
+    Given `k` returns k; given `(h d)` returns h; given `2*y + i - 3` returns y where 2*|y| is the size of the dim;
+    given segments returns None: such a dim has degree 1.
+    """
+    size = index.whole if isinstance(index, Window) else None
+    for variable in index_names(index):
+        found = region(index, variable)
+        if found is not None and size in (None, found.step.at(extents)):
+            return variable
+    return None
+
+
+def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, int]:
+    """How many elements before and after its bare piece a worker reads."""
+    found = region(index, variable)
+    assert found is not None, f"{variable} cannot be divided in {index}"
+    return max(0, found.low.at(extents)), max(0, found.high.at(extents))
