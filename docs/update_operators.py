@@ -8,6 +8,7 @@ from pathlib import Path
 from unity_ir.ops import operators
 from unity_ir.ops.operator import Operator
 from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.regions import halo, leading, region
 from unity_ir.tdl.syntax import (
     Access,
     AttrValue,
@@ -18,9 +19,11 @@ from unity_ir.tdl.syntax import (
     Pack,
     Starred,
     StarredSegments,
+    Window,
     WrittenIndex,
     children,
 )
+from unity_ir.tdl.syntax import accesses as bound_accesses
 
 PATH = Path(__file__).parent / "operator_table.md"
 
@@ -28,9 +31,9 @@ HEAD = """\
 # Every operator
 
 Made by `docs/update_operators.py` from the lines themselves, with packs of one variable and variadic operands twice.
-Under *divided* are the index variables that may have a degree and leave the results divided; under *summed* those that
-leave addends; under *addends* the sets of operands that may come in addends together. All other variables need their
-dims whole.
+Under *divided* are the index variables that may have a degree and leave the results divided (with what worker p of d
+then reads or adds to, where that is more than its piece); under *summed* those that leave addends; under *addends* the
+sets of operands that may come in addends together. All other variables need their dims whole.
 
 | operator | line | divided | summed | addends |
 |---|---|---|---|---|
@@ -94,10 +97,20 @@ def attributes(line: Line) -> dict[str, AttrValue]:
     return given
 
 
+def halos(analysis: Analysis, variable: str) -> str:
+    """The symbolic regions of a variable that reach beyond a piece."""
+    indices = {
+        i for r in analysis.bound.results for i in (*r.indices, *(i for a in bound_accesses(r.expr) for i in a.indices))
+    }
+    windows = [i for i in indices if isinstance(i, Window) and leading(i, analysis.bound.extents) == variable]
+    texts = sorted({f"`{region(i, variable)}`" for i in windows if any(halo(i, variable, analysis.bound.extents))})
+    return f" {' and '.join(texts)}" if texts else ""
+
+
 def row(operator: Operator) -> str:
     analysis = sample(operator)
     bound = analysis.bound
-    divided = [v for v in analysis.splittable if any(v in dims for dims in analysis.result_dims)]
+    divided = [v + halos(analysis, v) for v in analysis.splittable if any(v in dims for dims in analysis.result_dims)]
     summed = [v for v in analysis.splittable if any(v not in dims for dims in analysis.result_dims)]
     sets = [" + ".join(sorted(s)) for s in analysis.carriers]
     line = operator.tdl if isinstance(operator.tdl, str) else f"{operator.signature} (made from the shapes)"

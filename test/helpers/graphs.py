@@ -111,6 +111,41 @@ def random_graph(random: Random, size: int, dims: tuple[int, ...] = (2, 4, 6), d
     return RandomGraph(random, size, dims, dtype).graph()
 
 
+def random_cnn(random: Random, size: int) -> Graph:
+    """A forward graph of `size` convolutions, poolings and elementwise operators over images of 8 x 8, and its loss."""
+    shape = (2, 2, 8, 8)
+    inputs = [leaf("input", tensor_type(shape, "f64"), name="x")]
+    values = [inputs[0].result]
+    for i in range(size):
+        x = values[-1] if random.random() < 0.7 else random.choice(values)
+        columns = x.shape[3]
+        stride = random.choice([1, 2]) if columns >= 4 else 1
+        match random.choice(["conv", "conv", "conv", "max", "avg", "relu", "add", "concat"]):
+            case "conv":
+                rows = random.choice([1, 3])
+                groups = random.choice([1, 2])
+                kernel = (2, x.shape[1] // groups, rows, 3)
+                w = leaf("weight", tensor_type(kernel, "f64"), name=f"w{i}").result
+                attributes = {"stride": (stride, stride), "padding": (rows // 2, 1), "dilation": (1, 1)}
+                values.append(apply("conv2d", [x, w], {**attributes, "groups": groups}).result)
+            case "max":
+                attributes = {"kernel": (3, 2), "stride": (stride, stride), "padding": (1, 0), "dilation": (1, 1)}
+                values.append(apply("max_pool2d", [x], attributes).result if columns > 1 else x)
+            case "avg":
+                attributes = {"kernel": (3, 3), "stride": (stride, stride), "padding": (1, 1)}
+                values.append(apply("avg_pool2d", [x], attributes).result)
+            case "relu":
+                values.append(apply("relu", [x]).result)
+            case kind:
+                y = random.choice([v for v in values if v.shape == x.shape])
+                values.append(apply(kind, [x, y], {"dim": 1} if kind == "concat" else {}).result)
+    last = values[-1]
+    w = leaf("weight", tensor_type(last.shape, "f64"), name="scale").result
+    target = leaf("input", tensor_type(last.shape, "f64"), name="target")
+    loss = apply("mse", [apply("mul", [last, w]).result, target.result]).result
+    return Graph("cnn", (*inputs, target), (loss,))
+
+
 def data_for(graph: Graph, seed: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
     """Random inputs and weights by name."""
     random = np.random.default_rng(seed)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
 
+from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
@@ -143,7 +144,7 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
         elif anchors.materialised(node.result) and node.is_parallel:
             found.setdefault((anchors.of(node.operands[0]), placement.layouts[node.result]), []).append(node)
     with_gradient = set[Node]() if graph.updates else trained(graph)
-    out: list[Reshard] = []
+    out = _halos(nodes, placement, with_gradient, bool(graph.updates))
     for (value, target), at in found.items():
         source = placement.layouts[value]
         forward = plan_moves(value, source, target, machine)
@@ -151,6 +152,39 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
         backward = plan_moves(value, dual(target), dual(source), machine) if has_gradient else ()
         out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward))
     return out
+
+
+def _halos(nodes: Iterable[Node], placement: Placement, with_gradient: set[Node], explicit: bool) -> list[Reshard]:
+    """
+    The halo exchanges: of a forward graph, one for each operator that needs it, there and back; of a graph with its
+    backward, one for each value that has a halo, which the operator and its gradients share.
+    """
+    out: dict[object, Reshard] = {}
+    for node in nodes:
+        if node.op == "halo_reduce":
+            (value,) = node.operands
+            layout = placement.layouts[value]
+            move = _halo_reduce_move(node, placement)
+            out[value] = Reshard(value, layout, layout, (node,), (move,), ())
+        if not node.is_compute:
+            continue
+        for i, moves in halo_moves(node, placement.assignments[node], placement.mesh).items():
+            value, layout = node.operands[i], placement.needs(node, i)
+            has_gradient = node in with_gradient and value.node in with_gradient
+            backward = tuple(back for _, back in reversed(moves)) if has_gradient else ()
+            found = Reshard(value, layout, layout, (node,), tuple(m for m, _ in moves), backward)
+            out.setdefault(value if explicit else (node, i), found)
+    return list(out.values())
+
+
+def _halo_reduce_move(node: Node, placement: Placement) -> Move:
+    dim, border = int(node.attribute("dim")), int(node.attribute("low")) + int(node.attribute("high"))
+    (value,) = node.operands
+    shape = value.type.piece_shape
+    layout = placement.layouts[value]
+    axes = tuple(i for i, role in enumerate(layout) if role == dim)
+    elements = prod(shape)
+    return Move("halo_reduce", axes, dim, dim, value.type.degrees[dim], elements, elements // shape[dim] * border)
 
 
 def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> PlanCost:

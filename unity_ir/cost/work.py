@@ -12,7 +12,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Node, apply, leaf, topological
-from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, tensor_type
+from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
 from unity_ir.tdl.counts import flops
 from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
 
@@ -79,7 +79,7 @@ def work(
     analysis = of.bind(shapes, attributes)
     configuration = Configuration(dict(degrees))
     leaves = [
-        leaf("input", tensor_type(shape, dtype, d.dims, d.sum, d.copy), name=str(i)).result
+        leaf("input", divided_type(shape, dtype, d), name=str(i)).result
         for i, (shape, dtype), d in zip(same, operands, operand_degrees(analysis, configuration), strict=True)
     ]
     node = apply(operator, leaves, dict(of.divided(shapes, attributes, configuration.degrees)))

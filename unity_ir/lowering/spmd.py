@@ -138,6 +138,10 @@ class _Lowering:
 
     def program(self) -> Program:
         for node in self.graph.nodes():
+            if any(any(map(any, t.borders)) for t in node.types):
+                raise UnityError(
+                    f"pcg.{node.op}: halos are not lowered yet; search with a strategy that divides no windows"
+                )
             if node.is_leaf:
                 self._leaf(node)
             elif node.is_compute:

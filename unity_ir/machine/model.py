@@ -75,7 +75,7 @@ class Machine:
     def collective_time(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
         """
         Seconds of a collective whose groups have `sizes[level]` devices along each level; `bytes` is the piece before
-        it.
+        it, or, of a halo, its border.
 
         Hierarchical, as NCCL does it: an all-gather crosses the outer (slower) levels while pieces are small, a
         reduce-scatter the inner ones first, an all-reduce is both; or one ring or tree when that is cheaper. No
@@ -103,10 +103,11 @@ class Machine:
     def move_time(self, move: Move, dtype: str) -> float:
         """Seconds of a planner's move."""
         sizes: dict[int, int] = {}
+        elements = move.border or move.elements
         for axis in move.axes:
             level = self.axis_levels[axis]
             sizes[level] = sizes.get(level, 1) * self.mesh.sizes[axis]
-        return self.move_seconds(move.kind, sizes, move.elements, move.elements_after, ELEMENT_BYTES[dtype])
+        return self.move_seconds(move.kind, sizes, elements, move.elements_after, ELEMENT_BYTES[dtype])
 
 
 Spans = list[tuple[int, Level]]
@@ -143,9 +144,17 @@ def _all_to_all(spans: Spans, bytes: float) -> float:
     return seconds
 
 
+def _halo(spans: Spans, bytes: float) -> float:
+    """Neighbours send at once; of a group that spans levels, some are neighbours across the slowest."""
+    _, outer = spans[0]
+    return outer.latency + bytes / outer.bandwidth
+
+
 _COLLECTIVES: Mapping[str, Callable[[Spans, float], float]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
+    "halo": _halo,
+    "halo_reduce": _halo,
 }

@@ -131,7 +131,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         if node not in with_gradient or not node.operands or not any(v in grads for v in node.results):
             continue
         # What is only on the way somewhere is not brought together there: each gradient goes the whole way back.
-        passing = node.is_parallel and not anchors.materialised(node.result)
+        passing = node.is_parallel and (node.op == "halo" or not anchors.materialised(node.result))
         for of_results in [[g] for g in grads[node.result]] if passing else [[total(v) for v in node.results]]:
             for operand, grad in zip(node.operands, gradients(node, of_results), strict=True):
                 if grad is not None and operand.node in with_gradient:

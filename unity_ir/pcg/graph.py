@@ -16,7 +16,7 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Operator, Tensor
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.pcg.types import TensorType, divided_type
 from unity_ir.pcg.view import View
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.parallel import Configuration, infer_configuration, result_degrees
@@ -189,7 +189,7 @@ def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes
     dtype = next(iter(dtypes.values()))
     configuration = infer_configuration(analysis, [t.parts for t in operands])
     return tuple(
-        tensor_type(shape, dtype, d.dims, d.sum, d.copy)
+        divided_type(shape, dtype, d)
         for shape, d in zip(bound.result_shapes, result_degrees(analysis, configuration), strict=True)
     )
 

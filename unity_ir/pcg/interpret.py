@@ -8,6 +8,7 @@ and checks at every step that copies are equal; that both agree is what the type
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -72,10 +73,12 @@ def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array])
 
 
 def split(array: Array, type: TensorType) -> Pieces:
-    """A whole array in the pieces of a type; of addends the first is the value and the others are zero."""
+    """
+    A whole array in the pieces of a type; of addends the first is the value and the others are zero, as in halos.
+    """
     out: Pieces = {}
     for at in type.all_pieces():
-        part = array[_window(at.dims, type)]
+        part = _cut(array, at.dims, type)
         out[at] = part if at.sum == 0 else np.zeros_like(part)
     return out
 
@@ -83,15 +86,31 @@ def split(array: Array, type: TensorType) -> Pieces:
 def join(pieces: Pieces, type: TensorType) -> Array:
     """The value its pieces stand for: dims end to end, addends summed, any copy."""
     some = next(iter(pieces.values()))
-    out = np.zeros(type.shape, dtype=some.dtype)
+    lows = [low for low, _ in type.borders]
+    out = np.zeros([s + sum(b) for s, b in zip(type.shape, type.borders, strict=True)], dtype=some.dtype)
     for at, part in pieces.items():
         if at.copy == 0:
+            if type.halo:
+                inner = tuple(slice(low, low + s) for low, s in zip(lows, type.core_shape, strict=True))
+                core = part[inner]
+                part = np.zeros_like(part)
+                part[inner] = core
             out[_window(at.dims, type)] += part
-    return out
+    return out[tuple(slice(low, low + s) for low, s in zip(lows, type.shape, strict=True))]
 
 
 def _window(position: Sequence[int], type: TensorType) -> tuple[slice, ...]:
-    return tuple(slice(i * size, (i + 1) * size) for i, size in zip(position, type.piece_shape, strict=True))
+    """Where a piece lies in the value with a border of its halo."""
+    sizes = zip(position, type.core_shape, type.piece_shape, strict=True)
+    return tuple(slice(i * step, i * step + size) for i, step, size in sizes)
+
+
+def _cut(array: Array, position: Sequence[int], type: TensorType) -> Array:
+    if type.halo_sum:
+        core = tuple(slice(i * size, (i + 1) * size) for i, size in zip(position, type.core_shape, strict=True))
+        return np.pad(array[core], type.borders)
+    padded = np.pad(array, type.borders) if type.halo else array
+    return padded[_window(position, type)]
 
 
 def _check_copies(value: Value, pieces: Pieces) -> None:
@@ -160,7 +179,45 @@ def _zero_pad(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapp
     return out
 
 
+def _halo(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
+    """Each piece with what lies next to it along a dim; pieces may already have halos along others."""
+    dim, low, high = attrs["dim"], attrs["low"], attrs["high"]
+    size = before.core_shape[dim]
+    border = [(low, high) if d == dim else (0, 0) for d in range(len(before.shape))]
+    out: Pieces = {}
+    for at in after.all_pieces():
+        row = [pieces[replace(at, dims=_moved(at.dims, dim, i))] for i in range(before.degrees[dim])]
+        padded = np.pad(np.concatenate(row, dim), border)
+        start = at.dims[dim] * size
+        out[at] = padded.take(range(start, start + size + low + high), dim)
+    return out
+
+
+def _halo_reduce(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
+    """Each piece with what its neighbours have for it; what they have for nobody is lost."""
+    dim, low = attrs["dim"], attrs["low"]
+    size, width = before.core_shape[dim], before.piece_shape[dim]
+    out: Pieces = {}
+    for at in after.all_pieces():
+        own = np.zeros_like(pieces[at].take(range(size), dim))
+        for i in range(before.degrees[dim]):
+            # Element e of piece i is element e + shift of this one.
+            shift = (i - at.dims[dim]) * size - low
+            held = [e for e in range(width) if 0 <= e + shift < size]
+            where = [slice(None)] * own.ndim
+            where[dim] = slice(held[0] + shift, held[-1] + shift + 1) if held else slice(0, 0)
+            own[tuple(where)] += pieces[replace(at, dims=_moved(at.dims, dim, i))].take(held, dim)
+        out[at] = own
+    return out
+
+
+def _moved(dims: tuple[int, ...], dim: int, to: int) -> tuple[int, ...]:
+    return (*dims[:dim], to, *dims[dim + 1 :])
+
+
 _STEPS = {
+    "halo": _halo,
+    "halo_reduce": _halo_reduce,
     "partition": _repartition,
     "combine": _repartition,
     "replicate": _replicate,

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, grid, rebuild, rewrite
-from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.parallel import HALO_OPERATORS, PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.pcg.view import View
 from unity_ir.tdl.analysis import Analysis
@@ -400,6 +400,8 @@ def _spread(node: Node, hints: Assignment, mesh: Mesh) -> Assignment:
 
 def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
     """The layout of a parallel operator's result that moves least: freed axes repeat, repeated axes take new roles."""
+    if node.op in HALO_OPERATORS:
+        return before
     rule = PARALLEL_OPERATORS[node.op]
     attributes = {k: v for k, v in node.attributes if isinstance(v, int)}
     steps = rule.chain(attributes) if rule.chain else ((node.op, tuple(attributes.items())),)

@@ -44,6 +44,31 @@ def _by(op: str, attributes: Mapping[str, int]) -> int:
     return attributes["by"]
 
 
+def _plain(op: str, x: TensorType) -> None:
+    if x.halo:
+        raise UnityError(f"pcg.{op}: {x} has a halo, which comes last; give it the value before pcg.halo")
+    if x.halo_sum:
+        raise UnityError(f"pcg.{op}: {x} has addends in its halo; insert pcg.halo_reduce first")
+
+
+def _halo(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    dim, low, high = _dim("halo", x, a["dim"]), a["low"], a["high"]
+    if x.halo_sum or any(x.borders[dim]):
+        raise UnityError(f"pcg.halo: dim {dim} of {x} cannot get a halo beside the one there is")
+    if min(low, high) < 0 or low + high == 0:
+        raise UnityError(f"pcg.halo: low {low} and high {high} are no halo; give the elements before and after a piece")
+    if x.degrees[dim] == 1:
+        raise UnityError(f"pcg.halo: dim {dim} of {x} is not divided, so its piece has no neighbours; partition it")
+    return x.with_halo(dim, low, high)
+
+
+def _halo_reduce(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    dim, low, high = _dim("halo_reduce", x, a["dim"]), a["low"], a["high"]
+    if not x.halo_sum or x.halo_sum[dim] != (low, high):
+        raise UnityError(f"pcg.halo_reduce: dim {dim} of {x} has no halo_sum({low}, {high})")
+    return x.with_halo(dim, 0, 0, "halo_sum")
+
+
 def _partition(x: TensorType, a: Mapping[str, int]) -> TensorType:
     dim, by = _dim("partition", x, a["dim"]), _by("partition", a)
     degree = x.degrees[dim] * by
@@ -91,10 +116,14 @@ def _simple(
     name: str,
     type_rule: Callable[[TensorType, Mapping[str, int]], TensorType],
     inverse: str,
-    has_dim: bool = False,
+    names: tuple[str, ...] = ("by",),
 ) -> ParallelOperator:
-    names = ("dim", "by") if has_dim else ("by",)
-    return ParallelOperator(name, names, type_rule, lambda a: (_step(inverse, **{n: a[n] for n in names}),))
+    def checked(x: TensorType, a: Mapping[str, int]) -> TensorType:
+        _plain(name, x)
+        return type_rule(x, a)
+
+    rule = type_rule if "low" in names else checked
+    return ParallelOperator(name, names, rule, lambda a: (_step(inverse, **{n: a[n] for n in names}),))
 
 
 def _fused(
@@ -112,12 +141,14 @@ def _fused(
 PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
     p.name: p
     for p in (
-        _simple("partition", _partition, "combine", has_dim=True),
-        _simple("combine", _combine, "partition", has_dim=True),
+        _simple("partition", _partition, "combine", ("dim", "by")),
+        _simple("combine", _combine, "partition", ("dim", "by")),
         _simple("replicate", _replicate, "reduce"),
         _simple("reduce", _reduce, "replicate"),
         _simple("pick", _pick, "zero_pad"),
         _simple("zero_pad", _zero_pad, "pick"),
+        _simple("halo", _halo, "halo_reduce", ("dim", "low", "high")),
+        _simple("halo_reduce", _halo_reduce, "halo", ("dim", "low", "high")),
         _fused("all_reduce", ("by",), lambda a: (_step("reduce", by=a["by"]), _step("replicate", by=a["by"]))),
         _fused(
             "all_gather",
@@ -136,7 +167,13 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
         ),
     )
 }
-"""Every parallel operator by name. `zero_pad` is the dual of `pick`: the value is one addend, the others are zero."""
+"""
+Every parallel operator by name. `zero_pad` is the dual of `pick`: the value is one addend, the others are zero. `halo`
+copies to each piece what its neighbours along a dim hold next to it; its dual adds that to them.
+"""
+
+HALO_OPERATORS = ("halo", "halo_reduce")
+"""Those that change what lies beside the pieces, not which device holds which."""
 
 
 def chain_type(x: TensorType, steps: tuple[Step, ...]) -> TensorType:
@@ -150,8 +187,11 @@ def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[s
     """
     The parallel operators that take one type to another: first those that undo a division, then those that make one.
 
-    Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2.
+    Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
+    halo would have to be taken away, or one of addends made.
     """
+    if source.halo or target.halo_sum:
+        raise UnityError(f"pcg: no parallel operators take {source} to {target}")
     undo: list[tuple[str, dict[str, int]]] = []
     make: list[tuple[str, dict[str, int]]] = []
     pairs = [
@@ -169,4 +209,8 @@ def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[s
             undo.append((down, {**where, "by": a // common}))
         if b > common:
             make.append((up, {**where, "by": b // common}))
-    return undo + make
+    return [*_halo_steps("halo_reduce", source), *undo, *make, *_halo_steps("halo", target)]
+
+
+def _halo_steps(op: str, type: TensorType) -> list[tuple[str, dict[str, int]]]:
+    return [(op, {"dim": d, "low": low, "high": high}) for d, (low, high) in enumerate(type.borders) if low or high]

@@ -34,7 +34,10 @@ What a move does, by the roles it goes between:
 
 
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
-"""The kinds in which devices talk; the others each does by itself."""
+"""The kinds in which devices of a group talk to all others."""
+
+HALO_EXCHANGES = ("halo", "halo_reduce")
+"""The kinds in which devices talk to their neighbours along a dim: what `halo_moves` finds, not the planner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,14 @@ class Move:
     """Devices in each group."""
     elements: int
     """Elements of the piece before the move, on every device."""
+    border: int = 0
+    """Of a halo: its elements, which a device between two others receives."""
 
     @property
     def elements_after(self) -> int:
         """Elements of the piece after it."""
+        if self.border:
+            return self.elements + (self.border if self.kind == "halo" else -self.border)
         return self.elements * (self.group if self.source >= 0 else 1) // (self.group if self.target >= 0 else 1)
 
     def traffic(self, devices: int) -> int:
@@ -65,6 +72,8 @@ class Move:
             "reduce_scatter": self.elements * (n - 1),
             "all_reduce": 2 * self.elements * (n - 1),
             "all_to_all": self.elements * (n - 1),
+            "halo": self.border * (n - 1),
+            "halo_reduce": self.border * (n - 1),
         }.get(self.kind, 0)
         return each * devices // n
 

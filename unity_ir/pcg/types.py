@@ -4,17 +4,21 @@ Parallel tensor types (DESIGN: "Parallel tensor types").
 A type says what a value is (global sizes, element type) and into what pieces it is divided: a degree per dim, pieces
 that are addends of the value (`sum`), pieces that are identical (`copy`). Unity's (size, degree) plus replica
 dimension, with the latter split in two, because a single one makes `relu` of partial sums well typed and wrong.
+
+Pieces may reach beyond their part of a dim, as windows read it: the elements of their halo are copies of what their
+neighbours hold (`halo`), or, in a gradient, addends of it (`halo_sum`); outside of the value they are 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
 from math import prod
 
 from unity_ir.errors import UnityError
+from unity_ir.tdl.analysis import Halos
 from unity_ir.tdl.parallel import Degrees
 
 ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2, "i64": 8, "i32": 4}
@@ -38,13 +42,21 @@ class Piece:
 
 @dataclass(frozen=True, eq=True)
 class TensorType:
-    """`!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`. Make one with `tensor_type`, which checks and interns it."""
+    """
+    `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`; with halos `[64, 3, 224:2 halo(3, 2), 224]` or `halo_sum(3, 2)`.
+
+    Make one with `tensor_type`, which checks and interns it.
+    """
 
     shape: tuple[int, ...]
     degrees: tuple[int, ...]
     dtype: str
     sum: int = 1
     copy: int = 1
+    halo: Halos = ()
+    """Per dim, elements before and after a piece that copy its neighbours'; () where there are none."""
+    halo_sum: Halos = ()
+    """Per dim, elements before and after a piece that are addends of its neighbours'; () where there are none."""
 
     @cached_property
     def pieces(self) -> int:
@@ -62,8 +74,18 @@ class TensorType:
 
     @cached_property
     def piece_shape(self) -> tuple[int, ...]:
-        """The local sizes of a piece."""
+        """The local sizes of a piece, with its halo."""
+        return tuple(s + low + high for s, (low, high) in zip(self.core_shape, self.borders, strict=True))
+
+    @cached_property
+    def core_shape(self) -> tuple[int, ...]:
+        """The local sizes of a piece without its halo."""
         return tuple(s // d for s, d in zip(self.shape, self.degrees, strict=True))
+
+    @property
+    def borders(self) -> Halos:
+        """Per dim, elements before and after a piece, be they copies or addends."""
+        return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
     @property
     def bytes(self) -> int:
@@ -73,7 +95,7 @@ class TensorType:
     @property
     def parts(self) -> Degrees:
         """How it is divided, as TDL's typing wants it."""
-        return Degrees(self.degrees, self.sum, self.copy)
+        return Degrees(self.degrees, self.sum, self.copy, self.halo, self.halo_sum)
 
     @property
     def serial(self) -> TensorType:
@@ -82,8 +104,8 @@ class TensorType:
 
     @property
     def dual(self) -> TensorType:
-        """The type of the value's gradient: `sum` and `copy` change places (DESIGN: "Duality")."""
-        return tensor_type(self.shape, self.dtype, self.degrees, self.copy, self.sum)
+        """The type of the value's gradient: `sum` and `copy` change places (DESIGN: "Duality"), in halos, too."""
+        return tensor_type(self.shape, self.dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo)
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
         degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
@@ -95,6 +117,11 @@ class TensorType:
     def with_copy(self, degree: int) -> TensorType:
         return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree)
 
+    def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:
+        """With other borders along a dim; `kind` is `halo` or `halo_sum`."""
+        borders = (*self.borders[:dim], (low, high), *self.borders[dim + 1 :])
+        return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}))
+
     def all_pieces(self) -> list[Piece]:
         """Every piece, dims outermost, then addends, then copies."""
         return [
@@ -105,14 +132,27 @@ class TensorType:
         ]
 
     def __str__(self) -> str:
-        dims = ", ".join(f"{s}:{d}" if d > 1 else str(s) for s, d in zip(self.shape, self.degrees, strict=True))
+        kind = "halo" if self.halo else "halo_sum"
+        dims = ", ".join(
+            (f"{s}:{d}" if d > 1 else str(s)) + (f" {kind}({b[0]}, {b[1]})" if any(b) else "")
+            for s, d, b in zip(self.shape, self.degrees, self.borders, strict=True)
+        )
         extra = "".join(f", {k} = {v}" for k, v in (("sum", self.sum), ("copy", self.copy)) if v > 1)
         return f"!pcg.tensor<[{dims}], {self.dtype}{extra}>"
 
 
+_interned: dict[TensorType, TensorType] = {}
+
+
 @cache
 def tensor_type(
-    shape: Sequence[int], dtype: str, degrees: Sequence[int] | None = None, sum: int = 1, copy: int = 1
+    shape: Sequence[int],
+    dtype: str,
+    degrees: Sequence[int] | None = None,
+    sum: int = 1,
+    copy: int = 1,
+    halo: Halos = (),
+    halo_sum: Halos = (),
 ) -> TensorType:
     """
     The interned type of global sizes `shape`, element type `dtype`, and the given degrees (1 each if left out).
@@ -140,4 +180,20 @@ def tensor_type(
         )
     if dtype.startswith("i") and sum > 1:
         raise UnityError(f"pcg.tensor: {dtype} values cannot be in partial sums")
-    return TensorType(tuple(shape), degrees, dtype, sum, copy)
+    halo, halo_sum = (h if any(map(any, h)) else () for h in (halo, halo_sum))
+    if halo and halo_sum:
+        raise UnityError("pcg.tensor: a halo holds copies or addends, not both")
+    for size, degree, (low, high) in zip(shape, degrees, halo or halo_sum or ((0, 0),) * len(shape), strict=True):
+        if low < 0 or high < 0 or low > size or high > size:
+            raise UnityError(f"pcg.tensor: a halo of {low} and {high} does not fit a dim of {size}")
+        if degree == 1 and low + high > 0:
+            raise UnityError("pcg.tensor: a dim of degree 1 has no halo")
+    if dtype.startswith("i") and halo_sum:
+        raise UnityError(f"pcg.tensor: {dtype} values cannot have addends in a halo")
+    made = TensorType(tuple(shape), degrees, dtype, sum, copy, halo, halo_sum)
+    return _interned.setdefault(made, made)
+
+
+def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees) -> TensorType:
+    """The type of a value divided so. Raises `UnityError` as `tensor_type` does."""
+    return tensor_type(shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum)

@@ -4,8 +4,8 @@ The parallelization rule of every operator, derived from its TDL line alone (Tof
     op(x, y)  ->  undo(op(divide(x), divide(y)))
 
 `divide` is partition along the dims that carry a divided index variable, replicate over those that do not, zero_pad
-where an operand carries addends; `undo` is combine, reduce and pick. Both sides have the same boundary types and the
-same erasure, so by the theorem of DESIGN they are equal.
+where an operand carries addends, and halo where windows reach beyond a piece; `undo` is halo_reduce, combine, reduce
+and pick. Both sides have the same boundary types and the same erasure, so by the theorem of DESIGN they are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from unity_ir.pcg.graph import Node, Value, divide, parallel
 from unity_ir.pcg.parallel import type_steps
-from unity_ir.pcg.types import tensor_type
+from unity_ir.pcg.types import divided_type
 from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 
@@ -26,7 +26,7 @@ def parallelize(node: Node, configuration: Configuration) -> tuple[Value, ...]:
     """
     operands: list[Value] = []
     for value, d in zip(node.operands, operand_degrees(node.analysis, configuration), strict=True):
-        wanted = tensor_type(value.type.shape, value.type.dtype, d.dims, d.sum, d.copy)
+        wanted = divided_type(value.type.shape, value.type.dtype, d)
         for op, attributes in type_steps(value.type, wanted):
             value = parallel(op, value, None, **attributes).result
         operands.append(value)

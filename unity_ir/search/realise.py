@@ -36,7 +36,8 @@ from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.space import AxisClass, Ints
-from unity_ir.tdl.parallel import Configuration
+from unity_ir.tdl.analysis import Halos
+from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 CANDIDATES = 256
 """Ways to choose axes that are priced by the planner; beyond it only those that keep most axes in place."""
@@ -108,12 +109,11 @@ class _Realisation:
             ),
         )
         operands = [self._operand(v, operand_layout(analysis, i, assignment)) for i, v in enumerate(node.operands)]
+        configuration = Configuration(_degrees(assignment, self.mesh.sizes))
+        needs_halo = operand_degrees(analysis, configuration)
+        operands = [_with_halo(v, d.halo) for v, d in zip(operands, needs_halo, strict=True)]
         view = view_of(assignment, grid_order(node), self.mesh) if self.mesh.sizes else None
-        degrees: dict[str, int] = {}
-        for what, size in zip(assignment, self.mesh.sizes, strict=True):
-            if isinstance(what, str):
-                degrees[what] = degrees.get(what, 1) * size
-        built = divide(node, operands, Configuration(degrees), view)
+        built = divide(node, operands, configuration, view)
         for i, (old, value) in enumerate(zip(node.results, built.results, strict=True)):
             self.made[old] = self.relay[old] = result_layout(analysis, i, assignment)
             self.new[old] = value
@@ -154,6 +154,22 @@ class _Realisation:
         for i, (op, attributes) in enumerate(steps):
             value = parallel(op, value, view if i == len(steps) - 1 else None, **attributes).result
         return value
+
+
+def _degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
+    """The degree of every index variable that is divided."""
+    degrees: dict[str, int] = {}
+    for what, size in zip(assignment, sizes, strict=True):
+        if isinstance(what, str):
+            degrees[what] = degrees.get(what, 1) * size
+    return degrees
+
+
+def _with_halo(value: Value, halo: Halos) -> Value:
+    for dim, (low, high) in enumerate(halo):
+        if low + high > 0:
+            value = parallel("halo", value, None, dim=dim, low=low, high=high).result
+    return value
 
 
 def retyped(node: Node, type: TensorType, view: View | None) -> Value:

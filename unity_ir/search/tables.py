@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
+from unity_ir.cost.halos import exchanges
 from unity_ir.cost.work import work
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.layout import COPY, REPEAT, GridRole, operand_role, result_role
+from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.space import Floats, Ints, LayoutSpace, Spaces, degrees_of, role_counts
 
 
@@ -64,7 +67,8 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
             tuple(m[ok] for m in made),
             _seconds(
                 node, needs, variables, degrees[ok, : len(variables)], _same(node, [n[ok] for n in needed]), spaces
-            ),
+            )
+            + _halo_seconds(node, needs, variables, counts[ok, :, : len(variables)], spaces),
         )
     )
 
@@ -99,6 +103,37 @@ def _seconds(
         done = work(node.op, operands, node.attributes, named, needs, tuple(row[len(variables) :]))
         each.append(done.forward_time(device) + done.backward_time(device))
     return np.array(each)[inverse.reshape(-1)]
+
+
+def _halo_seconds(
+    node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], counts: Ints, spaces: Spaces
+) -> Floats:
+    """Seconds of the halo exchanges, per row of counts [row, class, variable], there and, for gradients, back."""
+    if not node.analysis.operand_halos:
+        return np.zeros(len(counts))
+    rows, inverse = np.unique(counts.reshape(len(counts), -1), axis=0, return_inverse=True)
+    each: list[float] = []
+    for row in rows.reshape(-1, *counts.shape[1:]):
+        sizes = {v: _level_sizes(row[:, i], spaces) for i, v in enumerate(variables)}
+        degrees = {v: prod(of_levels.values()) for v, of_levels in sizes.items()}
+        each.append(
+            sum(
+                (1 + needs[e.operand])
+                * spaces.machine.move_seconds(
+                    "halo", sizes[e.variable], e.border, 0, ELEMENT_BYTES[node.operands[e.operand].type.dtype]
+                )
+                for e in exchanges(node, degrees)
+            )
+        )
+    return np.array(each)[inverse.reshape(-1)]
+
+
+def _level_sizes(counts: Ints, spaces: Spaces) -> dict[int, int]:
+    """Devices along each level that so many axes of each class make."""
+    sizes: dict[int, int] = {}
+    for axis_class, count in zip(spaces.classes, counts.tolist(), strict=True):
+        sizes[axis_class.level] = sizes.get(axis_class.level, 1) * axis_class.size**count
+    return sizes
 
 
 def _undominated(table: OperatorTable) -> OperatorTable:

@@ -146,7 +146,7 @@ class Analysis:
         for tensor, dim, index in places:
             if variable not in index_names(index):
                 continue
-            if self.leading(index) != variable or any(halo(index, variable, self.bound.extents)):
+            if self.leading(index) != variable:
                 return False
             others = [i for t, d, i in places if t == tensor and d == dim and i != index]
             if not all(self._steps_alike(i, index, variable) for i in others):
@@ -157,7 +157,7 @@ class Analysis:
         for result in self.bound.results:
             uses = [i for i in result.indices if variable in index_names(i)]
             if uses:
-                if self.leading(uses[0]) != variable or any(halo(uses[0], variable, self.bound.extents)):
+                if self.leading(uses[0]) != variable:
                     return False
             elif not _is_root_sum(result.expr, variable):
                 return False

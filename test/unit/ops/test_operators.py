@@ -6,6 +6,7 @@ way to divide its operands is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -23,7 +24,7 @@ from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, apply, divide, erase, leaf, parallel
 from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
 from unity_ir.pcg.parallel import type_steps
-from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.pcg.types import TensorType, divided_type, tensor_type
 from unity_ir.rules.parallelization import configurations, parallelize
 from unity_ir.tdl.parallel import Configuration, Degrees, operand_degrees
 
@@ -72,11 +73,12 @@ def parts(name: str, type: TensorType) -> Value:
     value = leaf("input", tensor_type(shape, type.dtype), name=name).result
     if type.sum > 1:
         wanted = tensor_type(shape, type.dtype, (type.sum, *type.degrees), 1, type.copy)
-    else:
-        wanted = type
-    for op, attributes in type_steps(wanted.serial, wanted):
+        for op, attributes in type_steps(wanted.serial, wanted):
+            value = parallel(op, value, **attributes).result
+        value = apply("reduce_sum", [value], {"dim": 0}).result
+    for op, attributes in type_steps(value.type, type):
         value = parallel(op, value, **attributes).result
-    return apply("reduce_sum", [value], {"dim": 0}).result if type.sum > 1 else value
+    return value
 
 
 def graph(outputs: Sequence[Value]) -> Graph:
@@ -133,9 +135,7 @@ def test_every_configuration_equals_the_whole(name: str, data: st.DataObject):
     two = pair(data.draw(st.sampled_from(single)), data.draw(st.sampled_from(single)))
     for by in (*single, *([two] if fits(node, two) else [])):
         needs = operand_degrees(node.analysis, by)
-        types = [
-            tensor_type(v.shape, v.type.dtype, d.dims, d.sum, d.copy) for v, d in zip(node.operands, needs, strict=True)
-        ]
+        types = [divided_type(v.shape, v.type.dtype, d) for v, d in zip(node.operands, needs, strict=True)]
         divided = divide(node, [parts(f"x{i}", t) for i, t in enumerate(types)], by)
         whole = graph(with_backward(divided, parts))
         inputs = arrays([n.result for n in whole.inputs], case, 5)
@@ -157,12 +157,20 @@ def test_rule_keeps_types_and_meaning(name: str, data: st.DataObject):
 
 
 def axis_degrees(type: TensorType) -> list[Degrees]:
-    """Every way one axis of 2 devices may divide a value."""
+    """Every way one axis of 2 devices may divide a value, with some halos."""
     rank = len(type.shape)
-    dims = [tuple(2 if i == d else 1 for i in range(rank)) for d, size in enumerate(type.shape) if size % 2 == 0]
+    even = [d for d, size in enumerate(type.shape) if size % 2 == 0]
+    dims = [tuple(2 if i == d else 1 for i in range(rank)) for d in even]
     whole = (1,) * rank
     sums = [] if type.is_integer else [Degrees(whole, 2)]
-    return [Degrees(whole), *map(Degrees, dims), Degrees(whole, 1, 2), *sums]
+    borders = [tuple(b if i == d else (0, 0) for i in range(rank)) for d in even for b in ((1, 1), (0, 1), (2, 2))]
+    halos = [Degrees(divided, 1, 1, b) for divided in dims for b in borders if fits_halo(type, divided, b)]
+    halo_sums = [] if type.is_integer else [replace(d, halo=(), halo_sum=d.halo) for d in halos[:1]]
+    return [Degrees(whole), *map(Degrees, dims), Degrees(whole, 1, 2), *sums, *halos, *halo_sums]
+
+
+def fits_halo(type: TensorType, degrees: Sequence[int], borders: Sequence[tuple[int, int]]) -> bool:
+    return all(not any(b) or (d > 1 and max(b) <= s) for s, d, b in zip(type.shape, degrees, borders, strict=True))
 
 
 @pytest.mark.parametrize("name", operators())
@@ -173,13 +181,14 @@ def test_only_what_the_line_allows_is_accepted(name: str, data: st.DataObject):
     allowed = {operand_degrees(node.analysis, by) for by in (Configuration(), *configurations(node, 2))}
     for choice in product(*(axis_degrees(v.type) for v in node.operands)):
         operands = [
-            plain(f"x{i}", tensor_type(v.shape, v.type.dtype, d.dims, d.sum, d.copy))
+            plain(f"x{i}", divided_type(v.shape, v.type.dtype, d))
             for i, (v, d) in enumerate(zip(node.operands, choice, strict=True))
         ]
         if choice in allowed:
             apply(name, operands, dict(node.attributes))
             continue
-        with pytest.raises(UnityError, match=rf"^pcg\.{name}: .*(insert pcg\.|partition or combine|replicate or pick)"):
+        advice = r"(insert pcg\.|partition or combine|replicate or pick|before pcg\.halo)"
+        with pytest.raises(UnityError, match=rf"^pcg\.{name}: .*{advice}"):
             apply(name, operands, dict(node.attributes))
 
 

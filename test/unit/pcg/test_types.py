@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Graph, Value, apply, leaf, parallel
 from unity_ir.pcg.interpret import interpret_pieces, join, split
-from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS, type_steps
 from unity_ir.pcg.types import MAX_PIECES, TensorType, tensor_type
 
 SHAPE = (4, 6)
@@ -20,7 +20,9 @@ SHAPE = (4, 6)
 @st.composite
 def tensor_types(draw: st.DrawFn) -> TensorType:
     degrees = tuple(draw(st.sampled_from([d for d in (1, 2, 3) if size % d == 0])) for size in SHAPE)
-    return tensor_type(SHAPE, "f64", degrees, draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    halo = tuple(draw(st.sampled_from([(0, 0), (0, 0), (1, 2)])) if d > 1 else (0, 0) for d in degrees)
+    halos = [(), halo] if draw(st.booleans()) else [halo, ()]
+    return tensor_type(SHAPE, "f64", degrees, draw(st.integers(1, 3)), draw(st.integers(1, 3)), *halos)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,11 @@ def tensor_types(draw: st.DrawFn) -> TensorType:
         (((4,), "i64", (1,), 2), "i64 values cannot be in partial sums"),
         (((4,), "f32", (2,), MAX_PIECES // 2 + 1), "pieces are too many"),
         (((2**30,), "f32", (2**30,)), "pieces are too many"),
+        (((4,), "f32", (1,), 1, 1, ((1, 0),)), "a dim of degree 1 has no halo"),
+        (((4,), "f32", (2,), 1, 1, ((1, 5),)), "a halo of 1 and 5 does not fit a dim of 4"),
+        (((4,), "f32", (2,), 1, 1, ((-1, 1),)), "a halo of -1 and 1 does not fit a dim of 4"),
+        (((4,), "f32", (2,), 1, 1, ((1, 1),), ((1, 1),)), "a halo holds copies or addends, not both"),
+        (((4,), "i64", (2,), 1, 1, (), ((1, 1),)), "i64 values cannot have addends in a halo"),
     ],
 )
 def test_impossible_type_is_refused(arguments: tuple[Any, ...], message: str):
@@ -52,7 +59,7 @@ def test_type_counts_its_pieces(type: TensorType):
     assert len(pieces) == len(set(pieces)) == type.pieces == np.prod(type.degrees) * type.sum * type.copy
     assert type.dual.dual is type
     assert type.serial.pieces == 1
-    assert tensor_type(type.shape, type.dtype, type.degrees, type.sum, type.copy) is type
+    assert tensor_type(type.shape, type.dtype, type.degrees, type.sum, type.copy, type.halo, type.halo_sum) is type
 
 
 @given(tensor_types())
@@ -66,7 +73,10 @@ def test_split_then_join_is_the_value(type: TensorType):
 def scattered(type: TensorType) -> Value:
     """A value of a type; of addends, each is different and none zero."""
     whole = leaf("input", tensor_type((type.sum, *SHAPE), "f64", (type.sum, *type.degrees), 1, type.copy), name="x")
-    return apply("reduce_sum", [whole.result], {"dim": 0}).result
+    value = apply("reduce_sum", [whole.result], {"dim": 0}).result
+    for op, attributes in type_steps(value.type, type):
+        value = parallel(op, value, **attributes).result
+    return value
 
 
 @st.composite
@@ -74,12 +84,14 @@ def steps(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
     """A parallel operator and attributes it may not fit with."""
     op = draw(st.sampled_from(sorted(PARALLEL_OPERATORS)))
     ranges = {"by": st.integers(0, 3), "dim": st.integers(-1, 2), "to": st.integers(-1, 2)}
+    ranges |= {"low": st.integers(-1, 3), "high": st.integers(-1, 3)}
     return op, {name: draw(ranges[name]) for name in PARALLEL_OPERATORS[op].attributes}
 
 
 @given(tensor_types(), st.lists(steps(), max_size=12))
 @settings(max_examples=400, deadline=None)
 def test_any_chain_keeps_the_value_and_its_gradient_is_dual(type: TensorType, chain: list[tuple[str, dict[str, int]]]):
+    assume(not type.halo_sum)
     start = value = scattered(type)
     for op, attributes in chain:
         try:
@@ -131,6 +143,9 @@ def test_gradient_of_a_step_is_its_transpose(type: TensorType, step: tuple[str, 
         ("reduce", {"by": 2}, "the value is in 1 partial sums, which cannot be reduced by 2"),
         ("pick", {"by": 2}, "the value has 1 copies, of which one of 2 cannot be picked"),
         ("zero_pad", {"by": -1}, "by -1 is not a degree"),
+        ("halo", {"dim": 0, "low": 1, "high": 1}, "dim 0 of .* is not divided, so its piece has no neighbours"),
+        ("halo", {"dim": 0, "low": 0, "high": 0}, "low 0 and high 0 are no halo"),
+        ("halo_reduce", {"dim": 0, "low": 1, "high": 1}, r"dim 0 of .* has no halo_sum\(1, 1\)"),
     ],
 )
 def test_step_that_does_not_fit_is_refused(op: str, attributes: dict[str, int], message: str):

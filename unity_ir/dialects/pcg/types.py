@@ -21,11 +21,22 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> TensorType:
+        def integer() -> int:
+            return parser.parse_integer(allow_boolean=False, allow_negative=True)
+
+        borders: dict[str, list[tuple[int, int]]] = {"halo": [], "halo_sum": []}
+
         def dim() -> tuple[int, int]:
-            size = parser.parse_integer(allow_boolean=False, allow_negative=True)
-            if parser.parse_optional_punctuation(":") is None:
-                return size, 1
-            return size, parser.parse_integer(allow_boolean=False, allow_negative=True)
+            size = integer()
+            degree = 1 if parser.parse_optional_punctuation(":") is None else integer()
+            for kind, found in borders.items():
+                found.append((0, 0))
+                if parser.parse_optional_keyword(kind) is not None:
+                    with parser.in_parens():
+                        low = integer()
+                        parser.parse_punctuation(",")
+                        found[-1] = (low, integer())
+            return size, degree
 
         start = parser.pos
         degrees = {"sum": 1, "copy": 1}
@@ -42,11 +53,12 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
                 else:
                     parser.parse_keyword(kind)
                 parser.parse_punctuation("=")
-                degrees[kind] = parser.parse_integer(allow_boolean=False, allow_negative=True)
+                degrees[kind] = integer()
                 if kind == "copy":
                     break
         try:
-            return tensor_type(tuple(s for s, _ in dims), dtype, tuple(d for _, d in dims), **degrees)
+            halos = {kind: tuple(found) for kind, found in borders.items()}
+            return tensor_type(tuple(s for s, _ in dims), dtype, tuple(d for _, d in dims), **degrees, **halos)
         except UnityError as error:
             parser.raise_error(str(error), start)
 

@@ -1,0 +1,60 @@
+"""The halo exchanges an operator asks for: which elements each task needs beside its pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.pcg.graph import Node
+from unity_ir.pcg.layout import Assignment, Mesh
+from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.types import divided_type
+from unity_ir.tdl.parallel import Configuration, operand_degrees
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Of one operand along one dim, which `variable` divides: the elements of a piece before it, and of the halo."""
+
+    operand: int
+    dim: int
+    variable: str
+    elements: int
+    border: int
+
+
+def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
+    """
+    The exchanges of an operator whose index variables have these degrees, one dim after the other, so that the later
+    ones carry the corners.
+    """
+    analysis = node.analysis
+    if not analysis.operand_halos:
+        return
+    needed = operand_degrees(analysis, Configuration(degrees))
+    for i, (value, parameter, need) in enumerate(zip(node.operands, analysis.bound.operands, needed, strict=True)):
+        sizes = list(divided_type(value.type.shape, value.type.dtype, need).core_shape)
+        for dim, (low, high) in enumerate(need.halo):
+            variable = analysis.operand_dims[parameter.name][dim]
+            if low + high == 0 or variable is None:
+                continue
+            elements = prod(sizes)
+            yield Exchange(i, dim, variable, elements, elements // sizes[dim] * (low + high))
+            sizes[dim] += low + high
+
+
+def halo_moves(node: Node, assignment: Assignment, mesh: Mesh) -> dict[int, tuple[tuple[Move, Move], ...]]:
+    """The exchanges of an operator under an assignment, per operand: each forward, and as the gradient goes back."""
+    degrees: dict[str, int] = {}
+    for what, size in zip(assignment, mesh.sizes, strict=True):
+        if isinstance(what, str):
+            degrees[what] = degrees.get(what, 1) * size
+    found: dict[int, tuple[tuple[Move, Move], ...]] = {}
+    for e in exchanges(node, degrees):
+        axes = tuple(i for i, what in enumerate(assignment) if what == e.variable)
+        group = degrees[e.variable]
+        forward = Move("halo", axes, e.dim, e.dim, group, e.elements, e.border)
+        back = Move("halo_reduce", axes, e.dim, e.dim, group, e.elements + e.border, e.border)
+        found[e.operand] = (*found.get(e.operand, ()), (forward, back))
+    return found
