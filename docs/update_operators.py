@@ -25,6 +25,9 @@ from unity_ir.tdl.syntax import (
 )
 from unity_ir.tdl.syntax import accesses as bound_accesses
 
+BAR = "\\|"
+"""A bar inside a table's cell."""
+
 PATH = Path(__file__).parent / "operator_table.md"
 
 HEAD = """\
@@ -115,7 +118,7 @@ def row(operator: Operator) -> str:
     sets = [" + ".join(sorted(s)) for s in analysis.carriers]
     line = operator.tdl if isinstance(operator.tdl, str) else f"{operator.signature} (made from the shapes)"
     cells = (bound.operator, f"`{' '.join(line.split())}`", ", ".join(divided), ", ".join(summed), "; ".join(sets))
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(c.replace('|', BAR) for c in cells)} |"
 
 
 def table() -> str:

@@ -86,17 +86,16 @@ def region(index: Index, variable: str) -> Region | None:
 
 def leading(index: Index, extents: Mapping[str, int]) -> str | None:
     """
-    The variable whose degree a dim carries: the one whose workers' steps make up the whole dim.
+    The variable whose degree a dim carries: the outermost one, if its workers' steps make up the whole dim.
 
     Given `k` returns k; given `(h d)` returns h; given `2*y + i - 3` returns y where 2*|y| is the size of the dim;
     given segments returns None: such a dim has degree 1.
     """
-    size = index.whole if isinstance(index, Window) else None
-    for variable in index_names(index):
-        found = region(index, variable)
-        if found is not None and size in (None, found.step.at(extents)):
-            return variable
-    return None
+    variable = next(iter(index_names(index)), None)
+    found = None if variable is None else region(index, variable)
+    if found is None or (isinstance(index, Window) and index.whole != found.step.at(extents)):
+        return None
+    return variable
 
 
 def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, int]:
