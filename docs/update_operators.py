@@ -52,9 +52,11 @@ SAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], Mapping[str, AttrValue]
     "adaptive_avg_pool2d_grad": (((2, 4, 2, 2),), {"sizes": (8, 8)}),
     "avg_pool2d": ((_IMAGE,), _POOL),
     "avg_pool2d_grad": ((_IMAGE,), {**_POOL, "sizes": (8, 8), "degrees": (1, 1)}),
+    "broadcast_grad": (((2, 2, 2),), {"shape": (2, 1)}),
     "conv2d": ((_IMAGE, _KERNEL), _CONV),
     "conv2d_data_grad": ((_IMAGE, _KERNEL), {**_CONV, "sizes": (8, 8)}),
     "conv2d_weight_grad": ((_IMAGE, _IMAGE), {**_CONV, "sizes": (3, 3)}),
+    "cumsum": (((2, 2, 2),), {"dim": 1}),
     "max_pool2d": ((_IMAGE,), {**_POOL, "dilation": (1, 1)}),
     "max_pool2d_grad": ((_IMAGE, _IMAGE), {**_POOL, "dilation": (1, 1), "sizes": (8, 8)}),
     "pad": (((2, 4),), {"dim": 1, "before": 1, "after": 1}),
@@ -96,7 +98,9 @@ def attributes(line: Line) -> dict[str, AttrValue]:
             given[clause.value.attribute] = (one, one) if many else (one,) if plain or clause.kind == "degree" else one
     for attribute in line.attributes:
         if attribute.name not in given and attribute.default is None:
-            given[attribute.name] = {"ints": (0,), "int": 1, "float": 1.0, "name": "identity"}[attribute.kind]
+            given[attribute.name] = {"ints": (0,), "int": 1, "float": 1.0, "name": "identity", "dtype": "f32"}[
+                attribute.kind
+            ]
     return given
 
 

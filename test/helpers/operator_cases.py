@@ -26,19 +26,57 @@ def same(draw: st.DrawFn, count: int) -> Case:
 
 
 @st.composite
-def broadcast(draw: st.DrawFn) -> Case:
-    shape = draw(SHAPES)
-    return Case((shape, shape[draw(st.integers(0, len(shape))) :]), {})
-
-
-def positive(cases: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
-    return cases.map(lambda case: replace(case, positive=True))
+def broadcast(draw: st.DrawFn, count: int = 2, with_grad: bool = False) -> Case:
+    """Operands that broadcast to one shape: without some leading dims, and with sizes of 1; or the gradient first."""
+    full = draw(SHAPES)
+    shapes: list[Shape] = []
+    for _ in range(count):
+        own = full[draw(st.integers(0, len(full))) :]
+        shapes.append(tuple(draw(st.sampled_from([size, size, 1])) for size in own))
+    if with_grad:
+        return Case((full, *shapes), {})
+    if not draw(st.booleans()):
+        shapes[draw(st.integers(0, count - 1))] = full
+    return Case(tuple(shapes), {})
 
 
 @st.composite
-def quotient(draw: st.DrawFn) -> Case:
-    shape = draw(SHAPES)
-    return Case((shape, shape, shape[draw(st.integers(0, len(shape))) :]), {})
+def broadcast_grad(draw: st.DrawFn) -> Case:
+    full, shape = draw(broadcast(1, with_grad=True)).shapes
+    return Case((full,), {"shape": shape})
+
+
+@st.composite
+def compared(draw: st.DrawFn) -> Case:
+    """Of numbers that are often equal."""
+    return replace(draw(broadcast()), classes=3, dtypes=draw(st.sampled_from([("i64", "i64"), ("f64", "f64")])))
+
+
+@st.composite
+def select_grad(draw: st.DrawFn) -> Case:
+    case = draw(broadcast(1, with_grad=True))
+    return replace(case, attributes={"chosen": draw(st.integers(0, 1))})
+
+
+@st.composite
+def cast(draw: st.DrawFn) -> Case:
+    given = draw(st.sampled_from(["f64", "f64", "i64", "bool"]))
+    wanted = draw(st.sampled_from(["f64", "f32", "f16", "bf16", "i64", "i32", "bool"]))
+    # What the narrowest holds exactly, so that it does not matter which addends are converted.
+    return Case((draw(SHAPES),), {"to": wanted}, classes=5, dtypes=(given,), grain=0.25)
+
+
+def bounded(cases: st.SearchStrategy[Case], low: float = 0.5, high: float = 2.0) -> st.SearchStrategy[Case]:
+    return cases.map(lambda case: replace(case, bounds=(low, high)))
+
+
+positive = bounded
+
+
+@st.composite
+def with_numbers(draw: st.DrawFn, count: int, **ranges: tuple[float, float]) -> Case:
+    """Operands of one shape, and attributes that are numbers."""
+    return Case((draw(SHAPES),) * count, {name: draw(st.floats(*limits)) for name, limits in ranges.items()})
 
 
 @st.composite
@@ -178,6 +216,53 @@ def embedding(draw: st.DrawFn, with_grad: bool) -> Case:
 
 
 CASES: Mapping[str, st.SearchStrategy[Case]] = {
+    "broadcast_grad": broadcast_grad(),
+    "cast": cast(),
+    "clamp": with_numbers(1, low=(-1, 0), high=(0, 1)),
+    "clamp_grad": with_numbers(2, low=(-1, 0), high=(0, 1)),
+    "detach": same(1),
+    "elu": with_numbers(1, alpha=(0.1, 2)),
+    "elu_grad": with_numbers(2, alpha=(0.1, 2)),
+    "eq": compared(),
+    "erf": same(1),
+    "erf_grad": same(2),
+    "floor": same(1),
+    "ge": compared(),
+    "gelu_tanh": same(1),
+    "gelu_tanh_grad": same(2),
+    "gt": compared(),
+    "hardsigmoid": bounded(same(1), -5, 5),
+    "hardswish": bounded(same(1), -5, 5),
+    "hardswish_grad": bounded(same(2), -5, 5),
+    "hardtanh": same(1),
+    "inside_grad": with_numbers(2, low=(-1, 0), high=(0, 1), slope=(0.1, 2)),
+    "le": compared(),
+    "leaky_relu": with_numbers(1, slope=(0, 1)),
+    "leaky_relu_grad": with_numbers(2, slope=(0, 1)),
+    "logical_and": broadcast(),
+    "logical_not": same(1),
+    "logical_or": broadcast(),
+    "lt": compared(),
+    "maximum": broadcast(),
+    "maximum_grad": broadcast(2, with_grad=True),
+    "minimum": broadcast(),
+    "ne": compared(),
+    "pow": positive(broadcast()),
+    "pow_exponent_grad": positive(broadcast(2, with_grad=True)),
+    "pow_grad": positive(broadcast(2, with_grad=True)),
+    "pow_scalar": positive(with_numbers(1, exponent=(-3, 3))),
+    "pow_scalar_grad": positive(with_numbers(2, exponent=(-3, 3))),
+    "reciprocal": positive(same(1)),
+    "reciprocal_grad": same(2),
+    "relu6": bounded(same(1), -2, 8),
+    "select": broadcast(3),
+    "select_grad": select_grad(),
+    "shift": with_numbers(1, by=(-4, 4)),
+    "sign": same(1),
+    "softplus": bounded(same(1), -30, 30),
+    "softplus_grad": bounded(same(2), -30, 30),
+    "square": same(1),
+    "square_grad": same(2),
     "abs": same(1),
     "abs_grad": same(2),
     "add": broadcast(),
@@ -191,7 +276,7 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "cross_entropy": loss(False),
     "cross_entropy_grad": loss(True),
     "div": positive(broadcast()),
-    "div_grad": positive(quotient()),
+    "div_grad": positive(broadcast(2, with_grad=True)),
     "embedding": embedding(False),
     "embedding_grad": embedding(True),
     "exp": same(1),
@@ -295,7 +380,74 @@ def of_result(inverse: Callable[[Tensor], Tensor], function: Callable[[Tensor], 
     return lambda g, y: derivative(function, g, inverse(y.detach()))
 
 
+DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "bool": torch.bool,
+}
+
+
+def torch_cast(x: Tensor, to: str) -> Tensor:
+    return x.to(DTYPES[to])
+
+
+def torch_inside_grad(g: Tensor, x: Tensor, low: float, high: float, slope: float) -> Tensor:
+    return slope * derivative(lambda y: F.hardtanh(y, low, high), g, x)
+
+
 TORCH: Mapping[str, Callable[..., Any]] = {
+    "broadcast_grad": lambda g, shape: g.sum_to_size(shape),
+    "cast": torch_cast,
+    "clamp": lambda x, low, high: x.clamp(low, high),
+    "clamp_grad": lambda g, x, low, high: derivative(lambda y: y.clamp(low, high), g, x),
+    "detach": lambda x: x.detach() + 0 * x,
+    "elu": F.elu,
+    "elu_grad": lambda g, x, alpha: derivative(lambda y: F.elu(y, alpha), g, x),
+    "eq": torch.eq,
+    "erf": torch.erf,
+    "erf_grad": lambda g, x: derivative(torch.erf, g, x),
+    "floor": torch.floor,
+    "ge": torch.ge,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh_grad": lambda g, x: derivative(lambda y: F.gelu(y, approximate="tanh"), g, x),
+    "gt": torch.gt,
+    # The backward of PyTorch's own takes 1/6 in single precision.
+    "hardsigmoid": lambda x: F.relu6(x + 3) / 6,
+    "hardswish": F.hardswish,
+    "hardswish_grad": lambda g, x: derivative(F.hardswish, g, x),
+    "hardtanh": F.hardtanh,
+    "inside_grad": torch_inside_grad,
+    "le": torch.le,
+    "leaky_relu": lambda x, slope: F.leaky_relu(x, slope),
+    "leaky_relu_grad": lambda g, x, slope: derivative(lambda y: F.leaky_relu(y, slope), g, x),
+    "logical_and": torch.logical_and,
+    "logical_not": torch.logical_not,
+    "logical_or": torch.logical_or,
+    "lt": torch.lt,
+    "maximum": torch.maximum,
+    "maximum_grad": lambda g, x, y: derivative(lambda z: torch.maximum(z, y.detach()), g, x.broadcast_to(g.shape)),
+    "minimum": torch.minimum,
+    "ne": torch.ne,
+    "pow": torch.pow,
+    "pow_exponent_grad": lambda g, x, y: derivative(lambda z: x.detach() ** z, g, y.broadcast_to(g.shape)),
+    "pow_grad": lambda g, x, y: derivative(lambda z: z ** y.detach(), g, x.broadcast_to(g.shape)),
+    "pow_scalar": torch.pow,
+    "pow_scalar_grad": lambda g, x, exponent: derivative(lambda z: z**exponent, g, x),
+    "reciprocal": torch.reciprocal,
+    "reciprocal_grad": lambda g, y: -g * y * y,
+    "relu6": F.relu6,
+    "select": torch.where,
+    "select_grad": lambda g, c, chosen: torch.where(c == bool(chosen), g, 0.0),
+    "shift": lambda x, by: x + by,
+    "sign": torch.sign,
+    "softplus": F.softplus,
+    "softplus_grad": lambda g, x: derivative(F.softplus, g, x),
+    "square": torch.square,
+    "square_grad": lambda g, x: derivative(torch.square, g, x),
     "abs": torch.abs,
     "abs_grad": lambda g, x: derivative(torch.abs, g, x),
     "add": torch.add,

@@ -50,7 +50,7 @@ MODEL = """
 func.func @f(%x: !pcg.tensor<[8, 4], f32>, %y: !pcg.tensor<[8, 4], f32>) -> !pcg.tensor<[], f32> {
   %w = pcg.weight "w" : !pcg.tensor<[4, 4], f32>
   %h = pcg.matmul %x, %w : !pcg.tensor<[8, 4], f32>, !pcg.tensor<[4, 4], f32>
-  %s = pcg.square %h : !pcg.tensor<[8, 4], f32>
+  %s = pcg.cube %h : !pcg.tensor<[8, 4], f32>
   %loss = pcg.mse %s, %y : !pcg.tensor<[8, 4], f32>, !pcg.tensor<[8, 4], f32>
   func.return %loss : !pcg.tensor<[], f32>
 }
@@ -60,10 +60,10 @@ func.func @f(%x: !pcg.tensor<[8, 4], f32>, %y: !pcg.tensor<[8, 4], f32>) -> !pcg
 @pytest.mark.parametrize("document", ["README.md", "docs/operators.md"])
 def test_an_operator_is_added_in_one_file(tmp_path: Path, document: str):
     """The documented operator goes all the way to a program that passes its own check."""
-    code = next(b for b in blocks((ROOT / document).read_text(), "python") if "SQUARE" in b)
+    code = next(b for b in blocks((ROOT / document).read_text(), "python") if "CUBE" in b)
     folder = tmp_path / "ops"
     folder.mkdir()
-    (folder / "square.py").write_text("from unity_ir.ops.operator import Operator\n\n" + code)
+    (folder / "cube.py").write_text("from unity_ir.ops.operator import Operator\n\n" + code)
     (tmp_path / "model.pcg").write_text(MODEL)
     program = tmp_path / "train.py"
     script = NEW_OPERATOR.format(folder=str(folder))
@@ -76,7 +76,7 @@ def test_an_operator_is_added_in_one_file(tmp_path: Path, document: str):
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert "def square_" in program.read_text()
+    assert "def cube_" in program.read_text()
 
 
 def test_docs_name_files_that_exist():

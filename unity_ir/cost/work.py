@@ -47,7 +47,7 @@ def kernel_of(node: Node) -> Kernel:
     local = piece(node.analysis.bound, node.configuration)
     values = (*node.operands, *node.results)
     moved = sum(_piece_bytes(v.type) for v in dict.fromkeys(values))
-    dtype = next(v.type.dtype for v in node.operands if not v.type.is_integer)
+    dtype = next((v.type.dtype for v in node.operands if v.type.is_floating), "f32")
     return Kernel(flops(local), moved, dtype)
 
 
@@ -76,7 +76,7 @@ def work(
     """
     of = find_operator(operator)
     shapes = tuple(shape for shape, _ in operands)
-    analysis = of.bind(shapes, attributes)
+    analysis = of.bind(shapes, attributes, tuple(dtype for _, dtype in operands))
     configuration = Configuration(dict(degrees))
     leaves = [
         leaf("input", divided_type(shape, dtype, d), name=str(i)).result
@@ -86,7 +86,7 @@ def work(
     forward = (kernel_of(node),)
     if not any(needs):
         return Work(forward, ())
-    grads = [leaf("input", t.dual, name=f"grad{i}").result for i, t in enumerate(node.types)]
+    grads = [leaf("input", t.dual, name=f"grad{i}").result for i, t in enumerate(node.types) if t.is_floating]
     wanted = [g for g, n in zip(operand_gradients(node, grads), needs, strict=True) if n and g is not None]
     # What the forward computes anyway is not computed again.
     kernels = tuple(kernel_of(n) for n in topological(wanted) if n.is_compute and n is not node)

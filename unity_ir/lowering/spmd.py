@@ -104,8 +104,9 @@ class Program:
 
     def analysis(self, instruction: Compute) -> Analysis:
         """The operator's line, bound to the global shapes."""
-        shapes = tuple(self.tensors[r].shape for r in instruction.operands)
-        return find_operator(instruction.operator).bind(shapes, instruction.attributes)
+        operands = [self.tensors[r] for r in instruction.operands]
+        shapes, dtypes = tuple(t.shape for t in operands), tuple(t.dtype for t in operands)
+        return find_operator(instruction.operator).bind(shapes, instruction.attributes, dtypes)
 
     def local_line(self, instruction: Compute) -> Bound:
         """The operator's line over a piece."""

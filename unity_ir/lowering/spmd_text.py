@@ -131,7 +131,8 @@ def _compute(
     operator = find_operator(name)
     given = {k: to_value(f"spmd.compute {name}", k, v) for k, v in op.operator_attributes.data.items()}
     attributes = operator.attributes(given)
-    analysis = operator.bind(tuple(tensors[r].shape for r in operands), attributes)
+    shapes, dtypes = tuple(tensors[r].shape for r in operands), tuple(tensors[r].dtype for r in operands)
+    analysis = operator.bind(shapes, attributes, dtypes)
     may = (*analysis.splittable, COPY, REPEAT, *analysis.carriers)
     by_name = {role_name(what): what for what in may}
     for word in op.over:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.kernels.expression import ATOM, PRODUCT, SUM, UNARY, Text, binary
+from unity_ir.lowering.kernels.expression import ATOM, COMPARISONS, LOGIC, PRODUCT, SUM, UNARY, Text, binary
 from unity_ir.lowering.kernels.layout import Names, operand_shapes
 from unity_ir.lowering.kernels.rewrite import canonical, is_work, simplified
 from unity_ir.lowering.refuse import refuse
@@ -44,8 +44,18 @@ _FUNCTIONS: Mapping[str, str] = {
     "sin": "torch.sin",
     "cos": "torch.cos",
     "abs": "torch.abs",
+    "floor": "torch.floor",
 }
-_COMPARISONS: Mapping[str, str] = {"gt": ">", "lt": "<", "eq": "=="}
+_BINARY: Mapping[str, str] = {"maximum": "torch.maximum", "minimum": "torch.minimum", "pow": "torch.pow"}
+TORCH_DTYPES: Mapping[str, str] = {
+    "f64": "torch.float64",
+    "f32": "torch.float32",
+    "f16": "torch.float16",
+    "bf16": "torch.bfloat16",
+    "i64": "torch.int64",
+    "i32": "torch.int32",
+    "bool": "torch.bool",
+}
 _REDUCERS: Mapping[str, str] = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
@@ -111,9 +121,10 @@ class _Writer:
         self.bound = simplified(bound, starts)
         self.extents = bound.extents
         self.names = {p.name: n for p, n in zip(bound.operands, names, strict=True)}
+        self.kinds = {p.name: p.kind for p in bound.operands}
         self.shapes = operand_shapes(bound)
         self.starts = starts
-        floats = [n for p, n in zip(bound.operands, names, strict=True) if not p.integer]
+        floats = [n for p, n in zip(bound.operands, names, strict=True) if p.floating]
         like = (floats or list(names))[0]
         self.device = f"{like.removesuffix('.float()')}.device"
         self.dtype = f"{like}.dtype" if floats and not like.endswith(".float()") else "torch.float32"
@@ -135,17 +146,21 @@ class _Writer:
             return reshaped
         axis = next((d for d, i in enumerate(result.indices) if isinstance(i, Segments)), None)
         if axis is None:
-            return self.folded(result.indices, result.expr)
+            return self.folded(result.indices, result.expr, result.dtype)
         assert isinstance(result.expr, Cases)
         pieces: list[str] = []
         for variable, expr in result.expr.branches:
             indices = [Var(variable) if d == axis else i for d, i in enumerate(result.indices)]
-            pieces.append(self.folded(indices, expr).text)
+            pieces.append(self.folded(indices, expr, result.dtype).text)
         return Text(f"torch.cat([{', '.join(pieces)}], {axis})")
 
     def reshaped(self, result: Result) -> Text | None:
         """A line that only folds or unfolds dims, as a reshape."""
-        if not isinstance(result.expr, Access) or any(isinstance(i, Segments) for i in result.expr.indices):
+        if (
+            not isinstance(result.expr, Access)
+            or result.dtype
+            or any(isinstance(i, Segments) for i in result.expr.indices)
+        ):
             return None
         orders = [
             [n for i in indices for n in index_names(i) if self.extents[n] > 1]
@@ -159,15 +174,21 @@ class _Writer:
             return text
         return self.method(text, f"reshape({', '.join(map(str, shape)) or '()'})")
 
-    def folded(self, indices: Sequence[object], expr: Expr) -> Text:
-        """The expression over all the indices' variables, composite dims folded into one."""
+    def folded(self, indices: Sequence[object], expr: Expr, into: str | None = None) -> Text:
+        """
+        The expression over all the indices' variables, composite dims folded into one; `into` is another element type
+        than that of the floating operands.
+        """
         names = [n for i in indices if isinstance(i, Var | Composite) for n in index_names(i)]
         value = self.value(expr)
         if value.number:
             shape = tuple(self.extents[n] for n in names)
-            text = Text(f"torch.full({shape}, {value.text.text}, dtype={self.dtype}, device={self.device})")
-        else:
+            dtype = self.dtype if into is None else TORCH_DTYPES[into]
+            text = Text(f"torch.full({shape}, {value.text.text}, dtype={dtype}, device={self.device})")
+        elif into is None:
             text = self.expanded(self.floating(value), tuple(names))
+        else:
+            text = self.method(self.expanded(value, tuple(names)), f"to({TORCH_DTYPES[into]})")
         dim = 0
         for index in indices:
             if isinstance(index, Composite):
@@ -237,8 +258,15 @@ class _Writer:
                 return self.softmax(above, axis)
             case Binary(op, left, right):
                 return self.joined(op, self.value(left), self.value(right))
-            case Call(function, (left, right)) if function in _COMPARISONS:
-                return self.compared(_COMPARISONS[function], self.value(left), self.value(right))
+            case Call(function, (left, right)) if function in COMPARISONS:
+                return self.compared(COMPARISONS[function], self.value(left), self.value(right))
+            case Call(function, (left, right)) if function in LOGIC:
+                return self.compared(LOGIC[function], self.value(left), self.value(right), ATOM)
+            case Call("not", (argument,)):
+                value = self.value(argument)
+                return replace(value, text=Text(f"~{value.text.at(ATOM)}", UNARY))
+            case Call(function, (left, right)) if function in _BINARY:
+                return self.of_two(_BINARY[function], self.value(left), self.value(right))
             case Call("where", (condition, yes, no)):
                 return self.chosen(self.value(condition), self.value(yes), self.value(no))
             case Call(function, (argument,)) if function in _FUNCTIONS:
@@ -315,10 +343,24 @@ class _Writer:
         value = self.floating(self.value(expr))
         return _Value(Text(f"torch.softmax({value.text.text}, {value.dims.index(axis)})"), value.dims)
 
-    def compared(self, op: str, left: _Value, right: _Value) -> _Value:
+    def compared(self, op: str, left: _Value, right: _Value, level: int = SUM) -> _Value:
         order = self.union([left, right])
         a, b = self.ordered(left, order), self.ordered(right, order)
-        return _Value(Text(f"{a.at(SUM)} {op} {b.at(SUM)}", 0), order, kind="bool")
+        return _Value(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
+
+    def of_two(self, function: str, left: _Value, right: _Value) -> _Value:
+        """A function of two floating point tensors, or of one and a number."""
+        values = [v if v.number else self.floating(v) for v in (left, right)]
+        if function != "torch.pow":
+            # Those take no numbers.
+            values = [
+                _Value(Text(f"torch.tensor({v.text.text}, dtype={self.dtype}, device={self.device})"), ())
+                if v.number
+                else v
+                for v in values
+            ]
+        order = self.union(values)
+        return _Value(Text(f"{function}({', '.join(self.ordered(v, order).text for v in values)})"), order)
 
     def atom(self, tensor: str) -> Text:
         """An operand by the name it was given."""
@@ -350,7 +392,7 @@ class _Writer:
             inside, outside = "".join(letters[n] for n in dims), "".join(letters.values())
             text = Text(f'torch.einsum("{inside}->{outside}", {text.text})')
             dims = list(letters)
-        return _Value(text, tuple(dims), kind="int" if access.tensor in self.integers else "float")
+        return _Value(text, tuple(dims), kind=self.kinds[access.tensor])
 
     # -- reductions
 
@@ -414,10 +456,6 @@ class _Writer:
         letters = _letters([*x.dims, *y.dims])
         spec = f"{_spell(x.dims, letters)},{_spell(y.dims, letters)}->{_spell(order, letters)}"
         return _Value(Text(f'torch.einsum("{spec}", {x.text.text}, {y.text.text})'), order)
-
-    @property
-    def integers(self) -> frozenset[str]:
-        return frozenset(p.name for p in self.bound.operands if p.integer)
 
     def reduced(self, expr: Reduce) -> _Value:
         value = self.value(expr.body)

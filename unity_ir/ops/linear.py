@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unity_ir.ops.elementwise import GELU_GRAD, RELU_GRAD
+from unity_ir.ops.activation import GELU_GRAD, RELU_GRAD
 from unity_ir.ops.operator import Application, Operator, Tensor
 
 

@@ -11,7 +11,7 @@ from unity_ir.errors import UnityError
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.bind import bind, check_attributes
 from unity_ir.tdl.parse import parse_line
-from unity_ir.tdl.syntax import AttrValue, Bound, Entry, Line
+from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Bound, Entry, Line
 
 Attributes: TypeAlias = tuple[tuple[str, AttrValue], ...]
 """Attributes by name, sorted, hashable."""
@@ -35,6 +35,11 @@ class Tensor(Protocol):
         """Degree per dim."""
         ...
 
+    @property
+    def dtype(self) -> str:
+        """Element type."""
+        ...
+
     def build(
         self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
     ) -> tuple[Tensor, ...]:
@@ -47,14 +52,14 @@ class Application:
     """An operator applied: what its gradient may use."""
 
     grads: tuple[Tensor, ...]
-    """Gradient of each result."""
+    """Gradient of each result that holds floating point numbers."""
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
     attributes: Mapping[str, AttrValue]
 
     @property
     def grad(self) -> Tensor:
-        """The gradient of the only result."""
+        """The gradient of the only result that has one."""
         (grad,) = self.grads
         return grad
 
@@ -64,6 +69,10 @@ class Application:
         assert isinstance(value, tuple)
         return value
 
+    def float(self, name: str) -> float:
+        """An attribute of kind `float`."""
+        return float(str(self.attributes[name]))
+
     def int(self, name: str) -> int:
         """An attribute of kind `int`."""
         value = self.attributes[name]
@@ -72,7 +81,10 @@ class Application:
 
 
 Gradient: TypeAlias = Callable[[Application], Sequence["Tensor | None"]]
-"""From an application to the gradient of each operand, None for operands of integers."""
+"""
+From an application to the gradient of each operand; None for operands of integers or booleans, and where it is zero
+everywhere.
+"""
 
 
 @dataclass(frozen=True)
@@ -80,8 +92,8 @@ class Operator:
     """
     An operator of the compiler.
 
-    `tdl` is its line, or, where the line depends on the shapes (a reshape), `signature` is the head of the line and
-    `tdl` a function from operand shapes and attributes to the whole line.
+    `tdl` is its line, or, where the line depends on the shapes (a reshape), `signature` is the head of the line, with
+    one operand, and `tdl` a function from operand shapes and attributes to the whole line.
     """
 
     tdl: str | Callable[[Shapes, Mapping[str, AttrValue]], str]
@@ -93,7 +105,9 @@ class Operator:
         """The parsed line; for a shape-dependent one only its name, parameters and attributes mean anything."""
         if isinstance(self.tdl, str):
             return parse_line(self.tdl)
-        return parse_line(f"{self.signature} out[a..] = x[a..]")
+        assert self.signature is not None
+        first = self.signature.partition("(")[2].partition(";")[0].rstrip(")")
+        return parse_line(f"{self.signature} out[a..] = {first}[a..]")
 
     @cached_property
     def name(self) -> str:
@@ -103,13 +117,15 @@ class Operator:
         """`given` with defaults filled in, sorted. Raises `UnityError` for unknown, missing or ill-kinded ones."""
         return tuple(sorted(check_attributes(self.line, given).items()))
 
-    def bind(self, shapes: Shapes, attributes: Attributes) -> Analysis:
+    def bind(self, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...] = ()) -> Analysis:
         """
-        The line at these global operand shapes, analysed.
+        The line at these global operand shapes, analysed. `dtypes` are the operands' element types, all floats if left
+        out; they matter only to a line with operands that may hold anything.
 
         Raises `UnityError` where shapes or attributes do not fit.
         """
-        return _bind(self, shapes, attributes)
+        matters = any(p.kind == "any" for p in self.line.parameters) and any(d in NOT_FLOATING for d in dtypes)
+        return _bind(self, shapes, attributes, dtypes if matters else ())
 
     def divided(self, shapes: Shapes, attributes: Attributes, degrees: Mapping[str, int]) -> Attributes:
         """
@@ -134,7 +150,7 @@ class Operator:
 
 
 @lru_cache(maxsize=65536)
-def _bind(operator: Operator, shapes: Shapes, attributes: Attributes) -> Analysis:
+def _bind(operator: Operator, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> Analysis:
     line = operator.line
     named = dict(attributes)
     if not isinstance(operator.tdl, str):
@@ -142,8 +158,8 @@ def _bind(operator: Operator, shapes: Shapes, attributes: Attributes) -> Analysi
         if len(shapes) != expected:
             raise UnityError(f"pcg.{line.operator}: takes {expected} operands, got {len(shapes)}")
         whole = parse_line(operator.tdl(shapes, named))
-        return Analysis(_rebind(bind(whole, shapes, {}), line.operator))
-    return Analysis(bind(line, shapes, named))
+        return Analysis(_rebind(bind(whole, shapes, {}, dtypes), line.operator))
+    return Analysis(bind(line, shapes, named, dtypes))
 
 
 def _rebind(bound: Bound, name: str) -> Bound:

@@ -33,10 +33,10 @@ from unity_ir.pcg.view import View
 
 
 def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes a weight reaches. Values of other nodes have no gradient."""
+    """The nodes a weight reaches through floating point numbers. Values of other nodes have no gradient."""
     found: set[Node] = set()
     for node in nodes:
-        if node.op == "weight" or any(v.node in found for v in node.operands):
+        if node.op == "weight" or any(v.node in found and v.type.is_floating for v in node.operands):
             found.add(node)
     return found
 
@@ -53,7 +53,8 @@ def trained(graph: Graph) -> set[Node]:
 
 def operand_gradients(node: Node, grads: Sequence[Value], view: View | None = None) -> tuple[Value | None, ...]:
     """
-    The gradient of each operand of `node`, from that of each result, both of dual type.
+    The gradient of each operand of `node`, from that of each result that holds floating point numbers, both of dual
+    type.
 
     `view` is where the gradient of a parallel operator's operand is wanted. Raises `UnityError` if the operator has no
     gradient.
@@ -71,6 +72,7 @@ def operand_gradients(node: Node, grads: Sequence[Value], view: View | None = No
     out: list[Value | None] = []
     for operand, value in zip(node.operands, found, strict=True):
         assert value is None or isinstance(value, Value)
+        value = value if operand.type.is_floating else None
         if value is not None and value.type != operand.type.dual:
             raise AssertionError(f"{node.op}: gradient is {value.type}, the dual of its operand {operand.type.dual}")
         out.append(value)
@@ -122,7 +124,8 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         found = operand_gradients(node, of_results)
         known = {v: placement.needs(node, i) for i, v in enumerate(node.operands)}
         known |= {v: placement.layouts[v] for v in node.results}
-        known |= {g: dual(placement.layouts[v]) for g, v in zip(of_results, node.results, strict=True)}
+        floating = [v for v in node.results if v.type.is_floating]
+        known |= {g: dual(placement.layouts[v]) for g, v in zip(of_results, floating, strict=True)}
         return tuple(
             g and _spread_alike(g, known, dual(placement.needs(node, i)), placement) for i, g in enumerate(found)
         )
@@ -132,7 +135,8 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
             continue
         # What is only on the way somewhere is not brought together there: each gradient goes the whole way back.
         passing = node.is_parallel and (node.op == "halo" or not anchors.materialised(node.result))
-        for of_results in [[g] for g in grads[node.result]] if passing else [[total(v) for v in node.results]]:
+        whole = () if passing else [total(v) for v in node.results if v.type.is_floating]
+        for of_results in [[g] for g in grads[node.result]] if passing else [whole]:
             for operand, grad in zip(node.operands, gradients(node, of_results), strict=True):
                 if grad is not None and operand.node in with_gradient:
                     grads.setdefault(operand, []).append(grad)

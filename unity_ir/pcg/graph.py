@@ -20,7 +20,7 @@ from unity_ir.pcg.types import TensorType, divided_type
 from unity_ir.pcg.view import View
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.parallel import Configuration, infer_configuration, result_degrees
-from unity_ir.tdl.syntax import AttrValue
+from unity_ir.tdl.syntax import AttrValue, Bound
 
 LEAVES = ("input", "weight", "constant")
 """Operators without operands: the arguments of a step, its parameters, and a number as a tensor."""
@@ -75,7 +75,8 @@ class Node:
     @property
     def analysis(self) -> Analysis:
         """The TDL line of a compute node, bound to its operands' global shapes."""
-        return self.operator.bind(tuple(v.type.shape for v in self.operands), self.attributes)
+        shapes, dtypes = (tuple(v.shape for v in self.operands), tuple(v.dtype for v in self.operands))
+        return self.operator.bind(shapes, self.attributes, dtypes)
 
     @property
     def configuration(self) -> Configuration:
@@ -104,6 +105,10 @@ class Value:
     @property
     def degrees(self) -> tuple[int, ...]:
         return self.type.degrees
+
+    @property
+    def dtype(self) -> str:
+        return self.type.dtype
 
     def build(
         self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
@@ -141,7 +146,7 @@ def leaf(op: str, type: TensorType, view: View | None = None, **attributes: Attr
         value = attributes.get("value")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UnityError(f"pcg.constant: its value is {value!r}; it must be a number")
-        if not type.is_integer:
+        if type.is_floating:
             # 1 and 1.0 are equal: which of them a node has must not depend on which came first.
             attributes["value"] = float(value)
     elif not (isinstance(name := attributes.get("name"), str) and name):
@@ -174,24 +179,37 @@ def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes
     Result types of a compute operator from its operands' types: the serial shape rule and the parallel typing, both
     from TDL. Raises `UnityError` as `apply` does.
     """
-    analysis = operator.bind(tuple(t.shape for t in operands), attributes)
+    analysis = operator.bind(tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands))
     bound = analysis.bound
+    dtype = _check_elements(operator, bound, operands)
+    configuration = infer_configuration(analysis, [t.parts for t in operands])
+    return tuple(
+        divided_type(shape, result.dtype or dtype, d)
+        for result, shape, d in zip(
+            bound.results, bound.result_shapes, result_degrees(analysis, configuration), strict=True
+        )
+    )
+
+
+_KINDS = {"float": "floating point", "int": "integers (i64)", "bool": "bool"}
+
+
+def _check_elements(operator: Operator, bound: Bound, operands: tuple[TensorType, ...]) -> str:
+    """The element type of the floating operands, and so of results that do not say theirs."""
+    alike = {p.name: p.kind == "any" for p in operator.line.parameters}
     dtypes: dict[str, str] = {}
     for parameter, type in zip(bound.operands, operands, strict=True):
-        if parameter.integer != type.is_integer:
-            wanted = "integers (i64)" if parameter.integer else "floating point"
-            raise UnityError(f"pcg.{operator.name}: {parameter.name} is {type.dtype}, expected {wanted}")
-        if not parameter.integer:
+        kind = "float" if type.is_floating else "bool" if type.dtype == "bool" else "int"
+        if parameter.kind != kind:
+            raise UnityError(
+                f"pcg.{operator.name}: {parameter.name} is {type.dtype}, expected {_KINDS[parameter.kind]}; cast it"
+            )
+        if parameter.floating or alike.get(parameter.name):
             dtypes[parameter.name] = type.dtype
     if len(set(dtypes.values())) > 1:
         seen = ", ".join(f"{n} is {d}" for n, d in dtypes.items())
         raise UnityError(f"pcg.{operator.name}: element types differ: {seen}; cast one")
-    dtype = next(iter(dtypes.values()))
-    configuration = infer_configuration(analysis, [t.parts for t in operands])
-    return tuple(
-        divided_type(shape, dtype, d)
-        for shape, d in zip(bound.result_shapes, result_degrees(analysis, configuration), strict=True)
-    )
+    return next(iter(dtypes.values()), "")
 
 
 def parallel(op: str, operand: Value, view: View | None = None, **attributes: int) -> Node:

@@ -20,13 +20,12 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import Piece, TensorType
 from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.elements import NUMPY
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.parallel import Carriers, Configuration, piece
 
 Array = npt.NDArray[Any]
 Pieces = dict[Piece, Array]
-
-NUMPY_DTYPES = {"f64": np.float64, "f32": np.float32, "i64": np.int64, "i32": np.int32}
 
 
 def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Array]:
@@ -62,7 +61,7 @@ def interpret_pieces(graph: Graph, inputs: Mapping[str, Array], weights: Mapping
 def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> Array:
     (type,) = node.types
     if node.op == "constant":
-        return np.full(type.shape, node.attribute("value"), dtype=NUMPY_DTYPES.get(type.dtype, np.float64))
+        return np.full(type.shape, node.attribute("value"), dtype=NUMPY[type.dtype])
     source = inputs if node.op == "input" else weights
     if node.name not in source:
         raise UnityError(f"pcg.{node.op}: no array is given for {node.name}")

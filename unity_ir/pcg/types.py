@@ -20,8 +20,9 @@ from math import prod
 from unity_ir.errors import UnityError
 from unity_ir.tdl.analysis import Halos
 from unity_ir.tdl.parallel import Degrees
+from unity_ir.tdl.syntax import NOT_FLOATING
 
-ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2, "i64": 8, "i32": 4}
+ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "bool": 1}
 """Element types and their sizes."""
 
 MAX_ELEMENTS = 2**62
@@ -66,6 +67,11 @@ class TensorType:
     @property
     def is_integer(self) -> bool:
         return self.dtype.startswith("i")
+
+    @property
+    def is_floating(self) -> bool:
+        """Only floating point numbers may be in partial sums, and have a gradient."""
+        return self.dtype not in NOT_FLOATING
 
     @cached_property
     def elements(self) -> int:
@@ -178,7 +184,7 @@ def tensor_type(
         raise UnityError(
             f"pcg.tensor: {prod(degrees) * sum * copy} pieces are too many; at most {MAX_PIECES} are allowed"
         )
-    if dtype.startswith("i") and sum > 1:
+    if dtype in NOT_FLOATING and sum > 1:
         raise UnityError(f"pcg.tensor: {dtype} values cannot be in partial sums")
     halo, halo_sum = (h if any(map(any, h)) else () for h in (halo, halo_sum))
     if halo and halo_sum:

@@ -21,6 +21,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.layout import COPY, REPEAT, SUM
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.tdl.syntax import NOT_FLOATING
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -99,7 +100,7 @@ class LayoutSpace:
         counts = role_counts(classes, self.roles)
         degrees = degrees_of(counts, classes)
         fits = np.all(np.array(shape, dtype=np.int64) % degrees[:, : self.rank] == 0, axis=1)
-        if dtype.startswith("i"):
+        if dtype in NOT_FLOATING:
             fits &= degrees[:, self.role(SUM)] == 1
         self.counts: Ints = counts[fits]
         self.degrees: Ints = degrees[fits]

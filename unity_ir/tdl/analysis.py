@@ -23,6 +23,7 @@ from unity_ir.tdl.syntax import (
     Expr,
     Index,
     Name,
+    Opaque,
     Reduce,
     Var,
     Window,
@@ -94,13 +95,13 @@ class Analysis:
 
         Given `x + y` returns `({x, y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
         """
-        found = [(tensors(r.expr), _linear(r.expr)) for r in self.bound.results]
-        integers = {p.name for p in self.bound.operands if p.integer}
+        found = [(tensors(r.expr), _linear(r.expr) if r.floating else []) for r in self.bound.results]
+        others = {p.name for p in self.bound.operands if not p.floating}
         common = {
             s
             for _, sets in found
             for s in sets or ()
-            if not s & integers and all(sets is None or s in sets or not s & reads for reads, sets in found)
+            if not s & others and all(sets is None or s in sets or not s & reads for reads, sets in found)
         }
         minimal = [s for s in common if not any(t < s for t in common)]
         return tuple(sorted(set(minimal), key=sorted))
@@ -154,12 +155,14 @@ class Analysis:
         # A diagonal: its pieces are not a grid of the operand's.
         if any(sum(variable in index_names(_bound_index(i)) for i in a.indices) > 1 for a in self._accesses):
             return False
+        if any(variable in (*o.made, *o.names) for r in self.bound.results for o in _opaque(r.expr)):
+            return False
         for result in self.bound.results:
             uses = [i for i in result.indices if variable in index_names(i)]
             if uses:
                 if self.leading(uses[0]) != variable:
                     return False
-            elif not _is_root_sum(result.expr, variable):
+            elif not result.floating or not _is_root_sum(result.expr, variable):
                 return False
         return True
 
@@ -177,12 +180,17 @@ def _bound_index(index: object) -> Index:
     return index
 
 
+def _opaque(expr: Expr) -> list[Opaque]:
+    own = [expr] if isinstance(expr, Opaque) else []
+    return own + [o for child in children(expr) for o in _opaque(child)]
+
+
 def _contains_reduce(expr: Expr) -> bool:
     return isinstance(expr, Reduce) or any(map(_contains_reduce, children(expr)))
 
 
 def _binds(expr: Expr, variable: str) -> bool:
-    own = isinstance(expr, Reduce) and variable in expr.names
+    own = isinstance(expr, Reduce | Opaque) and variable in expr.names
     return own or any(_binds(c, variable) for c in children(expr))
 
 

@@ -13,8 +13,9 @@ from math import prod
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.functions import ACTIVATIONS
+from unity_ir.tdl.functions import ACTIVATIONS, DTYPES
 from unity_ir.tdl.syntax import (
+    NOT_FLOATING,
     Access,
     Affine,
     AttrValue,
@@ -30,8 +31,10 @@ from unity_ir.tdl.syntax import (
     Index,
     Line,
     Name,
+    Opaque,
     Pack,
     Parameter,
+    Position,
     Reduce,
     Result,
     Segments,
@@ -42,6 +45,7 @@ from unity_ir.tdl.syntax import (
     Var,
     Window,
     WrittenIndex,
+    WrittenResult,
     children,
     index_names,
 )
@@ -70,9 +74,10 @@ def check_attributes(line: Line, attributes: Mapping[str, AttrValue]) -> dict[st
             "ints": isinstance(value, tuple) and all(map(_is_int, value)),
             "float": isinstance(value, float) or _is_int(value),
             "name": value in ACTIVATIONS,
+            "dtype": value in DTYPES,
         }[attribute.kind]
         if not fits:
-            wanted = " or ".join(ACTIVATIONS) if attribute.kind == "name" else attribute.kind
+            wanted = " or ".join({"name": ACTIVATIONS, "dtype": DTYPES}.get(attribute.kind, (attribute.kind,)))
             raise UnityError(f"pcg.{line.operator}: attribute {name} is {value!r}; it must be {wanted}")
         full[name] = value
     return full
@@ -82,19 +87,23 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue]) -> Bound:
+def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()) -> Bound:
     """
-    Bind `line` to operand shapes (global sizes, one per operand, variadic ones in place) and attributes.
+    Bind `line` to operand shapes (global sizes, one per operand, variadic ones in place) and attributes. `dtypes` are
+    the operands' element types, which matter where a parameter may hold `any`; all of those are floats if left out.
 
     Raises `UnityError` where ranks, sizes or attributes do not fit, naming the operator and the two that disagree.
     """
-    return _Binder(line, shapes, check_attributes(line, attributes)).bind()
+    return _Binder(line, shapes, check_attributes(line, attributes), dtypes).bind()
 
 
 class _Binder:
-    def __init__(self, line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue]):
+    def __init__(self, line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str]):
         self.line = line
         self.attributes = attributes
+        self.dtypes = dtypes
+        self.followed: str | None = None
+        """What results hold that do not say it, where that is no float."""
         self.clauses: dict[tuple[str, WrittenIndex], Clause] = {(c.kind, c.index): c for c in line.clauses}
         self.operands, self.shapes = self._spell_operands(shapes)
         self.copies = self._count_copies(shapes)
@@ -106,6 +115,8 @@ class _Binder:
             if kind == "size" and isinstance(i, Affine)
         }
         self.origin: dict[str, str] = {}
+        self.units: dict[tuple[str, int], str] = {}
+        """Variables of extent 1, for the dims of operands that broadcast."""
 
     def fail(self, message: str) -> UnityError:
         return UnityError(f"pcg.{self.line.operator}: {message}")
@@ -125,8 +136,18 @@ class _Binder:
         spelled: list[Parameter] = []
         for p in parameters:
             names = [f"{p.name}{i}" for i in range(copies)] if p.variadic else [p.name]
-            spelled += [Parameter(name, p.integer) for name in names]
+            spelled += [Parameter(name, self._kind(p.kind, len(spelled) + i)) for i, name in enumerate(names)]
         return tuple(spelled), {p.name: tuple(s) for p, s in zip(spelled, shapes, strict=True)}
+
+    def _kind(self, kind: str, operand: int) -> str:
+        """What an operand of a kind holds: `any` is resolved by its element type."""
+        if kind != "any":
+            return kind
+        dtype = self.dtypes[operand] if self.dtypes else "f32"
+        if dtype not in NOT_FLOATING:
+            return "float"
+        self.followed = dtype
+        return "bool" if dtype == "bool" else "int"
 
     def _count_copies(self, shapes: Sequence[Shape]) -> int:
         """How many of everything starred: operands of a variadic parameter, or sizes given by a clause."""
@@ -173,12 +194,14 @@ class _Binder:
                     if ranks.setdefault(index.name, entries) != entries:
                         raise self.fail(f"attribute {clause.value} has {entries} entries, expected {ranks[index.name]}")
         accesses = [(r, a) for r in self.line.results for a in _written_accesses(r.expr)]
+        broadcast = {i.name for _, a in accesses for i in a.indices if isinstance(i, Pack) and i.broadcast}
+        broadcast -= {i.name for _, a in accesses for i in a.indices if isinstance(i, Pack) and not i.broadcast}
         pending = True
         while pending:
             pending = False
             for _, access in accesses:
                 rank = len(self.shapes[self._first(access)])
-                packs = [i.name for i in access.indices if isinstance(i, Pack)]
+                packs = [i.name for i in access.indices if isinstance(i, Pack) and not i.broadcast]
                 unknown = {p for p in packs if p not in ranks}
                 if len(unknown) == 1 and len([p for p in packs if p in unknown]) == 1:
                     have = sum(
@@ -191,8 +214,20 @@ class _Binder:
                     ranks[unknown.pop()] = rank - have
                     pending = True
         for _, access in accesses:
-            need = sum(ranks.get(i.name, 0) if isinstance(i, Pack) else 1 for i in access.indices)
+            # A pack that only operands that broadcast have is as long as the longest.
+            for pack in (i for i in access.indices if isinstance(i, Pack) and i.broadcast and i.name in broadcast):
+                rank = len(self.shapes[self._first(access)]) - len(access.indices) + 1
+                ranks[pack.name] = max(ranks.get(pack.name, 0), rank)
+        for _, access in accesses:
             names = [f"{access.tensor}{c}" for c in range(self.copies)] if access.starred else [access.tensor]
+            if any(isinstance(i, Pack) and i.broadcast for i in access.indices):
+                least = len(access.indices) - 1
+                most = least + sum(ranks[i.name] for i in access.indices if isinstance(i, Pack))
+                for name in names:
+                    if not least <= len(self.shapes[name]) <= most:
+                        raise self.fail(f"{name} has rank {len(self.shapes[name])}; it needs {least} to {most}")
+                continue
+            need = sum(ranks.get(i.name, 0) if isinstance(i, Pack) else 1 for i in access.indices)
             for name in names:
                 if len(self.shapes[name]) != need:
                     raise self.fail(f"{name} has rank {len(self.shapes[name])}, expected {need}")
@@ -242,15 +277,31 @@ class _Binder:
         return Window(tuple(found), offset, size, size)
 
     def indices(
-        self, written: Sequence[WrittenIndex], copy: int | None, shape: Shape | None = None
+        self, written: Sequence[WrittenIndex], copy: int | None, tensor: str | None = None
     ) -> tuple[Index, ...]:
-        """The bound indices of an access to a tensor of a shape, or of a result, whose clauses give sizes."""
-        bound = [b for i in written for b in self.index(i, copy)]
+        """The bound indices of an access to a tensor, or of a result, whose clauses give sizes."""
+        shape = None if tensor is None else self.shapes[tensor]
+        bound: list[Index] = []
+        for index in written:
+            if isinstance(index, Pack) and index.broadcast and tensor is not None:
+                bound += self._broadcast(index, tensor, len(bound), len(written))
+            else:
+                bound += self.index(index, copy)
         if shape is not None:
             bound = [
                 replace(b, size=s, whole=s) if isinstance(b, Window) else b for b, s in zip(bound, shape, strict=True)
             ]
         return tuple(map(self._plain, bound))
+
+    def _broadcast(self, pack: Pack, tensor: str, first: int, written: int) -> list[Index]:
+        """The variables of a pack, aligned at the last; a dim of size 1 that the pack is longer along is read at 0."""
+        shape, rank = self.shapes[tensor], self.ranks[pack.name]
+        own = len(shape) - written + 1
+        found: list[Index] = []
+        for dim, i in enumerate(range(rank - own, rank), first):
+            name = f"{pack.name}{i}"
+            found.append(Var(self._unit(tensor, dim) if shape[dim] < self.extents[name] else name))
+        return found
 
     def _plain(self, index: Index) -> Index:
         """
@@ -272,11 +323,21 @@ class _Binder:
             case _:
                 return index
 
+    def _unit(self, tensor: str, dim: int) -> str:
+        name = self.units.get((tensor, dim))
+        if name is None:
+            name = f"unit{len(self.units)}"
+            while name in self.extents:
+                name += "_"
+            self.units[tensor, dim] = name
+            self._set(name, 1, tensor)
+        return name
+
     def expr(self, expr: Expr, copy: int | None) -> Expr:
         match expr:
             case Access(tensor, indices, starred):
                 name = f"{tensor}{copy}" if starred else tensor
-                return Access(name, self.indices(indices, copy, self.shapes[name]))
+                return Access(name, self.indices(indices, copy, name))
             case Binary(op, left, right):
                 return Binary(op, self.expr(left, copy), self.expr(right, copy))
             case Call(function, args):
@@ -287,6 +348,15 @@ class _Binder:
             case Reduce(reducer, indices, body):
                 names = self.indices(indices, copy)
                 return Reduce(reducer, names, self.expr(body, copy)) if names else self.expr(body, copy)
+            case Opaque(function, outputs, inputs, body):
+                made, taken = self.indices(outputs, copy), self.indices(inputs, copy)
+                return Opaque(function, made, taken, self.expr(body, copy))
+            case Position(indices):
+                names = [n for i in self.indices(indices, copy) for n in index_names(i)]
+                position: Expr = Name(names[0]) if names else Const(0.0)
+                for name in names[1:]:
+                    position = Binary("+", Binary("*", position, Const(float(self.extents[name]))), Name(name))
+                return position
             case Size(indices):
                 return Const(float(prod(self.extent_of(i) for i in self.indices(indices, copy))))
             case Name(name):
@@ -320,6 +390,7 @@ class _Binder:
                     if size < 1:
                         raise self.fail(f"attribute {clause.value} has {size}; sizes start at 1")
                     self._set(name, size, f"attribute {clause.value}")
+        self._solve_broadcasts()
         places: list[tuple[str, Index, int]] = []
         for result in self.line.results:
             for copy in range(self.copies):
@@ -328,7 +399,7 @@ class _Binder:
                     places += [
                         (tensor, index, size)
                         for index, size in zip(
-                            self.indices(access.indices, copy, self.shapes[tensor]), self.shapes[tensor], strict=True
+                            self.indices(access.indices, copy, tensor), self.shapes[tensor], strict=True
                         )
                     ]
         for tensor, index, size in places:
@@ -379,6 +450,36 @@ class _Binder:
         for factor, name in unknown:
             self._set(name, room // factor + 1, tensor)
 
+    def _solve_broadcasts(self) -> None:
+        """Extents of packs that broadcast: along each dim all operands have one size, or 1."""
+        reads = [a for r in self.line.results for a in _written_accesses(r.expr)]
+        names = {i.name for a in reads for i in a.indices if isinstance(i, Pack) and i.broadcast}
+        ones: list[tuple[str, str]] = []
+        for access in reads:
+            for tensor in [f"{access.tensor}{c}" for c in range(self.copies)] if access.starred else [access.tensor]:
+                shape, dim = self.shapes[tensor], 0
+                for index in access.indices:
+                    rank = self.ranks[index.name] if isinstance(index, Pack) else 1
+                    if not isinstance(index, Pack) or index.name not in names:
+                        dim += rank
+                        continue
+                    own = len(shape) - len(access.indices) + 1 if index.broadcast else rank
+                    for i in range(own):
+                        name = f"{index.name}{rank - own + i}"
+                        if index.broadcast and shape[dim] == 1:
+                            ones.append((name, tensor))
+                        elif self.extents.setdefault(name, shape[dim]) != shape[dim]:
+                            raise self.fail(
+                                f"sizes do not broadcast: {self.origin[name]} has {self.extents[name]}, {tensor} has "
+                                f"{shape[dim]}; make them the same, or one of them 1"
+                            )
+                        else:
+                            self.origin.setdefault(name, tensor)
+                        dim += 1
+        for name, tensor in ones:
+            self.extents.setdefault(name, 1)
+            self.origin.setdefault(name, tensor)
+
     def _all_copies(self, index: WrittenIndex) -> list[Index]:
         copies = range(self.copies) if isinstance(index, Starred) else (None,)
         return [b for c in copies for b in self.index(index, c)]
@@ -389,24 +490,36 @@ class _Binder:
         self._solve_extents()
         results: list[Result] = []
         for written in self.line.results:
+            dtype = self._dtype(written)
             if written.variadic:
                 for copy in range(self.copies):
                     indices = self.indices(written.indices, copy)
-                    results.append(Result(f"{written.name}{copy}", indices, self.expr(written.expr, copy)))
+                    results.append(Result(f"{written.name}{copy}", indices, self.expr(written.expr, copy), dtype))
                 continue
             indices = self.indices(written.indices, None)
             segments = [i for i in indices if isinstance(i, Segments)]
             if segments:
                 branches = tuple((n, self.expr(written.expr, c)) for c, n in enumerate(segments[0].names))
-                results.append(Result(written.name, indices, Cases(branches)))
+                results.append(Result(written.name, indices, Cases(branches), dtype))
             else:
-                results.append(Result(written.name, indices, self.expr(written.expr, None)))
+                results.append(Result(written.name, indices, self.expr(written.expr, None), dtype))
         order = _order(results)
         missing = [n for n in order if n not in self.extents]
         if missing:
             raise self.fail(f"the size of index {missing[0]} is not given by any operand; give it in a where clause")
         extents = MappingProxyType({n: self.extents[n] for n in order})
         return Bound(self.line.operator, self.operands, tuple(results), extents, self._free_degrees())
+
+    def _dtype(self, written: WrittenResult) -> str | None:
+        match written.elements:
+            case None:
+                return self.followed
+            case "int":
+                return "i64"
+            case "bool":
+                return "bool"
+            case name:
+                return str(self.attributes[name])
 
     def _free_degrees(self) -> Mapping[str, int]:
         degrees: dict[str, int] = {}

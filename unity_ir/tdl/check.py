@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.functions import ACTIVATIONS, FUNCTIONS
+from unity_ir.tdl.functions import ACTIVATIONS, DTYPES, FUNCTIONS
+from unity_ir.tdl.opaque import OPAQUE
 from unity_ir.tdl.syntax import (
     Access,
     Affine,
@@ -18,7 +19,9 @@ from unity_ir.tdl.syntax import (
     Expr,
     Line,
     Name,
+    Opaque,
     Pack,
+    Position,
     Reduce,
     Segments,
     Size,
@@ -87,14 +90,26 @@ class _Check:
             for name in names:
                 if names.count(name) > 1:
                     raise _Broken(f"{what} {name} is defined twice")
-        if all(p.integer for p in self.line.parameters):
-            raise _Broken("no parameter is floating point, so its results have no element type")
+        follows = any(p.kind in ("float", "any") for p in self.line.parameters)
+        for result in self.line.results:
+            self.elements(result, follows)
         if sum(p.variadic for p in self.line.parameters) > 1:
             raise _Broken("only one parameter may be variadic")
         for attribute in self.line.attributes:
             _check_default(attribute)
 
+    def elements(self, result: WrittenResult, follows: bool) -> None:
+        if result.elements is None:
+            if not follows:
+                raise _Broken(f"no parameter is floating point; say what {result.name} holds: {result.name}: int[...]")
+        elif result.elements not in ("int", "bool"):
+            attribute = self.attributes.get(result.elements)
+            if attribute is None or attribute.kind != "dtype":
+                raise _Broken(f"{result.name} holds {result.elements}, which is no attribute of kind dtype")
+
     def result(self, result: WrittenResult) -> None:
+        for index in result.indices:
+            self.whole_pack(index, result.name)
         names = [n for i in result.indices for n in self.variables(i)]
         for name in names:
             if names.count(name) > 1:
@@ -124,24 +139,45 @@ class _Check:
                 names = [n for i in indices for n in written_names(i)]
                 if not all(isinstance(i, Var) or (isinstance(i, Pack) and i.permuted_by is None) for i in indices):
                     raise _Broken(f"{reducer}[...] takes plain indices and packs")
-                for name in names:
-                    if name in scope.bound or names.count(name) > 1:
-                        raise _Broken(f"{name} is bound twice in nested scopes; rename one")
-                self.indices.update(names)
-                scope = _Scope(scope.bound | set(names), scope.starred)
-                self.expr(body, scope)
+                for index in indices:
+                    self.whole_pack(index, reducer)
+                self.binds(names, body, scope)
+                return
+            case Opaque(function, outputs, inputs, body):
+                if function not in OPAQUE:
+                    raise _Broken(f"no opaque function {function}; known are {', '.join(OPAQUE)}")
+                if not all(isinstance(i, Var) for i in (*outputs, *inputs)):
+                    raise _Broken(f"{function}[...] takes plain indices")
+                for name in (n for i in outputs for n in written_names(i)):
+                    self.bound(name, scope, function)
+                self.binds([n for i in inputs for n in written_names(i)], body, scope)
                 return
             case Name(name):
                 kind = self.attributes[name].kind if name in self.attributes else None
                 if kind not in ("int", "float") and name not in scope.bound:
                     raise _Broken(f"{name} is neither an index nor an attribute that is a number")
-            case Size(indices):
+            case Size(indices) | Position(indices):
+                what = "size" if isinstance(expr, Size) else "position"
+                for index in indices:
+                    self.whole_pack(index, what)
                 for name in (n for i in indices for n in written_names(i)):
-                    self.bound(name, scope, "size")
+                    self.bound(name, scope, what)
             case _:
                 pass
         for child in children(expr):
             self.expr(child, scope)
+
+    def binds(self, names: list[str], body: Expr, scope: _Scope) -> None:
+        """A body under names that are bound for it alone."""
+        for name in names:
+            if name in scope.bound or names.count(name) > 1:
+                raise _Broken(f"{name} is bound twice in nested scopes; rename one")
+        self.indices.update(names)
+        self.expr(body, _Scope(scope.bound | set(names), scope.starred))
+
+    def whole_pack(self, index: WrittenIndex, where: str) -> None:
+        if isinstance(index, Pack) and index.broadcast:
+            raise _Broken(f"~{index.name}.. in {where}: only operands broadcast")
 
     def access(self, tensor: str, indices: tuple[WrittenIndex, ...], starred: bool, scope: _Scope) -> None:
         if tensor not in self.parameters:
@@ -152,6 +188,9 @@ class _Check:
         repeated = starred or any(isinstance(i, Starred | StarredSegments) for i in indices)
         if repeated and not scope.starred:
             raise _Broken(f"{tensor} is read once per variadic operand, but the result is one")
+        packs = [i for i in indices if isinstance(i, Pack)]
+        if len(packs) > 1 and any(p.broadcast for p in packs):
+            raise _Broken(f"{tensor} broadcasts ~{next(p.name for p in packs if p.broadcast)}.. beside another pack")
         for index in indices:
             names = self.variables(index)
             if isinstance(index, Affine):
@@ -201,6 +240,7 @@ class _Check:
             raise _Broken(f"no function {function} of {arguments} arguments")
 
     def clause(self, clause: Clause) -> None:
+        self.whole_pack(clause.index, clause.kind)
         for name in self.variables(clause.index):
             if name not in self.indices:
                 raise _Broken(f"{clause.kind}({name}) is given, but nothing is indexed by {name}")
@@ -250,5 +290,6 @@ def _starred(names: Iterable[str]) -> str:
 
 
 def _check_default(attribute: Attribute) -> None:
-    if attribute.kind == "name" and attribute.default is not None and attribute.default not in ACTIVATIONS:
-        raise _Broken(f"default of {attribute.name} is not one of {', '.join(ACTIVATIONS)}")
+    allowed = {"name": ACTIVATIONS, "dtype": DTYPES}.get(attribute.kind, ())
+    if allowed and attribute.default is not None and attribute.default not in allowed:
+        raise _Broken(f"default of {attribute.name} is not one of {', '.join(allowed)}")

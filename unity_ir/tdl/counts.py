@@ -6,7 +6,8 @@ from math import prod
 
 from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.gather import gather, scatter
-from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Name, Reduce, children, index_names
+from unity_ir.tdl.opaque import OPAQUE
+from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Name, Opaque, Reduce, children, index_names
 
 
 def flops(bound: Bound) -> int:
@@ -33,7 +34,7 @@ def flops(bound: Bound) -> int:
             visit(child)
         each = _operations(expr)
         if each:
-            over = free_variables(expr.body if isinstance(expr, Reduce) else expr)
+            over = free_variables(expr.body if isinstance(expr, Reduce | Opaque) else expr)
             total += each * prod(bound.extents[n] for n in over)
 
     for result in bound.results:
@@ -47,6 +48,8 @@ def _operations(expr: Expr) -> int:
             return 1
         case Call(function, _):
             return FUNCTIONS[function].flops
+        case Opaque(function, _, _, _):
+            return OPAQUE[function].flops
         case _:
             return 0
 
@@ -60,6 +63,8 @@ def free_variables(expr: Expr) -> frozenset[str]:
             return frozenset({name})
         case Reduce(_, _, body):
             return free_variables(body) - set(expr.names)
+        case Opaque(_, _, _, body):
+            return (free_variables(body) - set(expr.names)) | set(expr.made)
         case Cases(branches):
             return frozenset[str]().union(*(free_variables(e) | {v} for v, e in branches))
         case _:

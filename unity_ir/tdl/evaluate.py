@@ -9,8 +9,10 @@ import numpy as np
 
 from unity_ir.tdl import windows
 from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.elements import converted
 from unity_ir.tdl.functions import FUNCTIONS, Array
 from unity_ir.tdl.gather import Pick, gather
+from unity_ir.tdl.opaque import OPAQUE
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
@@ -22,6 +24,8 @@ from unity_ir.tdl.syntax import (
     Expr,
     Index,
     Name,
+    Opaque,
+    Position,
     Reduce,
     Result,
     Segments,
@@ -47,16 +51,19 @@ def evaluate(bound: Bound, operands: Sequence[Array], offsets: Mapping[str, int]
 
 
 def _result(bound: Bound, result: Result, tensors: Mapping[str, Array], offsets: Mapping[str, int]) -> Array:
-    floats = [p.name for p in bound.operands if not p.integer]
-    dtype = tensors[floats[0]].dtype
+    def elements(array: Array) -> Array:
+        if result.dtype is not None:
+            return converted(array, result.dtype)
+        return array.astype(next(tensors[p.name].dtype for p in bound.operands if p.floating))
+
     if not isinstance(result.expr, Cases):
-        return _flatten(bound, result.indices, result.expr, tensors, offsets).astype(dtype)
+        return elements(_flatten(bound, result.indices, result.expr, tensors, offsets))
     axis = next(i for i, index in enumerate(result.indices) if isinstance(index, Segments))
     pieces: list[Array] = []
     for variable, expr in result.expr.branches:
         indices = tuple(Var(variable) if i == axis else index for i, index in enumerate(result.indices))
         pieces.append(_flatten(bound, indices, expr, tensors, offsets))
-    return np.concatenate(pieces, axis).astype(dtype)
+    return elements(np.concatenate(pieces, axis))
 
 
 def _flatten(
@@ -113,7 +120,9 @@ class _Evaluation:
                 sizes = [self.extents[n] if n in expr.names else s for n, s in zip(inner, full.shape, strict=True)]
                 axes = tuple(range(len(order), len(inner)))
                 return _REDUCERS[reducer](np.broadcast_to(full, sizes), axis=axes)
-            case Cases() | Size():
+            case Opaque(function, _, _, body):
+                return self.opaque(expr, OPAQUE[function].evaluate, self.value(body, (*order, *expr.names)), order)
+            case Cases() | Size() | Position():
                 raise TypeError(f"{expr} cannot stand inside an expression")
 
     def passed_over(self, reducer: str, expr: Reduce, value: Array, order: tuple[str, ...]) -> Array:
@@ -123,6 +132,13 @@ class _Evaluation:
                 there = windows.inside(window, self.extents, self.offsets, order)
                 value = value if there.all() else np.where(there, value, _NEUTRAL[reducer])
         return value
+
+    def opaque(self, expr: Opaque, function: Any, body: Array, order: tuple[str, ...]) -> Array:
+        """The function along the last dim of its body, the dim it makes put where the order has its variable."""
+        (made,), (taken,) = expr.made, expr.names
+        full = np.broadcast_to(body, [*body.shape[:-1], self.extents[taken]])
+        axis = order.index(made)
+        return np.moveaxis(np.squeeze(function(full, self.extents[made]), axis), -1, axis)
 
     def contract(self, expr: Reduce, order: tuple[str, ...]) -> Array | None:
         """A sum of a product, by einsum over its two factors; None for anything else."""

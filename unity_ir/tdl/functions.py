@@ -42,14 +42,6 @@ def _identity(x: Array) -> Array:
     return x
 
 
-def _greater(a: Array, b: Array) -> Array:
-    return np.greater(a, b)
-
-
-def _equal(a: Array, b: Array) -> Array:
-    return np.equal(a, b)
-
-
 def _where(c: Array, a: Array, b: Array) -> Array:
     return np.where(c, a, b)
 
@@ -62,8 +54,23 @@ def _rsqrt(x: Array) -> Array:
     return 1 / np.sqrt(x)
 
 
-def _less(a: Array, b: Array) -> Array:
-    return np.less(a, b)
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+def philox(seed: Array, position: Array) -> Array:
+    """
+    Uniform numbers in [0, 1) of 24 bits: the first word of Philox-4x32-10 (Salmon et al., SC'11) under the key `seed`
+    at the counter `position`, both below 2^64. Each depends on its own position alone.
+    """
+    key, counter = np.asarray(seed).astype(np.uint64), np.asarray(position).astype(np.uint64)
+    shift = np.uint64(32)
+    k0, k1 = key & _LOW, key >> shift
+    c0, c1, c2, c3 = counter & _LOW, counter >> shift, np.zeros_like(counter), np.zeros_like(counter)
+    for _ in range(10):
+        a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (b >> shift) ^ c1 ^ k0, b & _LOW, (a >> shift) ^ c3 ^ k1, a & _LOW
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & _LOW, (k1 + np.uint64(0xBB67AE85)) & _LOW
+    return (c0 >> np.uint64(8)).astype(np.float64) * 2.0**-24
 
 
 FUNCTIONS: dict[str, ScalarFunction] = {
@@ -80,14 +87,28 @@ FUNCTIONS: dict[str, ScalarFunction] = {
     "sin": ScalarFunction(1, np.sin, 4),
     "cos": ScalarFunction(1, np.cos, 4),
     "abs": ScalarFunction(1, np.abs, 1),
-    "lt": ScalarFunction(2, _less, 1),
-    "gt": ScalarFunction(2, _greater, 1),
-    "eq": ScalarFunction(2, _equal, 1),
+    "floor": ScalarFunction(1, np.floor, 1),
+    "pow": ScalarFunction(2, np.power, 10),
+    "maximum": ScalarFunction(2, np.maximum, 1),
+    "minimum": ScalarFunction(2, np.minimum, 1),
+    "philox": ScalarFunction(2, philox, 60),
+    "lt": ScalarFunction(2, np.less, 1),
+    "le": ScalarFunction(2, np.less_equal, 1),
+    "gt": ScalarFunction(2, np.greater, 1),
+    "ge": ScalarFunction(2, np.greater_equal, 1),
+    "eq": ScalarFunction(2, np.equal, 1),
+    "ne": ScalarFunction(2, np.not_equal, 1),
+    "and": ScalarFunction(2, np.logical_and, 1),
+    "or": ScalarFunction(2, np.logical_or, 1),
+    "not": ScalarFunction(1, np.logical_not, 1),
     "where": ScalarFunction(3, _where, 1),
 }
 
 FUSED = ("relu", "gelu")
 """Activations that kernels take in their epilogue."""
+
+DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "bool")
+"""What an attribute of kind `dtype` may name."""
 
 ACTIVATIONS = ("identity", *FUSED)
 """What an attribute of kind `name` may name."""

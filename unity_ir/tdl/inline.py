@@ -22,7 +22,9 @@ from unity_ir.tdl.syntax import (
     Const,
     Expr,
     Name,
+    Opaque,
     Pack,
+    Position,
     Reduce,
     Size,
     Var,
@@ -70,6 +72,8 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
             return Call(function, tuple(_written_out(a, known) for a in args))
         case Reduce(reducer, indices, body):
             return Reduce(reducer, indices, _written_out(body, known))
+        case Opaque(function, outputs, inputs, body):
+            return Opaque(function, outputs, inputs, _written_out(body, known))
         case _:
             return expr
 
@@ -83,6 +87,9 @@ def _renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
                 return Composite(tuple(variable(p) for p in parts))
             case Affine(terms):
                 return Affine(tuple(replace(t, variable=t.variable and variable(t.variable)) for t in terms))
+            case Pack(name, broadcast=True):
+                new = names.get(Pack(name), old)
+                return replace(new, broadcast=True) if isinstance(new, Pack) else old
             case _:
                 return names.get(old, old)
 
@@ -95,6 +102,8 @@ def _renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
             return Access(tensor, tuple(map(index, indices)), starred)
         case Size(indices):
             return Size(tuple(map(index, indices)))
+        case Position(indices):
+            return Position(tuple(map(index, indices)))
         case Name(name):
             return Name(variable(name))
         case Binary(op, left, right):
@@ -104,5 +113,8 @@ def _renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
         case Reduce(reducer, indices, body):
             kept = {old: new for old, new in names.items() if old not in indices}
             return Reduce(reducer, indices, _renamed(body, kept))
+        case Opaque(function, outputs, inputs, body):
+            kept = {old: new for old, new in names.items() if old not in inputs}
+            return Opaque(function, tuple(map(index, outputs)), inputs, _renamed(body, kept))
         case Const() | _:
             return expr

@@ -31,8 +31,10 @@ from unity_ir.tdl.syntax import (
     Expr,
     Line,
     Name,
+    Opaque,
     Pack,
     Parameter,
+    Position,
     Reduce,
     Size,
     Starred,
@@ -56,6 +58,9 @@ class _Build(Transformer[Token, Line]):
 
     def pack(self, name: Token) -> WrittenIndex:
         return Pack(str(name))
+
+    def broadcast(self, name: Token) -> WrittenIndex:
+        return Pack(str(name), broadcast=True)
 
     def composite(self, *names: Token) -> WrittenIndex:
         return Composite(tuple(map(str, names)))
@@ -105,6 +110,14 @@ class _Build(Transformer[Token, Line]):
     def size(self, indices: tuple[WrittenIndex, ...]) -> Expr:
         return Size(indices)
 
+    def position(self, indices: tuple[WrittenIndex, ...]) -> Expr:
+        return Position(indices)
+
+    def opaque(
+        self, name: Token, outputs: tuple[WrittenIndex, ...], inputs: tuple[WrittenIndex, ...], body: Expr
+    ) -> Expr:
+        return Opaque(str(name), outputs, inputs, body)
+
     def access(self, name: Token, *rest: Any) -> Expr:
         indices = rest[-1] or ()
         return Access(str(name), indices, starred=len(rest) == 2)
@@ -134,7 +147,7 @@ class _Build(Transformer[Token, Line]):
         kinds = [r for r in rest if r is not None]
         return Parameter(
             str(name),
-            integer=any(k.type == "INTEGER_KIND" for k in kinds),
+            kind=next((str(k) for k in kinds if k.type == "ELEMENTS"), "float"),
             variadic=any(k.type == "STAR" for k in kinds),
         )
 
@@ -142,16 +155,18 @@ class _Build(Transformer[Token, Line]):
         value: AttrValue | None = None
         if default is not None:
             number = default.type == "SIGNED_NUMBER"
-            if kind == "ints" or number == (kind == "name") or (kind == "int" and not default.lstrip("+-").isdecimal()):
+            named = kind in ("name", "dtype")
+            if kind == "ints" or number == named or (kind == "int" and not default.lstrip("+-").isdecimal()):
                 raise UnityError(f"default of {name} is {default}, which is no {kind}")
-            value = str(default) if kind == "name" else int(default) if kind == "int" else float(default)
+            value = str(default) if named else int(default) if kind == "int" else float(default)
         return Attribute(str(name), str(kind), value)
 
     def params(self, *items: Parameter | Attribute | None) -> tuple[Parameter | Attribute, ...]:
         return tuple(i for i in items if i is not None)
 
     def result(self, name: Token, *rest: Any) -> WrittenResult:
-        return WrittenResult(str(name), len(rest) == 3, rest[-2] or (), rest[-1])
+        elements, indices, expr = rest[-3:]
+        return WrittenResult(str(name), len(rest) == 4, indices or (), expr, elements and str(elements))
 
     def let(self, name: Token, indices: tuple[WrittenIndex, ...] | None, expr: Expr) -> Definition:
         return Definition(str(name), indices or (), expr)

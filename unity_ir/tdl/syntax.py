@@ -57,10 +57,15 @@ class StarredSegments:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """As many variables as the rank asks for: `a..`; `permuted_by` names an attribute with their order."""
+    """
+    As many variables as the rank asks for: `a..`; `permuted_by` names an attribute with their order.
+
+    One that broadcasts, `~a..`, is aligned at the last dim: leading dims may be missing, dims of size 1 are read at 0.
+    """
 
     name: str
     permuted_by: str | None = None
+    broadcast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,13 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """The row-major position of index variables in the whole tensor they index; spelled out when bound."""
+
+    indices: tuple[WrittenIndex, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     tensor: str
     indices: tuple[WrittenIndex, ...]
@@ -182,7 +194,31 @@ class Cases:
     branches: tuple[tuple[str, Expr], ...]
 
 
-Expr: TypeAlias = Const | Name | Size | Access | Binary | Call | Reduce | Cases
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """
+    A function of `tdl.opaque` that no expression says: from the body along the dims of `inputs` to dims `outputs`.
+
+    Nothing is known of it but that it treats every position of all other variables alike, so those may be divided.
+    """
+
+    function: str
+    outputs: tuple[WrittenIndex, ...]
+    inputs: tuple[WrittenIndex, ...]
+    body: Expr
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The variables along the result; only of a bound line."""
+        return tuple(i.name for i in self.outputs if isinstance(i, Var))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The bound variables; only of a bound line."""
+        return tuple(i.name for i in self.inputs if isinstance(i, Var))
+
+
+Expr: TypeAlias = Const | Name | Size | Position | Access | Binary | Call | Reduce | Cases | Opaque
 
 # --- a line ----------------------------------------------------------------------------------------------------------
 
@@ -190,16 +226,25 @@ Expr: TypeAlias = Const | Name | Size | Access | Binary | Call | Reduce | Cases
 @dataclass(frozen=True, slots=True)
 class Parameter:
     name: str
-    integer: bool = False
-    """The operand holds integers (class ids, token ids) and has no gradient."""
+    kind: str = "float"
+    """What the operand holds: `float`, `int` (class ids, token ids), `bool`, or, in a written line, `any` of them."""
     variadic: bool = False
+
+    @property
+    def floating(self) -> bool:
+        """Only such operands may be in partial sums, and have a gradient."""
+        return self.kind == "float"
+
+    @property
+    def integer(self) -> bool:
+        return self.kind == "int"
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
     name: str
     kind: str
-    """`int`, `ints`, `float` or `name` (a scalar function)."""
+    """`int`, `ints`, `float`, `name` (a scalar function) or `dtype` (an element type)."""
     default: AttrValue | None = None
 
 
@@ -209,6 +254,8 @@ class WrittenResult:
     variadic: bool
     indices: tuple[WrittenIndex, ...]
     expr: Expr
+    elements: str | None = None
+    """`int`, `bool`, or an attribute of kind `dtype`; None where it holds what the operands hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +277,9 @@ class Line:
     text: str
 
 
+NOT_FLOATING = ("i64", "i32", "bool")
+"""Element types that cannot be in partial sums and have no gradient."""
+
 # --- bound -----------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +288,12 @@ class Result:
     name: str
     indices: tuple[Index, ...]
     expr: Expr
+    dtype: str | None = None
+    """Its element type; None for that of the floating operands."""
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype not in NOT_FLOATING
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +360,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
             return (left, right)
         case Call(_, args):
             return args
-        case Reduce(_, _, body):
+        case Reduce(_, _, body) | Opaque(_, _, _, body):
             return (body,)
         case Cases(branches):
             return tuple(e for _, e in branches)

@@ -1,7 +1,7 @@
 """
 Runs launchers as an emitted program would, under Triton's interpreter, which here checks bounds.
 
-Every load and store has to be within an operand or a result; results start full of NaN.
+Every load and store has to be within an operand or a result; results start full of NaN, or 77.
 """
 
 import os
@@ -53,7 +53,8 @@ class Memory:
         return wrapper
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self.own(torch.full(tuple(shape), float("nan"), dtype=dtype, device=device))
+        wrong = float("nan") if dtype.is_floating_point else 77
+        return self.own(torch.full(tuple(shape), wrong, dtype=dtype, device=device))
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         self.ranges.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))

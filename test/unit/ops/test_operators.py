@@ -15,7 +15,7 @@ import torch
 from case import Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from operator_cases import CASES, TORCH
+from operator_cases import CASES, DTYPES, TORCH
 from torch import Tensor
 
 from unity_ir.errors import UnityError
@@ -26,16 +26,23 @@ from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
 from unity_ir.pcg.parallel import type_steps
 from unity_ir.pcg.types import TensorType, divided_type, tensor_type
 from unity_ir.rules.parallelization import configurations, parallelize
+from unity_ir.tdl.elements import converted
 from unity_ir.tdl.parallel import Configuration, Degrees, operand_degrees
+
+ZERO = ("detach", "floor", "sign")
+"""Operators of floating point numbers whose gradient is zero everywhere, or is kept back."""
 
 
 def serial(name: str, case: Case) -> Node:
     """The operator on inputs x0, x1, ..."""
-    integer = [p.integer for p in operator(name).line.parameters]
-    operands = [
-        leaf("input", tensor_type(shape, "i64" if any(integer) and integer[i] else "f64"), name=f"x{i}").result
-        for i, shape in enumerate(case.shapes)
-    ]
+    kinds = [p.kind for p in operator(name).line.parameters]
+    # Those of a variadic operand are alike.
+    held = [*kinds, *kinds[-1:] * len(case.shapes)]
+    known = {"float": "f64", "int": "i64", "bool": "bool"}
+    operands: list[Value] = []
+    for i, shape in enumerate(case.shapes):
+        dtype = case.dtypes[i] if held[i] == "any" and case.dtypes else known.get(held[i], "f64")
+        operands.append(leaf("input", tensor_type(shape, dtype), name=f"x{i}").result)
     return apply(name, operands, case.attributes)
 
 
@@ -43,22 +50,23 @@ def arrays(leaves: Sequence[Value], case: Case, seed: int) -> dict[str, Array]:
     random = np.random.default_rng(seed)
 
     def array(value: Value) -> Array:
-        if value.type.is_integer:
-            return random.integers(0, case.classes, value.shape)
-        # Above 0 as a whole, whatever the parts it may be given in add up to.
-        return random.uniform(0.5, 2, value.shape) if case.positive else random.standard_normal(value.shape)
+        name = value.node.name
+        kind = "float" if value.type.is_floating else "int" if value.type.is_integer else "bool"
+        # Between the bounds as a whole, whatever the parts it may be given in add up to.
+        array = case.array(int(name[1:]) if name.startswith("x") else -1, kind, value.shape, random)
+        return converted(array, value.type.dtype)
 
     return {v.node.name: array(v) for v in leaves}
 
 
 def with_backward(node: Node, leaf_of: Callable[[str, TensorType], Value]) -> tuple[Value, ...]:
     """The results of a node and, if it has any, the gradients of its operands from those of its results, g0, g1, ..."""
-    if node.operator.gradient is None:
+    floating = [(f"g{i}", type.dual) for i, type in enumerate(node.types) if type.is_floating]
+    if node.operator.gradient is None or not floating:
         return node.results
-    grads = [leaf_of(f"g{i}", type.dual) for i, type in enumerate(node.types)]
-    found = operand_gradients(node, grads)
+    found = operand_gradients(node, [leaf_of(*g) for g in floating])
     for value, operand in zip(found, node.operands, strict=True):
-        assert (value is None) == operand.type.is_integer
+        assert (value is None) == (not operand.type.is_floating or node.op in ZERO)
         assert value is None or value.type == operand.type.dual
     return (*node.results, *(v for v in found if v is not None))
 
@@ -113,16 +121,24 @@ def test_equals_torch(name: str, data: st.DataObject):
     whole = graph(with_backward(node, plain))
     inputs = arrays([n.result for n in whole.inputs], case, data.draw(st.integers(0, 99)))
     values = interpret(whole, inputs, {})
-    operands = [torch.tensor(inputs[v.node.name], requires_grad=not v.type.is_integer) for v in node.operands]
+    operands = [torch.tensor(inputs[v.node.name], requires_grad=v.type.is_floating) for v in node.operands]
     expected = TORCH[name](*operands, **dict(node.attributes))
     expected = [expected] if isinstance(expected, Tensor) else list(expected)
     assert [tuple(t.shape) for t in expected] == [t.shape for t in node.types]
-    if node.operator.gradient is not None:
-        cotangents = [torch.tensor(inputs[f"g{i}"]) for i in range(len(expected))]
+    for type, want in zip(node.types, expected, strict=True):
+        assert DTYPES[type.dtype] == want.dtype
+    differentiable = [(i, t) for i, t in enumerate(expected) if t.requires_grad]
+    if node.operator.gradient is not None and differentiable:
+        given = {f"g{i}": t.detach() for i, t in differentiable} | inputs
+        cotangents = [torch.as_tensor(given[f"g{i}"]).to(t.dtype) for i, t in differentiable]
         floating = [t for t in operands if t.requires_grad]
-        expected += torch.autograd.grad(expected, floating, cotangents)
+        found = torch.autograd.grad([t for _, t in differentiable], floating, cotangents, materialize_grads=True)
+        if name in ZERO:
+            assert not any(g.any() for g in found)
+        else:
+            expected += found
     for got, want in zip(whole.outputs, expected, strict=True):
-        np.testing.assert_allclose(values[got], want.detach().numpy(), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(values[got], want.detach().double().numpy(), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", operators())
@@ -162,10 +178,10 @@ def axis_degrees(type: TensorType) -> list[Degrees]:
     even = [d for d, size in enumerate(type.shape) if size % 2 == 0]
     dims = [tuple(2 if i == d else 1 for i in range(rank)) for d in even]
     whole = (1,) * rank
-    sums = [] if type.is_integer else [Degrees(whole, 2)]
+    sums = [Degrees(whole, 2)] if type.is_floating else []
     borders = [tuple(b if i == d else (0, 0) for i in range(rank)) for d in even for b in ((1, 1), (0, 1), (2, 2))]
     halos = [Degrees(divided, 1, 1, b) for divided in dims for b in borders if fits_halo(type, divided, b)]
-    halo_sums = [] if type.is_integer else [replace(d, halo=(), halo_sum=d.halo) for d in halos[:1]]
+    halo_sums = [replace(d, halo=(), halo_sum=d.halo) for d in halos[:1]] if type.is_floating else []
     return [Degrees(whole), *map(Degrees, dims), Degrees(whole, 1, 2), *sums, *halos, *halo_sums]
 
 

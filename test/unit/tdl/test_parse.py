@@ -39,7 +39,7 @@ BAD = [
     ("f(x) out[a.., a0] = x[a.., a0]", "f: a0 is also one of a..; rename one"),
     ("f(x*, x0) out[(i*)] = x*[i*] + x0[]", "f: x0 is also one of x*; rename one"),
     ("f(x; k: int) out[k] = x[k] * k", "f: k is an index and an attribute; rename one"),
-    ("f(t: int) out[i] = t[i]", "f: no parameter is floating point, so its results have no element type"),
+    ("f(t: int) out[i] = t[i]", "f: no parameter is floating point; say what out holds: out: int[...]"),
     ("f(x*, y*) out[(i*)] = x*[i*] + y*[i*]", "f: only one parameter may be variadic"),
     ("f(x*) out[i] = x*[i]", "f: x is read once per variadic operand, but the result is one"),
     ("f(x) out[i*] = x[i*] where size(i*) = 3", "f: out is one result, but is indexed by i*"),

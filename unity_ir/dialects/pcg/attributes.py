@@ -18,6 +18,7 @@ CONSTRAINTS: dict[str, AttrConstraint] = {
     "ints": DenseArrayBase.constr(i64),
     "float": FloatAttr.constr(f64),
     "name": BaseAttr(StringAttr),
+    "dtype": BaseAttr(StringAttr),
 }
 """What xDSL attribute holds an attribute of each of TDL's kinds."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.layout import Address, Names, Run, address, runs
 from unity_ir.lowering.kernels.rewrite import canonical, is_work, rename
 from unity_ir.tdl.gather import Pick, gather
@@ -20,6 +21,8 @@ from unity_ir.tdl.syntax import (
     Const,
     Expr,
     Name,
+    Opaque,
+    Position,
     Reduce,
     Segments,
     Size,
@@ -64,12 +67,35 @@ _UNARY: Mapping[str, Callable[[Text], Text]] = {
     "gelu": _gelu,
     # There is no tl.tanh, and libdevice does not run in the interpreter.
     "tanh": lambda x: Text(f"2.0 * tl.sigmoid(2.0 * {x.at(UNARY)}) - 1.0", SUM),
-    **{f: _call(f) for f in ("exp", "log", "erf", "sqrt", "rsqrt", "sigmoid", "sin", "cos", "abs")},
+    **{f: _call(f) for f in ("exp", "log", "erf", "sqrt", "rsqrt", "sigmoid", "sin", "cos", "abs", "floor")},
 }
 _USED_TWICE = frozenset({"relu", "gelu"})
 """Functions whose text repeats the argument, which so has to be a name."""
-_COMPARISONS: Mapping[str, str] = {"gt": ">", "lt": "<", "eq": "=="}
-KERNEL_FUNCTIONS = frozenset({*_UNARY, *_COMPARISONS, "where"})
+COMPARISONS: Mapping[str, str] = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+"""Functions that are operators of Python on numbers."""
+LOGIC: Mapping[str, str] = {"and": "&", "or": "|"}
+"""Functions that are operators of Python on conditions."""
+
+
+def _power(x: Text, y: Text) -> Text:
+    """There is no tl.pow: by exp and log of |x|, with the sign and the cases of PyTorch's."""
+    base, exponent = x.text, y.at(UNARY)
+    odd = f"({exponent} * 0.5 != tl.floor({exponent} * 0.5)).to(tl.float32)"
+    sign = f'tl.where({exponent} == tl.floor({exponent}), 1.0 - 2.0 * {odd}, float("nan"))'
+    size = f"tl.exp({exponent} * tl.log(tl.abs({base})))"
+    return Text(f"tl.where({exponent} == 0.0, 1.0, tl.where({base} < 0.0, {sign}, 1.0) * {size})")
+
+
+def _extreme(function: str) -> Callable[[Text, Text], Text]:
+    return lambda x, y: Text(f"tl.{function}({x.text}, {y.text}, propagate_nan=tl.PropagateNan.ALL)")
+
+
+_BINARY: Mapping[str, Callable[[Text, Text], Text]] = {
+    "maximum": _extreme("maximum"),
+    "minimum": _extreme("minimum"),
+    "pow": _power,
+}
+KERNEL_FUNCTIONS = frozenset({*_UNARY, *COMPARISONS, *LOGIC, *_BINARY, "not", "where", "philox"})
 """Functions of TDL that kernels know."""
 
 
@@ -261,7 +287,9 @@ class Writer:
             case Binary(op, left, right):
                 return op == "/" or self.is_float(left) or self.is_float(right)
             case Call(function, args):
-                return function not in _COMPARISONS and (function != "where" or any(map(self.is_float, args[1:])))
+                if function in COMPARISONS or function in LOGIC or function == "not":
+                    return False
+                return function != "where" or any(map(self.is_float, args[1:]))
             case _:
                 return True
 
@@ -279,21 +307,42 @@ class Writer:
                 return Text(self.load(expr))
             case Binary(op, left, right):
                 return binary(op, self._operand(left, right), self._operand(right, left))
-            case Call(function, (left, right)) if function in _COMPARISONS:
+            case Call(function, (left, right)) if function in COMPARISONS:
                 a, b = self._operand(left, right), self._operand(right, left)
-                return Text(f"{a.at(SUM)} {_COMPARISONS[function]} {b.at(SUM)}", 0)
+                return Text(f"{a.at(SUM)} {COMPARISONS[function]} {b.at(SUM)}", 0)
+            case Call(function, (left, right)) if function in LOGIC:
+                return Text(f"{self.value(left).at(ATOM)} {LOGIC[function]} {self.value(right).at(ATOM)}", 0)
+            case Call("not", (argument,)):
+                return Text(f"{self.value(argument).at(ATOM)} == 0", 0)
+            case Call("philox", (Const(seed), position)):
+                return self.uniform(int(seed), self._operand(position, Name("")))
+            case Call(function, (left, right)) if function in _BINARY:
+                texts = [self.number(left), self.number(right)]
+                if function == "pow":
+                    texts = [self._named(a, t) for a, t in zip((left, right), texts, strict=True)]
+                return _BINARY[function](*texts)
             case Call("where", (condition, yes, no)):
                 parts = [self.value(condition), self.value(yes), self.value(no)]
                 return Text(f"tl.where({', '.join(p.text for p in parts)})")
             case Call(function, (argument,)) if function in _UNARY:
                 text = self.number(argument)
-                if function in _USED_TWICE and not text.text.isidentifier():
-                    text = Text(self.define(argument, "argument", text.text))
-                return _UNARY[function](text)
+                return _UNARY[function](self._named(argument, text) if function in _USED_TWICE else text)
             case Reduce() if (picked := gather(expr)) is not None:
                 return self.gathered(picked)
             case _:
                 raise TypeError(f"{expr} cannot stand inside a kernel's expression")
+
+    def _named(self, expr: Expr, text: Text) -> Text:
+        """A text that may be repeated."""
+        plain = text.text.isidentifier() or isinstance(expr, Const)
+        return text if plain else Text(self.define(("number", expr), "argument", text.text))
+
+    def uniform(self, seed: int, position: Text) -> Text:
+        """A number in [0, 1) of 24 bits, as `tdl.functions.philox` draws it."""
+        if self.wide:
+            raise UnityError("lowering: no kernel draws random numbers at positions beyond 32 bits; divide the tensor")
+        word = f"tl.randint({seed}, {position.text}).to(tl.uint32, bitcast=True)"
+        return Text(f"({word} >> 8).to(tl.float32) * 5.960464477539063e-08", PRODUCT)
 
     def gathered(self, picked: Pick) -> Text:
         """The body at the position that an operand of integers names, and 0 where that is not in this piece."""
@@ -420,5 +469,8 @@ class _Tdl:
                 return Text(f"{reducer}[{_indices(indices)}]({self.text(body).text})")
             case Cases(branches):
                 return Text(" | ".join(f"{n}: {self.text(e).text}" for n, e in branches))
-            case Size():
+            case Opaque(function, outputs, inputs, body):
+                over = f"{_indices(outputs)}; {_indices(inputs)}"
+                return Text(f"opaque {function}[{over}]({self.text(body).text})")
+            case Size() | Position():
                 raise TypeError(f"{expr} is not bound")

@@ -15,24 +15,29 @@ from unity_ir.lowering.kernels.pointwise import pointwise_step
 from unity_ir.lowering.kernels.reduction import reduction_steps
 from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified, without_ones
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
-from unity_ir.lowering.kernels.step import Buffer, Compiled, Launcher, Stage, Step
+from unity_ir.lowering.kernels.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
 from unity_ir.lowering.refuse import refuse
-from unity_ir.lowering.torch_code import torch_body
+from unity_ir.lowering.torch_code import TORCH_DTYPES, torch_body
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.gather import gather
-from unity_ir.tdl.syntax import Access, Bound, Call, Cases, Const, Expr, Reduce, Result, Var, accesses, children
+from unity_ir.tdl.syntax import (
+    NOT_FLOATING,
+    Access,
+    Bound,
+    Call,
+    Cases,
+    Const,
+    Expr,
+    Reduce,
+    Result,
+    Var,
+    accesses,
+    children,
+)
 
 __all__ = ["Compiled", "Launcher", "launcher", "optimizer_launcher"]
-
-TORCH_DTYPES: Mapping[str, str] = {
-    "f32": "torch.float32",
-    "f16": "torch.float16",
-    "bf16": "torch.bfloat16",
-    "i64": "torch.int64",
-    "i32": "torch.int32",
-}
 
 
 def launcher(
@@ -41,14 +46,14 @@ def launcher(
     """
     The launcher of `bound`, whose extents are those of the local piece.
 
-    `operand_dtypes` are `f32`, `f16`, `bf16`, `i64` or `i32`, one per operand; results have the type of the first
-    operand that holds no integers. `impl` is `triton` or `torch`. `offsets` are the variables used as values whose
-    piece may start elsewhere than at 0: the function takes the global index at which each starts after the
-    operands. Raises `UnityError` for what no kernel covers.
+    `operand_dtypes` are `f32`, `f16`, `bf16`, `i64`, `i32` or `bool`, one per operand; results have the type of the
+    first operand that holds floating point numbers, unless the line says another. `impl` is `triton` or `torch`.
+    `offsets` are the variables used as values whose piece may start elsewhere than at 0: the function takes the global
+    index at which each starts after the operands. Raises `UnityError` for what no kernel covers.
     """
-    for dtype in operand_dtypes:
-        if dtype not in TORCH_DTYPES:
-            raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(TORCH_DTYPES)}")
+    for dtype in (*operand_dtypes, *(r.dtype for r in bound.results if r.dtype)):
+        if dtype not in POINTERS:
+            raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(POINTERS)}")
     refuse(bound)
     if impl == "torch":
         return _torch_launcher(bound, operand_dtypes, offsets)
@@ -60,14 +65,16 @@ def launcher(
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def _name(bound: Bound, offsets: Sequence[str]) -> str:
+def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
     """
-    An identifier that only equal lines share: operator, shapes, activation.
+    An identifier that only equal lines share: operator, shapes, activation, element types where they are not all of
+    one kind of float.
 
     Where attributes may have changed the line without changing a shape, a digest of it is added.
     """
     shapes = operand_shapes(bound)
-    parts = [bound.operator]
+    # `pow` of two scalars is not `pow_scalar` of one.
+    parts = [f"{bound.operator}_of" if bound.operator.endswith("_scalar") else bound.operator]
     parts += ["x".join(map(str, shapes[p.name])) or "scalar" for p in bound.operands if p.name in shapes]
     form = bound.results[0].expr
     if isinstance(form, Call) and form.function in FUSED and isinstance(form.args[0], Reduce):
@@ -75,9 +82,16 @@ def _name(bound: Bound, offsets: Sequence[str]) -> str:
         form = form.args[0]
     if not _reads_as_product(form) or len(bound.results) > 1 or offsets:
         parts += _digest(bound)
+    parts += _elements(bound, dtypes)
     if offsets:
         parts += ["from", *offsets]
     return Names().new("_".join(parts))
+
+
+def _elements(bound: Bound, dtypes: Sequence[str]) -> list[str]:
+    """Element types, where a result has another than the floating operands."""
+    own = [r.dtype for r in bound.results if r.dtype]
+    return [*dict.fromkeys((*dtypes, *own))] if own else []
 
 
 def _reads_as_product(expr: Expr) -> bool:
@@ -111,21 +125,21 @@ def _torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str])
     names = Names()
     operands = [names.new(p.name) for p in bound.operands]
     starts = {n: names.new(f"{n}_start") for n in offsets}
-    name = f"{_name(bound, offsets)}_torch"
+    name = f"{_name(bound, dtypes, offsets)}_torch"
     like = _first_float(bound, operands)
     products = all(contraction(r, bound.extents) is not None for r in bound.results)
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
     inputs = [f"{o}.float()" if half and d in ("f16", "bf16") else o for o, d in zip(operands, dtypes, strict=True)]
     lines, texts = torch_body(bound, inputs, starts, names)
     if half:
-        texts = [f"({t}).to({like}.dtype)" for t in texts]
+        texts = [t if r.dtype else f"({t}).to({like}.dtype)" for t, r in zip(texts, bound.results, strict=True)]
     body = [*lines, f"return {', '.join(texts)}"]
     return Launcher(name, _function(name, [*operands, *starts.values()], bound, body), {}, ())
 
 
 def _first_float(bound: Bound, operands: Sequence[str]) -> str:
     """The operand that gives the results their type and device."""
-    floats = [o for p, o in zip(bound.operands, operands, strict=True) if not p.integer]
+    floats = [o for p, o in zip(bound.operands, operands, strict=True) if p.floating]
     return (floats or list(operands))[0]
 
 
@@ -146,17 +160,20 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     names = Names()
     operands = [names.new(p.name) for p in bound.operands]
     starts = {n: names.new(f"{n}_start") for n in offsets}
-    name = _name(bound, offsets)
+    name = _name(bound, dtypes, offsets)
     line = without_ones(simplified(bound, starts))
     _check_functions(bound.operator, (r.expr for r in line.results))
     like = _first_float(bound, operands)
-    dtype = next((d for p, d in zip(bound.operands, dtypes, strict=True) if not p.integer), "f32")
+    dtype = next((d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating), "f32")
     buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
     results = _Results(line, buffers, names, starts)
     for result in line.results:
-        results.add(result, Buffer(names.new(result.name), dtype, f"{like}.dtype"))
-    simple = len(results.parts) == 1 and not any(d.startswith("i") for d in dtypes)
-    family = f"{'_'.join([bound.operator, *_constants_digest(bound)])}_kernel" if simple else None
+        own = result.dtype or dtype
+        results.add(result, Buffer(names.new(result.name), own, TORCH_DTYPES[own] if result.dtype else f"{like}.dtype"))
+    simple = len(results.parts) == 1 and not any(d in NOT_FLOATING for d in dtypes)
+    family = None
+    if simple:
+        family = f"{'_'.join([bound.operator, *_constants_digest(bound), *_elements(bound, dtypes)])}_kernel"
     steps: list[Step] = []
     for number, (result, output) in enumerate(results.parts):
         kernel = f"{name}_kernel" if len(results.parts) == 1 else f"{name}_{number}_kernel"
@@ -190,7 +207,7 @@ def _steps(stage: Stage) -> list[Step]:
         return [pointwise_step(stage)]
     product = contraction(stage.result, stage.extents)
     dtypes = {b.dtype for b in stage.buffers.values()}
-    if product is not None and len(dtypes) == 1 and not dtypes & {"i32", "i64"}:
+    if product is not None and len(dtypes) == 1 and not dtypes & {*NOT_FLOATING}:
         return [matmul_step(stage, product)]
     places = scattered(stage)
     return reduction_steps(stage) if places is None else [scatter_step(stage, places)]
@@ -253,7 +270,7 @@ class _Results:
     def _is_product(self, result: Result) -> bool:
         """Whether the result is a matrix product once its factors are tensors."""
         factors = product_factors(result.expr)
-        if factors is None or any(self.buffers[a.tensor].dtype.startswith("i") for a in accesses(result.expr)):
+        if factors is None or any(self.buffers[a.tensor].dtype in NOT_FLOATING for a in accesses(result.expr)):
             return False
         if len({self.buffers[f.tensor].dtype for f in factors if isinstance(f, Access)}) > 1:
             return False

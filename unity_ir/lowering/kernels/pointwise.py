@@ -34,7 +34,11 @@ def pointwise_step(stage: Stage) -> Step:
             writer.emit(f"{mask} = {index} < {bound}")
         writer.axes = [Axis(index, names, mask)]
     out = Address({}) if size == 1 else _flat_address(names, extents)
-    writer.store(Kernel.OUT, out, _cases(kernel, whole) if whole else _plain(kernel))
+    value = _cases(kernel, whole) if whole else _plain(kernel)
+    if stage.output.dtype == "bool":
+        # Stored as a byte, which is to be 0 or 1.
+        value = f"({value}) != 0"
+    writer.store(Kernel.OUT, out, value)
     name = stage.family if flat and stage.family is not None else stage.kernel
     return kernel.step(name, (-(-size // block),), warps(block))
 

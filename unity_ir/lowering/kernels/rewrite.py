@@ -21,6 +21,7 @@ from unity_ir.tdl.syntax import (
     Const,
     Expr,
     Name,
+    Opaque,
     Reduce,
     Segments,
     Var,
@@ -37,6 +38,10 @@ _ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
 }
 
 
+_CHEAP = frozenset({"gt", "ge", "lt", "le", "eq", "ne", "and", "or", "not"})
+"""Functions that cost less than a name."""
+
+
 def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
     """The expression with each direct sub-expression changed."""
     match expr:
@@ -46,6 +51,8 @@ def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
             return Call(function, tuple(map(change, args)))
         case Reduce(reducer, indices, body):
             return Reduce(reducer, indices, change(body))
+        case Opaque(function, outputs, inputs, body):
+            return Opaque(function, outputs, inputs, change(body))
         case Cases(branches):
             return Cases(tuple((n, change(e)) for n, e in branches))
         case _:
@@ -71,7 +78,7 @@ def is_work(expr: Expr) -> bool:
     match expr:
         case Reduce():
             return True
-        case Call(function, _) if function not in ("gt", "lt", "eq"):
+        case Call(function, _) if function not in _CHEAP:
             return True
         case _:
             return any(map(is_work, children(expr)))

@@ -9,12 +9,12 @@ from types import MappingProxyType
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import Writer
 from unity_ir.lowering.kernels.layout import Names
-from unity_ir.tdl.syntax import Bound, Expr, Name, Result, accesses, children
+from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, Result, accesses, children
 
 Scalar = int | float | str
 
 POINTERS: Mapping[str, str] = MappingProxyType(
-    {"f32": "*fp32", "f16": "*fp16", "bf16": "*bf16", "i64": "*i64", "i32": "*i32"}
+    {"f32": "*fp32", "f16": "*fp16", "bf16": "*bf16", "i64": "*i64", "i32": "*i32", "bool": "*i1"}
 )
 """Triton's name of a pointer to each element type that kernels take."""
 
@@ -192,7 +192,7 @@ class Kernel:
             **{starts[n]: Argument(stage.starts[n], "i32") for n in starts},
         }
         self.constants: dict[str, Scalar] = {}
-        integers = frozenset(t for t in stage.tensors if stage.buffers[t].dtype.startswith("i"))
+        integers = frozenset(t for t in stage.tensors if stage.buffers[t].dtype in NOT_FLOATING)
         self.writer = Writer(extents or stage.extents, pointers, integers, self.names, starts, stage.wide)
 
     def constant(self, wish: str, value: int) -> str:

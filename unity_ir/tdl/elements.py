@@ -1,0 +1,34 @@
+"""Element types as numpy holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from unity_ir.tdl.functions import Array
+
+NUMPY: Mapping[str, Any] = {
+    "f64": np.float64,
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": np.float32,
+    "i64": np.int64,
+    "i32": np.int32,
+    "bool": np.bool_,
+}
+"""What holds each element type; numpy has no bfloat16, whose numbers are float32 that end in zeros."""
+
+
+def converted(array: Array, dtype: str) -> Array:
+    """
+    An array converted as PyTorch does: to integers towards zero, to bfloat16 by rounding to the nearest, to even.
+
+    Given 2.7 and `i64`, returns 2; given 0 and `bool`, returns False.
+    """
+    if dtype != "bf16":
+        return np.asarray(array).astype(NUMPY[dtype])
+    bits = np.asarray(array, dtype=np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(np.asarray(array)), np.float32(np.nan), rounded.view(np.float32))

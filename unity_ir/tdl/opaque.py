@@ -1,0 +1,37 @@
+"""
+Functions that TDL cannot say, by name: `values[a.., i] = opaque topk_values[i; j](x[a.., j])`.
+
+Nothing is derived from them but that every position of `a..` is treated alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from unity_ir.tdl.functions import Array
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueFunction:
+    evaluate: Callable[[Array, int], Array]
+    """From an array whose last dim is the one taken, and the size of the dim made, to one whose last dim is that."""
+    flops: int
+    """Floating point operations per element of the body."""
+
+
+def _largest(x: Array, count: int) -> Array:
+    """Positions of the largest elements, largest first; of equal ones the first."""
+    return np.argsort(-x, axis=-1, kind="stable")[..., :count]
+
+
+def _topk_values(x: Array, count: int) -> Array:
+    return np.take_along_axis(x, _largest(x, count), axis=-1)
+
+
+OPAQUE: Mapping[str, OpaqueFunction] = {
+    "topk_values": OpaqueFunction(_topk_values, 8),
+    "topk_indices": OpaqueFunction(_largest, 8),
+}
