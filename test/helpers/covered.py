@@ -7,6 +7,9 @@ from case import Case
 from unity_ir.ops import operator
 from unity_ir.tdl.syntax import Bound
 
+NO_EXPRESSION = {"dropout": "no PyTorch expression of one line draws random numbers"}
+"""Operators that have kernels, but no PyTorch expression of one line."""
+
 
 def bound_of(name: str, case: Case) -> Bound:
     one = operator(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -215,7 +216,148 @@ def embedding(draw: st.DrawFn, with_grad: bool) -> Case:
     return Case((lead, (size, e)), {}, size)
 
 
+@st.composite
+def reduction(draw: st.DrawFn, operands: str = "x", sizes: str = "") -> Case:
+    """Operands of a shape (`x`), of it without the dims that are reduced (`y`); `sizes` names attributes of those."""
+    shape = draw(SHAPES)
+    dim = draw(st.integers(0, len(shape)))
+    count = draw(st.integers(0, len(shape) - dim))
+    dims = shape[dim : dim + count]
+    shapes = {"x": shape, "y": (*shape[:dim], *shape[dim + count :])}
+    attributes: dict[str, AttrValue] = {"dim": dim}
+    attributes |= {"sizes": dims} if sizes else {"count": count}
+    attributes |= {"degrees": (1,) * count} if sizes == "degrees" else {}
+    return Case(tuple(shapes[o] for o in operands), attributes)
+
+
+@st.composite
+def along(draw: st.DrawFn, operands: str, new: str | None = None) -> Case:
+    """
+    Operands of a shape (`x`), of it with another size along one dim (`i`), and of that size alone (`k`); `new` is the
+    one whose size along the dim attributes have to give.
+    """
+    shape = draw(st.lists(SIZES, min_size=1, max_size=3).map(tuple))
+    dim, other = draw(st.integers(0, len(shape) - 1)), draw(SIZES)
+    shapes = {"x": shape, "i": (*shape[:dim], other, *shape[dim + 1 :]), "k": (other,)}
+    attributes: dict[str, AttrValue] = {"dim": dim}
+    if new is not None:
+        attributes |= {"size": shapes[new][dim], "degrees": (1,)}
+    return Case(tuple(shapes[o] for o in operands), attributes, shape[dim])
+
+
+@st.composite
+def topk(draw: st.DrawFn, with_grad: bool) -> Case:
+    lead, size = draw(st.lists(SIZES, max_size=2)), draw(SIZES)
+    k = draw(st.integers(1, size))
+    if with_grad:
+        return Case(((*lead, k), (*lead, k)), {"size": size}, size)
+    return Case(((*lead, size),), {"k": k})
+
+
+@st.composite
+def embedding_bag(draw: st.DrawFn, with_grad: bool) -> Case:
+    lead, bag, size, e = draw(st.lists(SIZES, max_size=1)), draw(SIZES), draw(SIZES), draw(SIZES)
+    ids = (*lead, bag)
+    if with_grad:
+        return Case(((*lead, e), ids), {"size": size, "degrees": (1,)}, size)
+    return Case((ids, (size, e)), {}, size)
+
+
+@st.composite
+def one_hot(draw: st.DrawFn) -> Case:
+    classes = draw(SIZES)
+    return Case((draw(SHAPES),), {"classes": classes}, classes)
+
+
+@st.composite
+def batch(draw: st.DrawFn, operands: str) -> Case:
+    """Samples with channels (`x`), statistics of groups of them (`m`), and vectors over channels (`c`)."""
+    g, n, c, space = draw(SIZES), draw(SIZES), draw(SIZES), draw(st.lists(st.sampled_from([1, 2, 3, 4]), max_size=2))
+    shapes = {"x": (g * n, c, *space), "m": (g, c), "c": (c,)}
+    attributes: dict[str, AttrValue] = {"eps": 1e-5} if "c" in operands else {} if "m" in operands else {"groups": g}
+    # The mean of squares is above the square of the mean.
+    lift = (0.0,) * (operands.find("mm") + 1) + (40.0,) if "c" in operands else ()
+    return Case(tuple(shapes[o] for o in operands), attributes, lift=lift)
+
+
+@st.composite
+def gates(draw: st.DrawFn, operands: str) -> Case:
+    lead = draw(st.lists(SIZES, max_size=2))
+    k, q, n = draw(SIZES), draw(st.sampled_from([2, 3, 4])), draw(SIZES)
+    shapes = {"x": (*lead, k), "w": (k, q, n), "g": (*lead, q, n)}
+    return Case(tuple(shapes[o] for o in operands), {})
+
+
+@st.composite
+def lstm_cell(draw: st.DrawFn, operands: str) -> Case:
+    """Gates (`z`) and states (`c`)."""
+    lead, n = draw(st.lists(SIZES, max_size=2)), draw(SIZES)
+    shapes = {"z": (*lead, 4, n), "c": (*lead, n)}
+    return Case(tuple(shapes[o] for o in operands), {})
+
+
+@st.composite
+def dropout(draw: st.DrawFn) -> Case:
+    return Case((draw(SHAPES),), {"p": draw(st.floats(0, 0.9)), "seed": draw(st.integers(0, 2**40))})
+
+
+@st.composite
+def of_scalar(draw: st.DrawFn, count: int) -> Case:
+    """The gradient of a scalar, then operands of one shape."""
+    return Case(((), *((draw(SHAPES),) * count)), {})
+
+
+@st.composite
+def classes(draw: st.DrawFn, operands: str, parts: bool = False, size: bool = False) -> Case:
+    """Rows of classes (`x`), a number for each row (`m`) or part of a row (`p`), or the row's class (`m`, too)."""
+    lead, p, c = draw(st.lists(SIZES, max_size=2)), draw(SIZES), draw(SIZES)
+    shapes = {"x": (*lead, p * c), "p": (*lead, p), "m": (*lead,)}
+    attributes: dict[str, AttrValue] = {"parts": p} if parts else {"size": p * c, "degrees": (1,)} if size else {}
+    return Case(tuple(shapes[o] for o in operands), attributes, p * c)
+
+
 CASES: Mapping[str, st.SearchStrategy[Case]] = {
+    "batch_norm": batch("xmmcc"),
+    "batch_norm_grad": batch("xxmmc"),
+    "batch_stats": batch("x"),
+    "batch_stats_grad": batch("mmx"),
+    "bce": bounded(same(2), 0.1, 0.9),
+    "bce_grad": bounded(of_scalar(2), 0.1, 0.9),
+    "bce_target_grad": bounded(of_scalar(1), 0.1, 0.9),
+    "bce_with_logits": same(2),
+    "bce_with_logits_grad": of_scalar(2),
+    "bce_with_logits_target_grad": of_scalar(1),
+    "class_score": classes("xm"),
+    "class_score_grad": classes("mm", size=True),
+    "cumsum": along("x"),
+    "cumsum_grad": along("x", "x"),
+    "dropout": dropout(),
+    "embedding_bag": embedding_bag(False),
+    "embedding_bag_grad": embedding_bag(True),
+    "gate_matmul": gates("xw"),
+    "gate_matmul_data_grad": gates("gw"),
+    "gate_matmul_weight_grad": gates("xg"),
+    "gather": along("xi"),
+    "gather_grad": along("ii", "x"),
+    "index_select": along("xk"),
+    "index_select_grad": along("ik", "x"),
+    "lstm_cell": lstm_cell("zc"),
+    "lstm_cell_grad": lstm_cell("cczc"),
+    "max_of_parts": classes("x", parts=True),
+    "max_of_parts_grad": classes("pxp"),
+    "one_hot": one_hot(),
+    "reduce_extreme_grad": reduction("yxy"),
+    "reduce_max": reduction(),
+    "reduce_mean": reduction(),
+    "reduce_mean_grad": reduction("y", "degrees"),
+    "reduce_min": reduction(),
+    "reduce_prod": reduction(),
+    "reduce_prod_grad": reduction("yx", "sizes"),
+    "scatter_add": along("xii"),
+    "sum_exp": classes("xm"),
+    "sum_exp_grad": classes("mxm"),
+    "topk": topk(False),
+    "topk_grad": topk(True),
     "broadcast_grad": broadcast_grad(),
     "cast": cast(),
     "clamp": with_numbers(1, low=(-1, 0), high=(0, 1)),
@@ -399,7 +541,148 @@ def torch_inside_grad(g: Tensor, x: Tensor, low: float, high: float, slope: floa
     return slope * derivative(lambda y: F.hardtanh(y, low, high), g, x)
 
 
+def of_dims(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A reduction of `count` dims from `dim` on."""
+    return lambda x, dim, count: function(x.flatten(dim, dim + count - 1), dim) if count else x
+
+
+def torch_batch_stats(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    each = x.unflatten(0, (groups, -1)).unsqueeze(-1).flatten(3)
+    return each.mean((1, 3)), each.square().mean((1, 3))
+
+
+def torch_batch_norm(x: Tensor, mean: Tensor, square: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    each = x.unflatten(0, (mean.shape[0], -1)).movedim(2, -1).movedim(1, -2).movedim(0, -2)
+    scale = torch.rsqrt(square - mean.square() + eps)
+    out = (each - mean) * scale * w + b
+    return out.movedim(-2, 0).movedim(-2, 1).movedim(-1, 2).flatten(0, 1)
+
+
+def gradients(function: Callable[..., Any], g: Any, *operands: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of all operands, given those of the results."""
+    at = [t.detach().clone().requires_grad_() for t in operands]
+    return torch.autograd.grad(function(*at), at, g)
+
+
+def torch_batch_norm_grad(y: Tensor, x: Tensor, mean: Tensor, square: Tensor, w: Tensor, eps: float) -> Any:
+    return gradients(lambda *t: torch_batch_norm(*t, eps=eps), y.detach(), x, mean, square, w, torch.zeros_like(w))
+
+
+def torch_batch_stats_grad(m: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    return gradients(lambda z: torch_batch_stats(z, m.shape[0]), (m.detach(), q.detach()), x)[0]
+
+
+def torch_reduce_extreme_grad(g: Tensor, x: Tensor, y: Tensor, dim: int, count: int) -> Tensor:
+    for _ in range(count):
+        g, y = g.unsqueeze(dim), y.unsqueeze(dim)
+    equal = x == y
+    number = equal.sum(tuple(range(dim, dim + count)), keepdim=True) if count else equal.to(x.dtype)
+    # Nothing is equal to a number that was not drawn from the row.
+    return torch.where(equal, g / number.clamp(min=1), 0.0)
+
+
+def torch_embedding_bag(ids: Tensor, t: Tensor) -> Tensor:
+    return F.embedding(ids, t).sum(-2)
+
+
+def torch_embedding_bag_grad(g: Tensor, ids: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
+    del degrees
+    return gradients(lambda t: torch_embedding_bag(ids, t), g, torch.zeros(size, g.shape[-1], dtype=g.dtype))[0]
+
+
+def torch_along_grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The gradient of what picks along a dim, given the sizes it picked from."""
+
+    def grad(g: Tensor, index: Tensor, dim: int, size: int, degrees: Sequence[int]) -> Tensor:
+        del degrees
+        x = torch.zeros(*g.shape[:dim], size, *g.shape[dim + 1 :], dtype=g.dtype)
+        return gradients(lambda z: function(z, dim, index), g, x)[0]
+
+    return grad
+
+
+def philox(seed: int, position: int) -> float:
+    """Philox-4x32-10 as its authors write it: the first of four words, its upper 24 bits."""
+    key, counter = [seed & 0xFFFFFFFF, seed >> 32], [position & 0xFFFFFFFF, position >> 32, 0, 0]
+    for _ in range(10):
+        low, high = divmod(0xD2511F53 * counter[0], 2**32), divmod(0xCD9E8D57 * counter[2], 2**32)
+        counter = [high[0] ^ counter[1] ^ key[0], high[1], low[0] ^ counter[3] ^ key[1], low[1]]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return (counter[0] >> 8) / 2**24
+
+
+def torch_lstm_cell(z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """As torch.nn.LSTMCell's documentation says."""
+    i, f, g, o = z.unbind(-2)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def torch_dropout(x: Tensor, p: float, seed: int) -> Tensor:
+    drawn = torch.tensor([philox(seed, i) for i in range(x.numel())], dtype=torch.float64).reshape(x.shape)
+    return torch.where(drawn < p, 0.0, x / (1 - p))
+
+
+def torch_max_of_parts_grad(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    each = x.unflatten(-1, (g.shape[-1], -1))
+    return torch_reduce_extreme_grad(g, each, y, each.dim() - 1, 1).flatten(-2)
+
+
+def torch_class_score(x: Tensor, t: Tensor) -> Tensor:
+    return x.gather(-1, t.unsqueeze(-1)).squeeze(-1)
+
+
+def torch_class_score_grad(g: Tensor, t: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
+    del degrees
+    return F.one_hot(t, size) * g.unsqueeze(-1)
+
+
 TORCH: Mapping[str, Callable[..., Any]] = {
+    "batch_norm": torch_batch_norm,
+    "batch_norm_grad": torch_batch_norm_grad,
+    "batch_stats": torch_batch_stats,
+    "batch_stats_grad": torch_batch_stats_grad,
+    "bce": F.binary_cross_entropy,
+    "bce_grad": lambda g, x, y: derivative(lambda z: F.binary_cross_entropy(z, y.detach()), g, x),
+    "bce_target_grad": lambda g, x: derivative(lambda z: F.binary_cross_entropy(x.detach(), z), g, x),
+    "bce_with_logits": F.binary_cross_entropy_with_logits,
+    "bce_with_logits_grad": lambda g, x, y: derivative(
+        lambda z: F.binary_cross_entropy_with_logits(z, y.detach()), g, x
+    ),
+    "bce_with_logits_target_grad": lambda g, x: -g * x / x.numel(),
+    "class_score": torch_class_score,
+    "class_score_grad": torch_class_score_grad,
+    "cumsum": torch.cumsum,
+    "cumsum_grad": lambda g, dim, size, degrees: g.flip(dim).cumsum(dim).flip(dim),
+    "dropout": torch_dropout,
+    "embedding_bag": torch_embedding_bag,
+    "embedding_bag_grad": torch_embedding_bag_grad,
+    "gate_matmul": lambda x, w: torch.einsum("...k,kqn->...qn", x, w),
+    "gate_matmul_data_grad": lambda g, w: torch.einsum("...qn,kqn->...k", g, w),
+    "gate_matmul_weight_grad": lambda x, g: torch.einsum(
+        "mk,mqn->kqn", x.reshape(-1, x.shape[-1]), g.reshape(-1, *g.shape[-2:])
+    ),
+    "gather": lambda x, index, dim: torch.gather(x, dim, index),
+    "gather_grad": torch_along_grad(torch.gather),
+    "index_select": lambda x, ids, dim: torch.index_select(x, dim, ids),
+    "index_select_grad": torch_along_grad(torch.index_select),
+    "lstm_cell": torch_lstm_cell,
+    "lstm_cell_grad": lambda y, w, z, c: gradients(torch_lstm_cell, (y.detach(), w.detach()), z, c),
+    "max_of_parts": lambda x, parts: x.unflatten(-1, (parts, -1)).amax(-1),
+    "max_of_parts_grad": torch_max_of_parts_grad,
+    "one_hot": lambda ids, classes: F.one_hot(ids, classes),
+    "reduce_extreme_grad": torch_reduce_extreme_grad,
+    "reduce_max": of_dims(torch.amax),
+    "reduce_mean": of_dims(torch.mean),
+    "reduce_mean_grad": lambda g, dim, sizes, degrees: torch_expand(g, dim, sizes, degrees) / math.prod(sizes),
+    "reduce_min": of_dims(torch.amin),
+    "reduce_prod": of_dims(torch.prod),
+    "reduce_prod_grad": lambda g, x, dim, sizes: derivative(lambda z: of_dims(torch.prod)(z, dim, len(sizes)), g, x),
+    "scatter_add": lambda x, index, y, dim: x.scatter_add(dim, index, y),
+    "sum_exp": lambda x, m: (x - m.unsqueeze(-1)).exp().sum(-1),
+    "sum_exp_grad": lambda g, x, m: g.unsqueeze(-1) * (x - m.unsqueeze(-1)).exp(),
+    "topk": torch.topk,
+    "topk_grad": lambda g, indices, size: torch.zeros(*g.shape[:-1], size, dtype=g.dtype).scatter_add(-1, indices, g),
     "broadcast_grad": lambda g, shape: g.sum_to_size(shape),
     "cast": torch_cast,
     "clamp": lambda x, low, high: x.clamp(low, high),

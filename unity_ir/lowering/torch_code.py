@@ -79,7 +79,7 @@ def torch_body(
     `starts` names the global index at which a variable used as a value starts; 0 for all others.
     """
     first = _Writer(bound, operand_names, starts)
-    first.sharing = _Sharing(names, {})
+    first.sharing = _Sharing(Names(), {})
     for result in first.bound.results:
         first.result(result)
     writer = _Writer(bound, operand_names, starts)
@@ -265,6 +265,8 @@ class _Writer:
             case Call("not", (argument,)):
                 value = self.value(argument)
                 return replace(value, text=Text(f"~{value.text.at(ATOM)}", UNARY))
+            case Call("philox", (Const(seed), position)):
+                return self.uniform(int(seed), self.value(position))
             case Call(function, (left, right)) if function in _BINARY:
                 return self.of_two(_BINARY[function], self.value(left), self.value(right))
             case Call("where", (condition, yes, no)):
@@ -314,6 +316,29 @@ class _Writer:
         order = self.union([condition, yes, no])
         texts = ", ".join(self.ordered(v, order).text for v in (condition, yes, no))
         return _Value(Text(f"torch.where({texts})"), order, kind=kind)
+
+    def uniform(self, seed: int, position: _Value) -> _Value:
+        """Numbers in [0, 1), as `tdl.functions.philox` draws them; 64-bit products that overflow keep their bits."""
+        if self.sharing is None:
+            raise self.fail("no PyTorch expression of one line draws random numbers; leave dropout out")
+        names, lines = self.sharing.names, self.sharing.lines
+        at = position.text.text
+        if position.number:
+            at = f"torch.tensor({at}, device={self.device})"
+        c, k = ([names.new(f"{word}{i}") for i in range(n)] for word, n in (("counter", 4), ("key", 2)))
+        a, b, count = (names.new(n) for n in ("a", "b", "count"))
+        low, high = "0xFFFFFFFF", ">> 32 & 0xFFFFFFFF"
+        lines += [
+            f"{c[0]} = {at}",
+            f"{c[1]}, {c[2]}, {c[3]} = {c[0]} {high}, torch.zeros_like({c[0]}), torch.zeros_like({c[0]})",
+            f"{c[0]}, {k[0]}, {k[1]} = {c[0]} & {low}, {seed & 0xFFFFFFFF}, {seed >> 32 & 0xFFFFFFFF}",
+            f"for {count} in range(10):",
+            f"    {a}, {b} = {c[0]} * 0xD2511F53, {c[2]} * 0xCD9E8D57",
+            f"    {c[0]}, {c[1]} = ({b} {high}) ^ {c[1]} ^ {k[0]}, {b} & {low}",
+            f"    {c[2]}, {c[3]} = ({a} {high}) ^ {c[3]} ^ {k[1]}, {a} & {low}",
+            f"    {k[0]}, {k[1]} = {k[0]} + 0x9E3779B9 & {low}, {k[1]} + 0xBB67AE85 & {low}",
+        ]
+        return _Value(Text(f"({c[0]} >> 8).to({self.dtype}) * 2.0**-24", PRODUCT), position.dims)
 
     # -- softmax
 

@@ -59,6 +59,18 @@ class Builder:
         scale = q.shape[-1] ** -0.5
         return self.op("merge_heads", self.op("attention", q, k, v, scale=scale, causal=int(causal)))
 
+    def vocabulary_parallel_cross_entropy(self, logits: Value, labels: Value, parts: int) -> Value:
+        """
+        The mean cross-entropy of logits [.., classes] against class ids [..], whose classes can be divided by `parts`.
+
+        The maximum only keeps exponentials in range; it has no influence on the value, so it carries no gradient.
+        """
+        largest = self.op("max_of_parts", self.op("detach", logits), parts=parts)
+        shift = self.op("reduce_max", largest, dim=len(labels.shape))
+        total = self.op("add", self.op("log", self.op("sum_exp", logits, shift)), shift)
+        losses = self.op("sub", total, self.op("class_score", logits, labels))
+        return self.op("reduce_mean", losses, dim=0, count=len(labels.shape))
+
     def graph(self, *outputs: Value) -> Graph:
         """The graph with these outputs, the loss first."""
         return Graph(self.name, tuple(self._inputs), outputs)

@@ -23,4 +23,21 @@ EMBEDDING_GRAD = Operator(
 )
 """The table's gradient, dense: every row of `g` added to the row of the table it came from."""
 
-OPERATORS = (EMBEDDING, EMBEDDING_GRAD)
+
+def _embedding_bag_gradient(of: Application) -> Sequence[Tensor | None]:
+    ids, table = of.operands
+    return None, EMBEDDING_BAG_GRAD.one(of.grad, ids, size=table.shape[0], degrees=(table.degrees[0],))
+
+
+EMBEDDING_BAG = Operator(
+    "embedding_bag(ids: int, t)  out[b.., e] = sum[l](sum[v](where(eq(v, ids[b.., l]), t[v, e], 0)))",
+    gradient=_embedding_bag_gradient,
+)
+"""The sum of the rows that each bag of ids [b.., l] names."""
+
+EMBEDDING_BAG_GRAD = Operator(
+    "embedding_bag_grad(g, ids: int; size: int, degrees: ints)"
+    "  out[v, e] = sum[b.., l](where(eq(v, ids[b.., l]), g[b.., e], 0))  where size(v) = size, degree(v) = degrees"
+)
+
+OPERATORS = (EMBEDDING, EMBEDDING_GRAD, EMBEDDING_BAG, EMBEDDING_BAG_GRAD)

@@ -37,4 +37,46 @@ MSE = Operator(
 
 MSE_GRAD = Operator("mse_grad(g, x, y)  out[b..] = g[] * 2 * (x[b..] - y[b..]) / size(b..)")
 
-OPERATORS = (CROSS_ENTROPY, CROSS_ENTROPY_GRAD, MSE, MSE_GRAD)
+
+def _bce_gradient(of: Application) -> Sequence[Tensor | None]:
+    x, y = of.operands
+    return BCE_GRAD.one(of.grad, x, y), BCE_TARGET_GRAD.one(of.grad, x)
+
+
+def _bce_with_logits_gradient(of: Application) -> Sequence[Tensor | None]:
+    x, y = of.operands
+    return BCE_WITH_LOGITS_GRAD.one(of.grad, x, y), BCE_WITH_LOGITS_TARGET_GRAD.one(of.grad, x)
+
+
+BCE = Operator(
+    "bce(x, y)  let yes[b..] = maximum(log(x[b..]), -100);  let no[b..] = maximum(log(1 - x[b..]), -100);"
+    "  out[] = sum[b..](-(y[b..] * yes[b..] + (1 - y[b..]) * no[b..]) / size(b..))",
+    gradient=_bce_gradient,
+)
+"""Binary cross-entropy of probabilities `x` against `y`, its mean; logarithms end at -100, as PyTorch has it."""
+
+BCE_GRAD = Operator(
+    "bce_grad(g, x, y)  out[b..] = g[] * (x[b..] - y[b..]) / maximum(x[b..] * (1 - x[b..]), 1e-12) / size(b..)"
+)
+
+BCE_TARGET_GRAD = Operator(
+    "bce_target_grad(g, x)  out[b..] = g[] * (maximum(log(1 - x[b..]), -100) - maximum(log(x[b..]), -100)) / size(b..)"
+)
+
+BCE_WITH_LOGITS = Operator(
+    "bce_with_logits(x, y)"
+    "  out[] = sum[b..]((relu(x[b..]) - x[b..] * y[b..] + log(1 + exp(-abs(x[b..])))) / size(b..))",
+    gradient=_bce_with_logits_gradient,
+)
+"""Binary cross-entropy of the sigmoid of `x` against `y`, its mean."""
+
+BCE_WITH_LOGITS_GRAD = Operator(
+    "bce_with_logits_grad(g, x, y)  out[b..] = g[] * (sigmoid(x[b..]) - y[b..]) / size(b..)"
+)
+
+BCE_WITH_LOGITS_TARGET_GRAD = Operator("bce_with_logits_target_grad(g, x)  out[b..] = -g[] * x[b..] / size(b..)")
+
+OPERATORS = (
+    *(CROSS_ENTROPY, CROSS_ENTROPY_GRAD, MSE, MSE_GRAD, BCE, BCE_GRAD, BCE_TARGET_GRAD),
+    *(BCE_WITH_LOGITS, BCE_WITH_LOGITS_GRAD, BCE_WITH_LOGITS_TARGET_GRAD),
+)

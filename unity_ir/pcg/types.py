@@ -194,7 +194,7 @@ def tensor_type(
             raise UnityError(f"pcg.tensor: a halo of {low} and {high} does not fit a dim of {size}")
         if degree == 1 and low + high > 0:
             raise UnityError("pcg.tensor: a dim of degree 1 has no halo")
-    if dtype.startswith("i") and halo_sum:
+    if dtype in NOT_FLOATING and halo_sum:
         raise UnityError(f"pcg.tensor: {dtype} values cannot have addends in a halo")
     made = TensorType(tuple(shape), degrees, dtype, sum, copy, halo, halo_sum)
     return _interned.setdefault(made, made)

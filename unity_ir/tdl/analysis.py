@@ -19,6 +19,7 @@ from unity_ir.tdl.syntax import (
     Bound,
     Call,
     Cases,
+    Composite,
     Const,
     Expr,
     Index,
@@ -168,7 +169,7 @@ class Analysis:
 
     def _steps_alike(self, one: Index, other: Index, variable: str) -> bool:
         """Whether two indices of one dim read the same pieces of it, but for their halos."""
-        return all(isinstance(i, Var | Window) and self.leading(i) == variable for i in (one, other))
+        return all(isinstance(i, Var | Window | Composite) and self.leading(i) == variable for i in (one, other))
 
 
 Halos = tuple[tuple[int, int], ...]

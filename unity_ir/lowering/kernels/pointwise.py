@@ -7,7 +7,7 @@ from math import prod
 from unity_ir.lowering.kernels.expression import Axis
 from unity_ir.lowering.kernels.layout import Address, address, power_of_two, runs
 from unity_ir.lowering.kernels.step import Kernel, Stage, Step, warps
-from unity_ir.tdl.syntax import Cases, Expr, Name, Segments, accesses, children, index_names
+from unity_ir.tdl.syntax import NOT_FLOATING, Cases, Expr, Name, Segments, accesses, children, index_names
 
 BLOCK = 8192
 """Elements per program: the interpreter's time is per tile, whatever its size, and 16 warps hold such a tile."""
@@ -45,7 +45,8 @@ def pointwise_step(stage: Stage) -> Step:
 
 def _plain(kernel: Kernel) -> str:
     kernel.writer.share([kernel.stage.expr])
-    return kernel.writer.value(kernel.stage.expr).text
+    writer, expr = kernel.writer, kernel.stage.expr
+    return (writer.value(expr) if kernel.stage.output.dtype in NOT_FLOATING else writer.number(expr)).text
 
 
 def _cases(kernel: Kernel, whole: dict[str, int]) -> str:

@@ -74,6 +74,9 @@ def scatter_step(stage: Stage, of: Scatter) -> Step:
             writer.emit(f"{mask} = {column} < {size}")
         writer.axes.append(Axis(column, columns, mask))
         shape = f"({width},)"
+    where = address(stage.result.indices, extents)
+    # What the loop needs of this, too, is computed before it.
+    writer.pointer(Kernel.OUT, where)
     total, number, position = (kernel.names.new(n) for n in ("total", "number", "position"))
     begin, end = kernel.names.new("begin"), kernel.names.new("end")
     writer.emit(f"{begin} = tl.load({begins} + {row})")
@@ -83,7 +86,7 @@ def scatter_step(stage: Stage, of: Scatter) -> Step:
         writer.emit(f"{position} = tl.load({order} + {number})")
         writer.axes.append(Axis(position, of.positions))
         writer.emit(f"{total} += {writer.number(of.pick.body).at(SUM)}")
-    writer.store(Kernel.OUT, address(stage.result.indices, extents), total)
+    writer.store(Kernel.OUT, where, total)
     step = kernel.step(stage.kernel, (extents[place], -(-size // block)), warps(block))
     return replace(step, before=_sorting(stage, of.pick, made[order], made[begins]))
 
