@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import combinations
 from math import prod
 
 from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.gather import gather, scatter
+from unity_ir.tdl.inline import renamed
 from unity_ir.tdl.opaque import OPAQUE
-from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Name, Opaque, Reduce, children, index_names
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Cases,
+    Expr,
+    Name,
+    Opaque,
+    Reduce,
+    Var,
+    accesses,
+    children,
+    index_names,
+)
 
 
 def flops(bound: Bound) -> int:
@@ -22,9 +39,9 @@ def flops(bound: Bound) -> int:
 
     def visit(expr: Expr) -> None:
         nonlocal total
-        if expr in seen:
+        if (key := _anonymous(expr, bound)) in seen:
             return
-        seen.add(expr)
+        seen.add(key)
         if (picked := gather(expr) or scatter(expr)) is not None:
             visit(picked.body)
             if scatter(expr) is not None:
@@ -40,6 +57,66 @@ def flops(bound: Bound) -> int:
     for result in bound.results:
         visit(result.expr)
     return total
+
+
+def products(bound: Bound) -> int:
+    """
+    Floating point operations of the contractions alone, as the FLOPs of models are quoted: matrix products,
+    convolutions and attention, 2 for each multiply-accumulate. What lies between them is not counted.
+
+    A contraction is a sum of products in which two factors each have an index that the other lacks and that is not
+    summed over.
+    Given `out[m, n] = relu(sum[k](x[m, k] * w[k, n]))` returns `2 * m * n * k`; given `out[m] = sum[k](x[m, k] * w[k])`
+    returns 0.
+    """
+    seen: set[Expr] = set()
+    total = 0
+
+    def visit(expr: Expr) -> None:
+        nonlocal total
+        if (key := _anonymous(expr, bound)) in seen:
+            return
+        seen.add(key)
+        if isinstance(expr, Reduce) and expr.reducer == "sum":
+            factors = [free_variables(f) - set(expr.names) for f in _factors(expr.body) if accesses(f)]
+            if any(a - b and b - a for a, b in combinations(factors, 2)):
+                total += 2 * prod(bound.extents[n] for n in free_variables(expr.body))
+        for child in children(expr):
+            visit(child)
+
+    for result in bound.results:
+        visit(result.expr)
+    return total
+
+
+def _anonymous(expr: Expr, bound: Bound) -> Expr:
+    """
+    The expression with the variables it depends on named by place and extent.
+
+    A definition used over two indices is then one expression: attention's scores at the position read and at the
+    positions summed over.
+    """
+    free = free_variables(expr)
+    order = (n for n in dict.fromkeys(_names(expr)) if n in free)
+    return renamed(expr, {Var(n): Var(f"{place}:{bound.extents[n]}") for place, n in enumerate(order)})
+
+
+def _names(expr: Expr) -> Iterator[str]:
+    """Variables in reading order, with repetitions."""
+    match expr:
+        case Access(_, indices):
+            yield from (n for i in indices for n in index_names(i))
+        case Name(name):
+            yield name
+        case _:
+            for child in children(expr):
+                yield from _names(child)
+
+
+def _factors(expr: Expr) -> list[Expr]:
+    if isinstance(expr, Binary) and expr.op == "*":
+        return [*_factors(expr.left), *_factors(expr.right)]
+    return [expr]
 
 
 def _operations(expr: Expr) -> int:

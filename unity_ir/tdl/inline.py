@@ -65,7 +65,7 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
             for own, given in zip(definition.indices, indices, strict=True):
                 if type(own) is not type(given):
                     raise UnityError(f"TDL: {name} is used with another kind of index than it is defined over")
-            return _renamed(definition.expr, dict(zip(definition.indices, indices, strict=True)))
+            return renamed(definition.expr, dict(zip(definition.indices, indices, strict=True)))
         case Binary(op, left, right):
             return Binary(op, _written_out(left, known), _written_out(right, known))
         case Call(function, args):
@@ -78,7 +78,7 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
             return expr
 
 
-def _renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
+def renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
     """The expression over other indices; those it binds itself keep their names."""
 
     def index(old: WrittenIndex) -> WrittenIndex:
@@ -107,14 +107,14 @@ def _renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
         case Name(name):
             return Name(variable(name))
         case Binary(op, left, right):
-            return Binary(op, _renamed(left, names), _renamed(right, names))
+            return Binary(op, renamed(left, names), renamed(right, names))
         case Call(function, args):
-            return Call(function, tuple(_renamed(a, names) for a in args))
+            return Call(function, tuple(renamed(a, names) for a in args))
         case Reduce(reducer, indices, body):
             kept = {old: new for old, new in names.items() if old not in indices}
-            return Reduce(reducer, indices, _renamed(body, kept))
+            return Reduce(reducer, indices, renamed(body, kept))
         case Opaque(function, outputs, inputs, body):
             kept = {old: new for old, new in names.items() if old not in inputs}
-            return Opaque(function, tuple(map(index, outputs)), inputs, _renamed(body, kept))
+            return Opaque(function, tuple(map(index, outputs)), inputs, renamed(body, kept))
         case Const() | _:
             return expr

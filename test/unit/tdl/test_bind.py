@@ -11,7 +11,8 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator
 from unity_ir.ops.operator import Shapes
 from unity_ir.tdl.bind import bind
-from unity_ir.tdl.counts import flops
+from unity_ir.tdl.counts import flops, products
+from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import AttrValue, Bound
 
@@ -126,3 +127,25 @@ def test_flops_count_every_subexpression_once():
     assert flops(bound("reshape", ((6,),), shape=(2, 3))) == 0
     # x - y is read twice, computed once: subtraction, product, division, sum.
     assert flops(bound("mse", ((5,), (5,)))) == 4 * 5
+
+
+def test_a_definition_used_over_two_indices_counts_once():
+    # Softmax: maximum, difference, exponential, sum, quotient, over 4 rows of 5.
+    assert flops(bound("softmax", ((4, 5),))) == 4 * 5 * (4 + FUNCTIONS["exp"].flops)
+
+
+def test_products_count_contractions_alone():
+    assert products(bound("matmul", ((3, 5), (5, 7)), act="relu")) == 2 * 3 * 5 * 7
+    assert products(bound("batch_matmul_nt", ((2, 3, 5), (2, 7, 5)))) == 2 * 2 * 3 * 5 * 7
+    # Scores and values, for 4 heads over 2 of keys and values; the scores are used at three indices.
+    q, kv = (2, 4, 6, 8), (2, 2, 6, 8)
+    assert products(bound("attention", (q, kv, kv), scale=1.0)) == 2 * (2 * 2 * 4 * 6 * 6 * 8)
+    # Scores again, and two for each of the forward's.
+    assert products(bound("attention_grad", (q, q, kv, kv), scale=1.0)) == 5 * (2 * 2 * 4 * 6 * 6 * 8)
+
+
+def test_products_do_not_count_sums_along_a_row():
+    assert products(bound("softmax_grad", ((4, 5), (4, 5)))) == 0
+    assert products(bound("layer_norm_grad", ((4, 5), (4, 5), (5,)))) == 0
+    assert products(bound("mse", ((5,), (5,)))) == 0
+    assert products(bound("embedding", ((4,), (5, 6)))) == 0

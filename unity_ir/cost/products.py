@@ -1,0 +1,23 @@
+"""The FLOPs by which models are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from unity_ir.pcg.graph import Graph
+from unity_ir.tdl.counts import products
+
+
+def graph_products(graph: Graph) -> int:
+    """
+    Floating point operations of a graph's matrix products, convolutions and attention: see `tdl.counts.products`.
+
+    Of a forward graph those of one forward pass, of a training step those of its backward too.
+    """
+    applied = Counter(
+        (n.operator, tuple(v.shape for v in n.operands), n.attributes) for n in graph.nodes() if n.is_compute
+    )
+    return sum(
+        times * products(operator.bind(shapes, attributes).bound)
+        for (operator, shapes, attributes), times in applied.items()
+    )
