@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format gpu clean
+.PHONY: help setup demo test lint format gpu bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -39,6 +39,9 @@ format: setup ## fix what ruff can fix
 
 gpu: setup ## check and time emitted programs over NCCL, on a machine with a GPU
 	python bench/gpu.py --json bench/results/gpu.json
+
+bench: setup ## time building and reading the models of the zoo
+	python bench/models.py --json bench/results/models.json
 
 clean: ## remove what builds and tests left, except .venv
 	rm -rf build dist out *.egg-info .hypothesis .pytest_cache .ruff_cache

@@ -88,8 +88,9 @@ def test_docs_name_files_that_exist():
             assert (ROOT / "unity_ir" / path).exists(), f"{document.name} names {path}"
 
 
-def test_the_operator_table_is_what_the_lines_say():
-    spec = importlib.util.spec_from_file_location("update_operators", ROOT / "docs" / "update_operators.py")
+@pytest.mark.parametrize("script", ["update_models", "update_operators"])
+def test_made_documents_are_what_their_scripts_make(script: str):
+    spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -14,7 +14,7 @@ from pkgutil import iter_modules
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph
 
-_HELPERS = {"builder"}
+_HELPERS = {"builder", "recurrent", "vision"}
 
 
 def names() -> list[str]:

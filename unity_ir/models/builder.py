@@ -32,9 +32,17 @@ class Builder:
         assert isinstance(result, Value)
         return result
 
+    def results(self, name: str, *operands: Value, **attributes: AttrValue) -> list[Value]:
+        """All the results of an operator."""
+        return [v for v in operator(name)(*operands, **attributes) if isinstance(v, Value)]
+
+    def zeros(self, *shape: int) -> Value:
+        """A constant."""
+        return leaf("constant", tensor_type(shape, self.dtype), value=0.0).result
+
     def split(self, x: Value, dim: int, sizes: tuple[int, ...]) -> list[Value]:
         """Neighbouring parts of a value along a dim."""
-        return [v for v in operator("split")(x, dim=dim, sizes=sizes) if isinstance(v, Value)]
+        return self.results("split", x, dim=dim, sizes=sizes)
 
     def linear(self, x: Value, name: str, size: int, bias: bool = True) -> Value:
         """`x @ weight + bias`; weights are `name.weight` [in, out] and `name.bias` [out]."""

@@ -137,6 +137,11 @@ def test_a_definition_used_over_two_indices_counts_once():
 def test_products_count_contractions_alone():
     assert products(bound("matmul", ((3, 5), (5, 7)), act="relu")) == 2 * 3 * 5 * 7
     assert products(bound("batch_matmul_nt", ((2, 3, 5), (2, 7, 5)))) == 2 * 2 * 3 * 5 * 7
+    windows = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "groups": 2}
+    every = 2 * (2 * 6 * 5 * 5) * (2 * 3 * 3)
+    assert products(bound("conv2d", ((2, 4, 9, 9), (6, 2, 3, 3)), **windows)) == every
+    assert products(bound("conv2d_data_grad", ((2, 6, 5, 5), (6, 2, 3, 3)), sizes=(9, 9), **windows)) == every
+    assert products(bound("conv2d_weight_grad", ((2, 6, 5, 5), (2, 4, 9, 9)), sizes=(3, 3), **windows)) == every
     # Scores and values, for 4 heads over 2 of keys and values; the scores are used at three indices.
     q, kv = (2, 4, 6, 8), (2, 2, 6, 8)
     assert products(bound("attention", (q, kv, kv), scale=1.0)) == 2 * (2 * 2 * 4 * 6 * 6 * 8)
@@ -149,3 +154,5 @@ def test_products_do_not_count_sums_along_a_row():
     assert products(bound("layer_norm_grad", ((4, 5), (4, 5), (5,)))) == 0
     assert products(bound("mse", ((5,), (5,)))) == 0
     assert products(bound("embedding", ((4,), (5, 6)))) == 0
+    # Each factor has an index of its own, but the sum runs over both.
+    assert products(bind(parse_line("f(x, y) out[c] = sum[m, n](x[m, c] * y[n, c])"), [(2, 3), (4, 3)], {})) == 0

@@ -1,0 +1,19 @@
+"""Tofu's recurrent network (section 7.1): a deep stack of wide LSTM layers, unrolled over 20 steps."""
+
+from unity_ir.models.recurrent import Recurrent
+from unity_ir.pcg.graph import Graph
+
+
+def build(
+    batch: int = 512, steps: int = 20, layers: int = 6, hidden: int = 4096, features: int = 256, classes: int = 256
+) -> Graph:
+    """
+    Tofu's are of 6, 8 and 10 layers of 4096, 6144 and 8192; batch as in its section 7.2.
+
+    What comes in and goes out is not published; Table 2 leaves room for no more than some hundred `features` in, and
+    as many `classes` out.
+    """
+    b = Recurrent("lstm_stack")
+    x, labels = b.input("x", batch, steps, features), b.input("labels", batch, steps, dtype="i64")
+    h = b.joined(b.lstm(b.steps(x), "lstm", hidden, layers))
+    return b.graph(b.op("cross_entropy", b.linear(h, "softmax", classes), labels))

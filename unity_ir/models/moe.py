@@ -1,0 +1,64 @@
+"""A mixture of experts: pre-norm decoder with top-k routed gated MLPs, by default of Mixtral's shape (Jiang, 2024)."""
+
+from unity_ir.models.builder import Builder
+from unity_ir.pcg.graph import Graph, Value
+
+
+def build(
+    batch: int = 1,
+    sequence: int = 4096,
+    layers: int = 32,
+    hidden: int = 4096,
+    heads: int = 32,
+    kv_heads: int = 8,
+    intermediate: int = 14336,
+    experts: int = 8,
+    chosen: int = 2,
+    vocabulary: int = 32000,
+) -> Graph:
+    """
+    Each token goes to the `chosen` experts of largest gate, weighted by those gates, which are scaled to sum to 1.
+
+    Dispatch is dense: every expert computes every token, and its result counts with weight 0 where it was not chosen.
+    So the experts are batched products over the expert dim, which can be divided (expert parallelism), no token is
+    dropped, and they take `experts / chosen` times the FLOPs of a sparse dispatch. `labels` are the next tokens.
+    """
+    b = Builder("moe")
+    tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
+    kv = hidden // heads * kv_heads
+    x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
+    for i in range(layers):
+        name = f"model.layers.{i}"
+        h = b.op("rms_norm", x, b.weight(f"{name}.input_layernorm.weight", hidden))
+        sizes = {"q_proj": hidden, "k_proj": kv, "v_proj": kv}
+        q, k, v = (b.linear(h, f"{name}.self_attn.{part}", size, bias=False) for part, size in sizes.items())
+        h = b.attention(q, k, v, heads, kv_heads, causal=True, rotary=1000000.0)
+        x = b.op("add", x, b.linear(h, f"{name}.self_attn.o_proj", hidden, bias=False))
+        h = b.op("rms_norm", x, b.weight(f"{name}.post_attention_layernorm.weight", hidden))
+        h = b.op("reshape", h, shape=(batch * sequence, hidden))
+        h = _experts(b, h, f"{name}.block_sparse_moe", experts, chosen, intermediate)
+        x = b.op("add", x, b.op("reshape", h, shape=x.shape))
+    x = b.op("rms_norm", x, b.weight("model.norm.weight", hidden))
+    return b.graph(b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels))
+
+
+def _route(b: Builder, x: Value, name: str, experts: int, chosen: int) -> Value:
+    """The weight of every expert for every token [tokens, experts]; 0 where it was not chosen."""
+    gates = b.op("softmax", b.linear(x, f"{name}.gate", experts, bias=False))
+    values, indices = b.results("topk", gates, k=chosen)
+    total = b.op("reshape", b.op("reduce_sum", values, dim=1), shape=(x.shape[0], 1))
+    return b.op("scatter_add", b.zeros(x.shape[0], experts), indices, b.op("div", values, total), dim=1)
+
+
+def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
+    """The weighted sum of the experts' results for tokens [tokens, hidden]."""
+    tokens, hidden = x.shape
+    weights = b.op("transpose", _route(b, x, name, experts, chosen), perm=(1, 0))
+    each = b.op("expand", x, dim=0, sizes=(experts,), degrees=(1,))
+
+    def product(x: Value, part: str, size: int) -> Value:
+        return b.op("batch_matmul", x, b.weight(f"{name}.experts.{part}.weight", experts, x.shape[-1], size))
+
+    h = b.op("mul", b.op("silu", product(each, "w1", intermediate)), product(each, "w3", intermediate))
+    h = b.op("mul", product(h, "w2", hidden), b.op("reshape", weights, shape=(experts, tokens, 1)))
+    return b.op("reduce_sum", h, dim=0)

@@ -1,0 +1,58 @@
+"""What builders of recurrent networks share: LSTM layers, unrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.models.builder import Builder
+from unity_ir.pcg.graph import Value
+
+State = tuple[Value, Value]
+"""Hidden state and cell of one layer, [batch, hidden] each."""
+
+
+class Recurrent(Builder):
+    """Builds a recurrent network; a sequence is one value [batch, size] per step."""
+
+    def steps(self, x: Value) -> list[Value]:
+        """The steps of a value [batch, steps, size]."""
+        batch, steps, size = x.shape
+        return [self.op("reshape", part, shape=(batch, size)) for part in self.split(x, 1, (1,) * steps)]
+
+    def joined(self, sequence: Sequence[Value]) -> Value:
+        """A sequence as one value [batch, steps, size]."""
+        batch, size = sequence[0].shape
+        return self.op("concat", *(self.op("reshape", x, shape=(batch, 1, size)) for x in sequence), dim=1)
+
+    def embedded(self, tokens: Value, name: str, vocabulary: int, size: int) -> list[Value]:
+        """The steps of embedded tokens [batch, steps]; the table is `name.weight`."""
+        return self.steps(self.op("embedding", tokens, self.weight(f"{name}.weight", vocabulary, size)))
+
+    def lstm_layer(
+        self, sequence: Sequence[Value], name: str, hidden: int, state: State | None = None
+    ) -> tuple[list[Value], State]:
+        """
+        The layer's hidden states, and its last state; it starts from `state`, or from zeros.
+
+        Weights are PyTorch's by name: `name.weight_ih` [size, 4, hidden], `name.weight_hh` [hidden, 4, hidden],
+        `name.bias_ih` and `name.bias_hh` [4, hidden]; gates in the order input, forget, cell, output.
+        """
+        batch, size = sequence[0].shape
+        w_x, w_h = (self.weight(f"{name}.weight_{k}h", n, 4, hidden) for k, n in (("i", size), ("h", hidden)))
+        bias = self.op("add", *(self.weight(f"{name}.{part}", 4, hidden) for part in ("bias_ih", "bias_hh")))
+        h, c = state or (None, self.zeros(batch, hidden))
+        found: list[Value] = []
+        for x in sequence:
+            z = self.op("gate_matmul", x, w_x)
+            if h is not None:
+                z = self.op("add", z, self.op("gate_matmul", h, w_h))
+            h, c = self.results("lstm_cell", self.op("add", z, bias), c)
+            found.append(h)
+        assert h is not None
+        return found, (h, c)
+
+    def lstm(self, sequence: Sequence[Value], name: str, hidden: int, layers: int) -> list[Value]:
+        """Layers `name.0`, `name.1`, .. from zero states: the hidden states of the last."""
+        for i in range(layers):
+            sequence, _ = self.lstm_layer(sequence, f"{name}.{i}", hidden)
+        return list(sequence)

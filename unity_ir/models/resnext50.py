@@ -1,0 +1,11 @@
+"""ResNeXt-50 of 32 groups by 4 channels (Xie et al., 2017): a residual network of grouped bottlenecks."""
+
+from unity_ir.models.vision import resnet
+from unity_ir.pcg.graph import Graph
+
+
+def build(
+    batch: int = 64, image: int = 224, classes: int = 1000, depth: int = 50, channels: int = 64, groups: int = 32
+) -> Graph:
+    """Batch as in Unity (section 6.1). Weights have torchvision's names."""
+    return resnet("resnext50", batch, image, classes, depth, channels, inner=2, groups=groups)
