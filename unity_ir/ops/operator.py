@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -106,7 +107,7 @@ class Operator:
         if isinstance(self.tdl, str):
             return parse_line(self.tdl)
         assert self.signature is not None
-        first = self.signature.partition("(")[2].partition(";")[0].rstrip(")")
+        first = re.split(r"[:;)]", self.signature.partition("(")[2])[0]
         return parse_line(f"{self.signature} out[a..] = {first}[a..]")
 
     @cached_property

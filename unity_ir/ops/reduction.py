@@ -22,7 +22,7 @@ REDUCE_SUM = Operator(
 """Sums `count` dims from `dim` on."""
 
 EXPAND = Operator(
-    "expand(x; dim: int, sizes: ints, degrees: ints)  out[a.., k.., b..] = x[a.., b..]"
+    "expand(x: any; dim: int, sizes: ints, degrees: ints)  out[a.., k.., b..] = x[a.., b..]"
     "  where rank(a..) = dim, size(k..) = sizes, degree(k..) = degrees",
     gradient=lambda of: (REDUCE_SUM.one(of.grad, dim=of.int("dim"), count=len(of.ints("sizes"))),),
 )

@@ -1,4 +1,4 @@
-"""Operators that only move elements."""
+"""Operators that only move elements, of whatever type."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ def _transpose_gradient(of: Application) -> Sequence[Tensor | None]:
 
 
 CONCAT = Operator(
-    "concat(x*; dim: int)  out[a.., (i*), b..] = x*[a.., i*, b..]  where rank(a..) = dim",
+    "concat(x*: any; dim: int)  out[a.., (i*), b..] = x*[a.., i*, b..]  where rank(a..) = dim",
     gradient=_concat_gradient,
 )
 
 SPLIT = Operator(
-    "split(x; dim: int, sizes: ints)  out*[a.., i*, b..] = x[a.., (i*), b..]  where rank(a..) = dim, size(i*) = sizes",
+    "split(x: any; dim: int, sizes: ints)  out*[a.., i*, b..] = x[a.., (i*), b..]"
+    "  where rank(a..) = dim, size(i*) = sizes",
     gradient=lambda of: (CONCAT.one(*of.grads, dim=of.int("dim")),),
 )
 
 TRANSPOSE = Operator(
-    "transpose(x; perm: ints)  out[perm(a..)] = x[a..]",
+    "transpose(x: any; perm: ints)  out[perm(a..)] = x[a..]",
     gradient=_transpose_gradient,
 )
 
@@ -76,7 +77,7 @@ def _reshape_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
         return ", ".join(out)
 
     # A dim of size 1 belongs to one side only: the other reads it, or makes it, at position 0.
-    return f"reshape(x)  out[{dims(new)}] = x[{dims(old)}]" + _sizes(cuts, old, new)
+    return f"reshape(x: any)  out[{dims(new)}] = x[{dims(old)}]" + _sizes(cuts, old, new)
 
 
 def _sizes(cuts: Sequence[int], old: Sequence[int], new: Sequence[int]) -> str:
@@ -88,7 +89,7 @@ def _sizes(cuts: Sequence[int], old: Sequence[int], new: Sequence[int]) -> str:
 
 RESHAPE = Operator(
     _reshape_line,
-    signature="reshape(x; shape: ints)",
+    signature="reshape(x: any; shape: ints)",
     gradient=lambda of: (RESHAPE.one(of.grad, shape=of.operands[0].shape),),
 )
 
@@ -100,7 +101,7 @@ def _slice_gradient(of: Application) -> Sequence[Tensor | None]:
 
 
 SLICE = Operator(
-    "slice(x; dim: int, start: int, size: int, step: int = 1)  out[a.., i, b..] = x[a.., step*i + start, b..]"
+    "slice(x: any; dim: int, start: int, size: int, step: int = 1)  out[a.., i, b..] = x[a.., step*i + start, b..]"
     "  where rank(a..) = dim, size(i) = size",
     gradient=_slice_gradient,
 )
@@ -119,7 +120,7 @@ def _pad_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
         raise UnityError(f"pcg.pad: before {before}, after {after}, interior {interior}: none may be negative")
     size = before + (shape[dim] - 1) * (interior + 1) + 1 + after
     place = f"{interior + 1}*i + {before}"
-    return f"pad(x)  out[a.., {place}, b..] = x[a.., i, b..]  where rank(a..) = {dim}, size({place}) = {size}"
+    return f"pad(x: any)  out[a.., {place}, b..] = x[a.., i, b..]  where rank(a..) = {dim}, size({place}) = {size}"
 
 
 def _pad_gradient(of: Application) -> Sequence[Tensor | None]:
@@ -130,7 +131,7 @@ def _pad_gradient(of: Application) -> Sequence[Tensor | None]:
 
 PAD = Operator(
     _pad_line,
-    signature="pad(x; dim: int, before: int, after: int, interior: int = 0)",
+    signature="pad(x: any; dim: int, before: int, after: int, interior: int = 0)",
     gradient=_pad_gradient,
 )
 """Zeros before and after a dim, and `interior` of them between any two elements (XLA's pad)."""
