@@ -41,6 +41,20 @@ def mlp_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(h @ w["fc3.weight"] + w["fc3.bias"], batch["labels"])
 
 
+def stopped() -> Graph:
+    """A gate that gets no gradient, and a residual beside it that does."""
+    x, y = data("x", 12, 24), data("y", 12, 24)
+    h = apply("matmul", [x.result, weight("in", 24, 24)]).result
+    gate = apply("detach", [apply("tanh", [h]).result]).result
+    out = apply("matmul", [apply("mul", [gate, h]).result, weight("out", 24, 24)]).result
+    return Graph("stopped", (x, y), (apply("mse", [out, y.result]).result,))
+
+
+def stopped_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    h = batch["x"] @ w["in"]
+    return F.mse_loss((torch.tanh(h).detach() * h) @ w["out"], batch["y"])
+
+
 def residual() -> Graph:
     """A value with three users, a gate, a sum of branches, mean squared error."""
     x, y = data("x", 12, 24), data("y", 12, 24)
@@ -94,6 +108,7 @@ def machine(name: str) -> Machine:
 MODELS: dict[str, tuple[Callable[[], Graph], Reference]] = {
     "mlp": (mlp, mlp_torch),
     "residual": (residual, residual_torch),
+    "stopped": (stopped, stopped_torch),
     "shapes": (shapes, shapes_torch),
 }
 

@@ -349,6 +349,9 @@ class _Printer:
                 out.append(f"    {own} = {text}")
                 continue
             texts = torch_expression(node.analysis.bound, [names[v] for v in node.operands])
+            if node.op == "detach":
+                # An identity to its line: what stops the gradient is that it has none.
+                texts = tuple(f"{text}.detach()" for text in texts)
             for value, text in zip(node.results, texts, strict=True):
                 names[value] = self._identifier(node.op)
                 out.append(f"    {names[value]} = {text}")
