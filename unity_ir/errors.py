@@ -7,3 +7,7 @@ class UnityError(Exception):
 
     Tools print it and exit with code 1; everything else that is raised is a bug.
     """
+
+
+class UnityReport(UnityError):
+    """Several errors of one kind found at once: a line that says so, then one line each."""

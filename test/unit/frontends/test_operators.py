@@ -1,0 +1,310 @@
+"""Every mapping on its own: loss and gradients of a function of two parameters against PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unity_ir.frontends.torch import from_torch
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.interpret import interpret
+
+MASK = torch.tensor([[True, False, True, True], [False, False, True, False], [True, True, True, True]])
+IDS = torch.tensor([[2, 0, 1], [1, 1, 2]])
+
+
+def _in_place(a: Tensor) -> Tensor:
+    y = a * 2
+    y += 1
+    y.relu_()
+    return y
+
+
+def _no_grad(a: Tensor) -> Tensor:
+    with torch.no_grad():
+        factor = a.exp()
+    return a * factor
+
+
+def _written_mask(a: Tensor) -> Tensor:
+    mask = torch.full((3, 4), -1.0, dtype=a.dtype)
+    mask[:, 1:] = 0
+    mask.triu_(1)
+    return a + mask
+
+
+A = {
+    # a [2, 3, 4], positive
+    "add_number": lambda a: a + 2,
+    "radd_number": lambda a: 2 - a,
+    "add_table": lambda a: a + torch.arange(4.0, dtype=a.dtype),
+    "add_wide_table": lambda a: a + torch.arange(3.0, dtype=a.dtype)[:, None].expand(3, 4),
+    "add_integers": lambda a: a + torch.arange(4),
+    "mul_uniform": lambda a: a * torch.full((4,), 3.0, dtype=a.dtype),
+    "div_number": lambda a: a / 3,
+    "rdiv_number": lambda a: 3 / a,
+    "div_floor": lambda a: a * torch.div(a, 0.3, rounding_mode="floor"),
+    "square": lambda a: a**2,
+    "cube": lambda a: a**3,
+    "sqrt": torch.sqrt,
+    "pow_half": lambda a: a**0.5,
+    "pow_negative": lambda a: a**-0.5,
+    "reciprocal": lambda a: a**-1,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "log2": torch.log2,
+    "abs": lambda a: (a - 1).abs(),
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "neg": torch.neg,
+    "rsqrt": torch.rsqrt,
+    "relu": lambda a: F.relu(a - 1),
+    "gelu": F.gelu,
+    "gelu_tanh": lambda a: F.gelu(a, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "log_sigmoid": F.logsigmoid,
+    "softplus": lambda a: F.softplus(a, beta=2),
+    "mish": F.mish,
+    "elu": lambda a: F.elu(a - 1, 0.7),
+    "selu": lambda a: F.selu(a - 1),
+    "leaky_relu": lambda a: F.leaky_relu(a - 1, 0.2),
+    "hardtanh": lambda a: F.hardtanh(a - 1, -0.3, 0.4),
+    "relu6": lambda a: F.relu6(4 * a - 1),
+    "hardswish": lambda a: F.hardswish(4 * a - 4),
+    "hardsigmoid": lambda a: F.hardsigmoid(4 * a - 4),
+    "clamp": lambda a: a.clamp(0.5, 1.5),
+    "clamp_min": lambda a: a.clamp(min=1.1),
+    "clamp_max": lambda a: a.clamp_max(1.1),
+    "where_mask": lambda a: torch.where(MASK, a, a.new_zeros(())),
+    "where_data": lambda a: torch.where(a > 1, a, 0.5 * a),
+    "masked_fill": lambda a: a.masked_fill(MASK, 0.25),
+    "logic": lambda a: torch.where((a > 1) & ~(a > 1.5) | MASK, a, -a),
+    "tril": lambda a: a.tril(),
+    "triu": lambda a: a.triu(1),
+    "view": lambda a: a.view(6, 4),
+    "view_without_common_factors": lambda a: a.reshape(4, 6),
+    "flatten": lambda a: a.flatten(1),
+    "unflatten": lambda a: a.unflatten(-1, (2, 2)),
+    "squeeze": lambda a: a.unsqueeze(1).squeeze(1).unsqueeze(-1),
+    "transpose": lambda a: a.transpose(0, 2),
+    "permute": lambda a: a.permute(2, 0, 1),
+    "mT": lambda a: a.mT,
+    "movedim": lambda a: a.movedim(0, -1),
+    "expand": lambda a: a.unsqueeze(1).expand(-1, 5, -1, -1),
+    "repeat": lambda a: a.repeat(2, 1, 3),
+    "repeat_interleave": lambda a: a.repeat_interleave(3, dim=1),
+    "contiguous": lambda a: a.transpose(0, 1).contiguous().clone(),
+    "select": lambda a: a[:, 1],
+    "slice": lambda a: a[..., 1:4:2],
+    "narrow": lambda a: a.narrow(-1, 1, 2),
+    "split": lambda a: a.split(3, -1)[0] * 2,
+    "chunk": lambda a: a.chunk(2, -1)[1],
+    "unbind": lambda a: a.unbind(1)[2],
+    "cat": lambda a: torch.cat([a, 2 * a, torch.ones(2, 1, 4, dtype=a.dtype)], 1),
+    "stack": lambda a: torch.stack([a, 2 * a], 1),
+    "pad": lambda a: F.pad(a, (1, 2, 0, 1)),
+    "pad_number": lambda a: F.pad(a, (1, 0), value=3.0),
+    "pad_negative": lambda a: F.pad(a, (-1, 2)),
+    "roll": lambda a: a.roll((1, -1), (1, 2)),
+    "pixel_shuffle": lambda a: F.pixel_shuffle(a.reshape(2, 4, 1, 3), 2),
+    "index": lambda a: a[:, torch.tensor([[2, 0], [1, 1]])],
+    "index_two": lambda a: a[torch.tensor([[0], [1]]), torch.tensor([0, 2])],
+    "index_all": lambda a: a[torch.arange(2)[:, None], torch.arange(3)],
+    "index_select": lambda a: a.index_select(1, torch.tensor([2, 2, 0])),
+    "gather": lambda a: a.gather(1, IDS[:, :, None].expand(2, 3, 4)),
+    "scatter_add": lambda a: torch.zeros(2, 3, 4, dtype=a.dtype).scatter_add(1, IDS[:, :, None].expand(2, 3, 4), a),
+    "flip": lambda a: a.flip(1),
+    "topk": lambda a: a.topk(2).values,
+    "sum": lambda a: a.sum((0, 2)),
+    "sum_all": lambda a: a.sum(),
+    "mean_keepdim": lambda a: a - a.mean(1, keepdim=True),
+    "mean_all": torch.mean,
+    "amax": lambda a: a.amax((1, 2)),
+    "amin": lambda a: a.amin(0),
+    "max": lambda a: a.max(),
+    "max_of_dim": lambda a: a.max(1).values,
+    "prod": lambda a: a.prod(1),
+    "var": lambda a: a.var((0, 2)),
+    "var_biased": lambda a: a.var(1, unbiased=False, keepdim=True),
+    "std": lambda a: a.std(1),
+    "norm": lambda a: torch.linalg.vector_norm(a, dim=1),
+    "max_of_table": lambda a: torch.max(a, torch.linspace(0.5, 1.5, 4, dtype=a.dtype)),
+    "filled": lambda a: a * torch.zeros(2, dtype=a.dtype).fill_(a[0, 0, 0])[0],
+    "zeroed": lambda a: a + (2 * a).zero_(),
+    "reversed": lambda a: a.permute(*range(a.dim())[::-1]),
+    "cumsum": lambda a: a.cumsum(1),
+    "softmax": lambda a: a.softmax(1),
+    "log_softmax": lambda a: a.log_softmax(-1),
+    "layer_norm_of_two": lambda a: F.layer_norm(a, (3, 4)),
+    "rms_norm": lambda a: F.rms_norm(a, (4,)),
+    "group_norm": lambda a: F.group_norm(a.transpose(1, 2), 2, a[0, 0], a[1, 0]),
+    "dropout_off": lambda a: F.dropout(a, 0.5, training=False),
+    "detach": lambda a: a * a.detach(),
+    "no_grad": _no_grad,
+    "in_place": _in_place,
+    "written_mask": _written_mask,
+    "one_by_one": lambda a: F.conv1d(a, a[:, :, :1], padding=1, stride=2),
+    "adaptive_avg_pool1d": lambda a: F.adaptive_avg_pool1d(a, 2),
+    "avg_pool1d": lambda a: F.avg_pool1d(a, 2, 1),
+    "avg_pool_divisor": lambda a: F.avg_pool2d(a, 2, divisor_override=3),
+    "pad_reflect": lambda a: F.pad(a, (2, 1), mode="reflect"),
+    "pad_replicate": lambda a: F.pad(a[None], (2, 1, 0, 1), mode="replicate"),
+    "pad_circular": lambda a: F.pad(a, (2, 1), mode="circular"),
+    "upsample": lambda a: F.interpolate(a[None], scale_factor=2, mode="nearest"),
+    "slice_scatter": lambda a: torch.slice_scatter(a, 2 * a[:, 1:2], 1, 1, 2),
+    "select_scatter": lambda a: torch.select_scatter(a, 2 * a[:, 1], 1, 0),
+    "argmax": lambda a: a * a.argmax(1, keepdim=True),
+    "argmin": lambda a: a * a.argmin(),
+    "log10": torch.log10,
+    "tan": torch.tan,
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "atanh": lambda a: torch.atanh(a / 3),
+    "asinh": torch.asinh,
+    "acosh": lambda a: torch.acosh(a + 1),
+    "ceil": lambda a: a * a.ceil(),
+    "remainder": lambda a: a.remainder(0.4),
+    "isnan": lambda a: torch.where(a.isnan(), 0, a),
+    "xor": lambda a: torch.where((a > 1) ^ MASK, a, -a),
+    "sdpa_three_dims": lambda a: F.scaled_dot_product_attention(a, 2 * a, 3 * a),
+    "sdpa_float_mask": lambda a: F.scaled_dot_product_attention(a, a, a, torch.eye(3, dtype=a.dtype)),
+    "sdpa_bool_mask": lambda a: F.scaled_dot_product_attention(a, a, a, torch.eye(3, dtype=torch.bool)),
+    "sdpa_causal_across": lambda a: F.scaled_dot_product_attention(a[:, :2], a, a, is_causal=True),
+    "sdpa_groups": lambda a: F.scaled_dot_product_attention(
+        a.reshape(1, 6, 2, 2), a.reshape(1, 6, 2, 2)[:, :2], a.reshape(1, 6, 2, 2)[:, 2:4], enable_gqa=True
+    ),
+    "sdpa_causal_mask": lambda a: F.scaled_dot_product_attention(
+        a[:, None], a[:, None], a[:, None], torch.full((1, 1, 3, 3), torch.finfo(a.dtype).min, dtype=a.dtype).triu(1)
+    ),
+}
+"""Functions of one parameter."""
+
+AB = {
+    # a [2, 3, 4] and b [3, 4]
+    "add": lambda a, b: a + b,
+    "add_alpha": lambda a, b: torch.add(a, b, alpha=2),
+    "add_smaller_first": lambda a, b: b + a,
+    "sub": lambda a, b: a - b,
+    "sub_smaller_first": lambda a, b: b - a,
+    "sub_broadcast_inside": lambda a, b: a - b[:, :1],
+    "outer": lambda a, b: b[:, :1] * b[:1],
+    "div": lambda a, b: a / b,
+    "div_smaller_first": lambda a, b: b / a,
+    "mul_column": lambda a, b: a[:, :1] * b,
+    "pow": lambda a, b: a**b,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "addcmul": lambda a, b: torch.addcmul(a, a, b, value=0.5),
+    "linear": F.linear,
+    "linear_vector": lambda a, b: F.linear(a[0, 0], b),
+    "matmul": lambda a, b: a @ b.T,
+    "matmul_vector": lambda a, b: a @ b[0],
+    "vector_matmul": lambda a, b: b[0] @ a.mT,
+    "matmul_broadcast": lambda a, b: b[None, None] @ a.mT,
+    "mm": lambda a, b: a[0] @ b.T,
+    "dot": lambda a, b: torch.dot(a[0, 0], b[1]),
+    "bmm": lambda a, b: torch.bmm(a, a.mT),
+    "addmm": lambda a, b: torch.addmm(b[:, :3], a[0], b.T, beta=2, alpha=3),
+    "addmm_of_flat": lambda a, b: torch.addmm(b[0, :3], a.view(-1, 4), b.T).view(2, 3, 3),
+    "einsum": lambda a, b: torch.einsum("bij,kj->bik", a, b),
+    "einsum_batch": lambda a, b: torch.einsum("bij,bkj->ikb", a, a),
+    "embedding": lambda a, b: F.embedding(IDS, b),
+    "embedding_positions": lambda a, b: a + F.embedding(torch.arange(3)[None], b),
+    "embedding_one_row": lambda a, b: a + F.embedding(torch.full((2, 3), 1), b),
+    "embedding_part": lambda a, b: a[:, :2] + F.embedding(torch.tensor([[1, 2]]).expand(2, 2), b),
+    "batch_norm_evaluated": lambda a, b: F.batch_norm(
+        a, torch.arange(3.0, dtype=a.dtype), torch.ones(3, dtype=a.dtype), b[:, 0], b[:, 1], training=False
+    ),
+    "conv2d": lambda a, b: F.conv2d(a[:, None], b[None, None, :2], b[0, :1], stride=(1, 2), padding=1, dilation=(2, 1)),
+    "mse": lambda a, b: F.mse_loss(a[0], b),
+    "mse_sum": lambda a, b: F.mse_loss(a[0], b, reduction="sum"),
+    "l1": lambda a, b: F.l1_loss(a[0], b),
+    "bce": lambda a, b: F.binary_cross_entropy(torch.sigmoid(a[0]), torch.sigmoid(b.detach())),
+    "bce_with_logits": lambda a, b: F.binary_cross_entropy_with_logits(a[0], torch.sigmoid(b.detach())),
+    "cross_entropy_known": lambda a, b: F.cross_entropy(b, torch.tensor([3, 0, 1])),
+    "cross_entropy_middle": lambda a, b: F.cross_entropy(a, torch.tensor([[2, 0, 1, 1], [1, 1, 2, 0]])),
+    "cross_entropy_sum": lambda a, b: F.cross_entropy(b, torch.tensor([3, 0, 1]), reduction="sum"),
+    "cross_entropy_smooth": lambda a, b: F.cross_entropy(b, torch.tensor([3, 0, 1]), label_smoothing=0.1),
+    "cross_entropy_ignored": lambda a, b: F.cross_entropy(b, torch.tensor([3, -100, 1])),
+    "cross_entropy_ignored_sum": lambda a, b: F.cross_entropy(
+        b, torch.tensor([3, -1, 1]), None, None, -1, reduction="sum"
+    ),
+    "embedding_bag": lambda a, b: F.embedding_bag(IDS, b, mode="sum"),
+    "embedding_bag_mean": lambda a, b: F.embedding_bag(IDS, b, mode="mean"),
+    "nll": lambda a, b: F.nll_loss(F.log_softmax(b, -1), torch.tensor([3, 0, 1])),
+}
+"""Functions of two."""
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {**A, **AB}
+
+
+def weighted(y: Tensor) -> Tensor:
+    """The sum of all elements, of which no two count the same."""
+    return (y * torch.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape)).sum()
+
+
+class Function(nn.Module):
+    """A function's result as a loss."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.a = nn.Parameter(torch.rand(2, 3, 4, generator=generator, dtype=torch.float64) + 0.5)
+        self.b = nn.Parameter(torch.rand(3, 4, generator=generator, dtype=torch.float64) + 0.5)
+        self.of = FUNCTIONS[name]
+        self.count = 1 if name in A else 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return weighted(self.of(*(self.a * x, self.b)[: self.count]))
+
+
+class Lstm(nn.Module):
+    """Outputs and last states of an LSTM as a loss."""
+
+    def __init__(self, **more: object):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, **more).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, (h, c) = self.lstm(x)
+        return sum(
+            (y * torch.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape)).sum() for y in (outputs, h, c)
+        )
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"num_layers": 2, "batch_first": True}, {"bidirectional": True, "num_layers": 2}, {"bias": False}]
+)
+def test_lstm(more: dict[str, object]):
+    torch.manual_seed(0)
+    agree(Lstm(**more), torch.randn(2, 5, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_equals_pytorch(name: str):
+    agree(Function(name), torch.full((), 1.25, dtype=torch.float64))
+
+
+def agree(module: nn.Module, x: Tensor) -> None:
+    """Loss and gradients of the imported module are PyTorch's."""
+    imported = from_torch(module, x)
+    graph = differentiate(imported.graph, Optimizer())
+    given = {k: v.numpy() for k, v in {"x": x, **imported.tables}.items()}
+    values = interpret(graph, given, {k: v.numpy() for k, v in imported.weights.items()})
+    loss = module(x)
+    loss.backward()
+    assert float(values[graph.outputs[0]]) == pytest.approx(loss.item(), rel=1e-9)
+    for update in graph.updates:
+        want = module.get_parameter(update.weight.node.name).grad
+        np.testing.assert_allclose(values[update.grad], 0 if want is None else want.numpy(), atol=1e-9)

@@ -1,0 +1,196 @@
+"""Imported modules compute what PyTorch does: the loss and every gradient, by name, in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch_convolutions
+import torch_models
+from safetensors.torch import load_file
+from torch import nn
+
+from unity_ir.dialects.convert import from_graph, to_graph
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch import Imported, from_torch
+from unity_ir.frontends.torch.export import bind, first
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.interpret import interpret
+
+
+def in_pytorch(module: nn.Module, inputs: Any, loss: Any) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss, and the gradients of the parameters that have one."""
+    args, kwargs, targets = bind(module, inputs, loss)
+    goals = [kwargs.pop(name) for name in targets]
+    output = module(*args, **kwargs)
+    value = first(output) if loss is None else loss(output, *goals)
+    value.backward()
+    return value.item(), {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
+
+
+def run(imported: Imported, module: nn.Module, inputs: Any, loss: Any) -> tuple[float, dict[str, np.ndarray]]:
+    """The same of the imported graph, by the reference interpreter."""
+    args, kwargs, _ = bind(module, inputs, loss)
+    given = kwargs | {f"args_{i}": v for i, v in enumerate(args)}
+    arrays = {n: v.detach().numpy() for n, v in {**given, **imported.tables}.items() if isinstance(v, torch.Tensor)}
+    graph = differentiate(imported.graph, Optimizer())
+    values = interpret(graph, arrays, {n: w.numpy() for n, w in imported.weights.items()})
+    return float(values[graph.outputs[0]]), {u.weight.node.name: values[u.grad] for u in graph.updates}
+
+
+def check(module: nn.Module, inputs: Any, loss: Any = None) -> Imported:
+    """Import, compare with PyTorch, and see that the text reads back."""
+    module.double().train()
+    inputs = torch.utils._pytree.tree_map(
+        lambda v: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v, inputs
+    )
+    imported = from_torch(module, inputs, loss)
+    value, grads = run(imported, module, inputs, loss)
+    want, wanted = in_pytorch(module, inputs, loss)
+    assert value == pytest.approx(want, rel=1e-9)
+    # A parameter the loss only seems to depend on may have a gradient of zero on one side and none on the other.
+    assert set(wanted) - set(grads) == {n for n, g in wanted.items() if n not in grads and not g.any()}
+    for name, grad in grads.items():
+        np.testing.assert_allclose(grad, wanted.get(name, np.zeros_like(grad)), atol=1e-9, err_msg=name)
+    func = from_graph(imported.graph)
+    func.verify()
+    assert to_graph(func) == imported.graph
+    return imported
+
+
+def operators(imported: Imported) -> set[str]:
+    return {n.op for n in imported.graph.nodes() if n.is_compute}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def test_perceptron():
+    imported = check(*torch_models.mlp())
+    assert operators(imported) == {"matmul_nt", "add", "relu", "gelu", "cross_entropy"}
+    assert list(imported.weights) == ["0.weight", "0.bias", "2.weight", "4.weight", "4.bias"]
+
+
+@pytest.mark.parametrize("name", torch_models.TRANSFORMERS)
+def test_transformer(name: str):
+    build, attention = torch_models.TRANSFORMERS[name]
+    with torch_models.InDouble():
+        imported = check(*build(attention))
+    if name.startswith("bert_masked"):
+        # Its mask is an input, which the attention operator has not.
+        return
+    assert {"attention", "split_heads", "merge_heads"} <= operators(imported)
+    own = {"gpt2": {"gelu_tanh", "layer_norm"}, "llama": {"rms_norm", "silu"}}
+    assert own.get(name.partition("_")[0], set()) <= operators(imported)
+    assert not operators(imported) & {"softmax", "reduce_mean", "square", "pow_scalar", "expand"}
+
+
+@pytest.mark.parametrize("name", torch_convolutions.NETWORKS)
+def test_convolutional_network(name: str):
+    imported = check(*torch_convolutions.NETWORKS[name]())
+    assert {"conv2d", "batch_stats", "batch_norm"} <= operators(imported)
+    assert not any("running" in name for name in imported.tables)
+
+
+class Tied(nn.Module):
+    """A table that is its own decoder, one frozen layer, one that nothing uses, and dropout in two places."""
+
+    def __init__(self, p: float = 0.0):
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.unused = nn.Linear(4, 4)
+        self.decoder = nn.Linear(4, 7, bias=False)
+        self.decoder.weight = self.table.weight
+        self.dropout = nn.Dropout(p)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.dropout(self.frozen(self.dropout(self.table(ids)))))
+
+
+TIED = (torch.tensor([[1, 2], [0, 6]]), torch.tensor([[2, 3], [1, 0]]))
+
+
+def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def test_tied_weights_are_one_and_frozen_ones_are_tables():
+    imported = check(Tied(), TIED, loss)
+    assert list(imported.weights) == ["table.weight"]
+    assert list(imported.tables) == ["frozen.weight", "frozen.bias"]
+    assert [n.name for n in imported.graph.inputs] == ["ids", "labels", "frozen.weight", "frozen.bias"]
+
+
+def test_every_dropout_has_a_seed_of_its_own():
+    imported = from_torch(Tied(0.25), TIED, loss)
+    found = [n for n in imported.graph.nodes() if n.op == "dropout"]
+    assert [(n.attribute("p"), n.attribute("seed")) for n in found] == [(0.25, 0), (0.25, 1)]
+
+
+def test_a_module_in_evaluation_is_imported_as_it_trains():
+    imported = from_torch(Tied(0.25).eval(), TIED, loss)
+    assert "dropout" in operators(imported)
+
+
+@pytest.mark.parametrize("inputs", [TIED, {"ids": TIED[0], "labels": TIED[1]}, [*TIED]])
+def test_inputs_are_named_as_the_module_and_the_loss_name_them(inputs: Any):
+    imported = from_torch(Tied(), inputs, loss, name="tied")
+    assert imported.graph.name == "tied"
+    assert [n.name for n in imported.graph.inputs][:2] == ["ids", "labels"]
+
+
+def test_importing_leaves_the_module_as_it_is():
+    module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    before = {n: t.clone() for n, t in module.state_dict().items()}
+    from_torch(module, (torch.randn(3, 4), torch.tensor([0, 1, 1])), nn.CrossEntropyLoss())
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+
+
+def test_half_precision_stays_so():
+    with torch.device("cpu"):
+        module, inputs, _ = torch_models.llama("sdpa")
+    imported = from_torch(module.to(torch.bfloat16), inputs)
+    assert {n.types[0].dtype for n in imported.graph.weights()} == {"bf16"}
+    assert "cast" in operators(imported)
+
+
+def test_weights_are_saved_whole_or_not_at_all(tmp_path: Path):
+    imported = from_torch(Tied(), TIED, loss)
+    path = tmp_path / "tied.safetensors"
+    imported.save(path)
+    saved = load_file(path)
+    assert set(saved) == {"table.weight", "frozen.weight", "frozen.bias"}
+    assert torch.equal(saved["table.weight"], imported.weights["table.weight"])
+    assert [p.name for p in tmp_path.iterdir()] == ["tied.safetensors"]
+    before = path.read_bytes()
+    on_meta = from_torch(Tied().to("meta"), tuple(t.to("meta") for t in TIED), loss)
+    with pytest.raises(UnityError, match="weight is on the meta device"):
+        on_meta.save(path)
+    assert path.read_bytes() == before
+    with pytest.raises(OSError, match="none"):
+        imported.save(tmp_path / "there" / "is" / "none")
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "of", "message"),
+    [
+        (nn.Linear(4, 3), 3, None, "the example inputs are int; they must be a tensor, tuple or dict"),
+        (nn.Linear(4, 3), (torch.ones(2, 4),), loss, "Linear.forward: missing a required argument: 'input'"),
+        (nn.Linear(4, 3), (), loss, "0 example inputs, but the loss alone needs labels"),
+        (nn.Linear(4, 3), {"input": torch.ones(2, 4)}, loss, "the loss needs labels, which the example inputs"),
+        (nn.Linear(4, 3), torch.ones(2, 4), 3, "the loss is int; it must be a function of outputs and targets"),
+        (nn.Linear(4, 3), torch.ones(2, 4), lambda y: y, "the loss is a tensor of [2, 3]; it must be a scalar"),
+        (nn.Identity(), torch.ones(2, 4), lambda y: 3, "the loss is int; it must be a scalar"),
+    ],
+)
+def test_wrong_arguments_are_refused(module: nn.Module, inputs: Any, of: Any, message: str):
+    with pytest.raises(UnityError, match=r"^[^\n]+$") as error:
+        from_torch(module, inputs, of)
+    assert message in str(error.value)

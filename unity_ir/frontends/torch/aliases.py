@@ -1,0 +1,77 @@
+"""Which operators of an exported graph are needed, and whether those in place can be taken for ones that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+
+def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
+    """The nodes that `wanted` ones depend on, by operands and by what is written in place into memory they read."""
+    root = roots(graph)
+    writers = [(n, {root[t] for t in targets}) for n in graph.nodes if (targets := written(n))]
+    found: set[fx.Node] = set()
+    stack = list(wanted)
+    while stack:
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack += node.all_input_nodes
+        read = {root[n] for n in found}
+        stack = [n for n, targets in writers if n not in found and targets & read]
+    return found
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The operands an operator writes into."""
+    return _aliased(node, write=True)
+
+
+def _aliased(node: fx.Node, write: bool) -> list[fx.Node]:
+    schema: Any = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    found: list[fx.Node] = []
+    for i, argument in enumerate(schema.arguments):
+        info = argument.alias_info
+        if info is None or (write and not info.is_write):
+            continue
+        value: Any = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+        values: list[Any] = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore[reportUnknownArgumentType]
+        found += [v for v in values if isinstance(v, fx.Node)]
+    return found
+
+
+def roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """For every node the one whose memory it may share, through views and operators in place."""
+    root: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        shared = _aliased(node, write=False)
+        if node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
+            shared = node.all_input_nodes[:1]
+        root[node] = root[shared[0]] if shared else node
+    return root
+
+
+def stale(graph: fx.Graph, kept: set[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """
+    Operators in place whose effect somebody sees through another name of the memory, each with one who does.
+
+    torch.export makes later uses of the tensor itself uses of the operator's result; what is left are views taken
+    before it, and what the tensor is a view of.
+    """
+    root = roots(graph)
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        for target in written(node):
+            for user in kept:
+                if order[user] <= order[node]:
+                    continue
+                for operand in user.all_input_nodes:
+                    if root[operand] is root[target] and order[operand] < order[node]:
+                        found[node] = user
+    return found

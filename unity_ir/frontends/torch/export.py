@@ -1,0 +1,237 @@
+"""`torch.export` of a module together with its loss, in training mode and before operators are taken apart."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils._pytree import tree_leaves
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.report import one_line, refuse
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A graph of ATen operators, and what its placeholders stand for."""
+
+    module: fx.GraphModule
+    loss: fx.Node
+    inputs: Mapping[str, torch.Tensor]
+    """Example inputs by placeholder, in order."""
+    parameters: Mapping[str, tuple[str, nn.Parameter]]
+    """By placeholder: full name and parameter. Tied parameters have one name, the first of `named_parameters`."""
+    buffers: Mapping[str, tuple[str, torch.Tensor]]
+    """By placeholder: full name and tensor, of buffers and lifted constants."""
+    constants: Mapping[str, Any]
+    """By placeholder: inputs that are no tensors."""
+
+
+class Step(nn.Module):
+    """The module and its loss as one module that returns a scalar."""
+
+    def __init__(self, module: nn.Module, loss: Callable[..., Any] | None, targets: Sequence[str]):
+        super().__init__()
+        self.module = module
+        self.loss = loss
+        self.targets = targets
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        targets = [kwargs.pop(name) for name in self.targets]
+        output = self.module(*args, **kwargs)
+        loss = first(output) if self.loss is None else self.loss(output, *targets)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            what = f"a tensor of {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            of = "the module's first output" if self.loss is None else "the loss"
+            raise refuse(f"{of} is {what}; it must be a scalar" + ("" if self.loss else ", or give a loss"))
+        return loss
+
+
+def first(output: Any) -> Any:
+    """The first of a module's outputs: of a tuple, a dict, or a dataclass of transformers."""
+    while not isinstance(output, torch.Tensor):
+        if isinstance(output, Mapping) and output:
+            output = next(iter(output.values()))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        elif isinstance(output, tuple | list) and output:
+            output = output[0]  # pyright: ignore[reportUnknownVariableType]
+        else:
+            break
+    return output  # pyright: ignore[reportUnknownVariableType]
+
+
+def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None) -> Exported:
+    """
+    The training step of `module` on inputs like the example ones.
+
+    Raises `UnityError` where inputs do not fit the module, the result is no scalar, or torch.export fails.
+    """
+    if not module.training:
+        module.train()
+    args, kwargs, targets = bind(module, example_inputs, loss)
+    step = Step(module, loss, targets)
+    try:
+        with _quiet():
+            program = torch.export.export(step, args, kwargs, strict=False)
+    except UnityError:
+        raise
+    except Exception as error:
+        raise refuse(f"torch.export failed: {one_line(error)}{_where(error)}") from error
+    return _read(program, step, [*args, *kwargs.values()])
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Without what torch logs and prints about a failure before it raises it."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def bind(
+    module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
+    """
+    Example inputs as arguments of the module, by name where it can be, and the targets of the loss.
+
+    A tensor is one input; of a tuple with a loss the last ones are its targets, as many as it needs beside the outputs.
+    """
+    wanted = _targets(loss)
+    if isinstance(example_inputs, torch.Tensor):
+        example_inputs = (example_inputs,)
+    signature = inspect.signature(module.forward)
+    if isinstance(example_inputs, Mapping):
+        kwargs: dict[str, Any] = {str(k): v for k, v in example_inputs.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        missing = [name for name in wanted if name not in kwargs]
+        if missing:
+            raise refuse(f"the loss needs {', '.join(missing)}, which the example inputs do not have")
+        given, named = (), {k: v for k, v in kwargs.items() if k not in wanted}
+        targets = {name: kwargs[name] for name in wanted}
+    elif isinstance(example_inputs, tuple | list):
+        values: list[Any] = list(example_inputs)  # pyright: ignore[reportUnknownArgumentType]
+        if len(values) < len(wanted):
+            raise refuse(f"{len(values)} example inputs, but the loss alone needs {', '.join(wanted)}")
+        count = len(values) - len(wanted)
+        given, named, targets = tuple(values[:count]), {}, dict(zip(wanted, values[count:], strict=True))
+    else:
+        raise refuse(f"the example inputs are {type(example_inputs).__name__}; they must be a tensor, tuple or dict")
+    try:
+        bound = signature.bind(*given, **named)
+    except TypeError as error:
+        raise refuse(f"the example inputs do not fit {type(module).__name__}.forward: {error}") from error
+    args, kwargs = _by_name(signature, bound)
+    if taken := set(targets) & set(kwargs):
+        raise refuse(f"module and loss both have an input {min(taken)!a}; rename one")
+    seen: set[int] = set()
+    kwargs = {k: _own(v, seen) for k, v in (kwargs | targets).items()}
+    return tuple(_own(v, seen) for v in args), kwargs, list(targets)
+
+
+def _own(value: Any, seen: set[int]) -> Any:
+    """A tensor given twice as two: torch.export would make one input of it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if id(value) in seen:
+        return value.clone()
+    seen.add(id(value))
+    return value
+
+
+def _by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """All arguments by keyword, as placeholders are named after them; by position only where there is no other way."""
+    kinds = {name: p.kind for name, p in signature.parameters.items()}
+    if any(kinds[n] in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY) for n in bound.arguments):
+        return bound.args, dict(bound.kwargs)
+    out: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        out.update(value if kinds[name] == inspect.Parameter.VAR_KEYWORD else {name: value})
+    return (), out
+
+
+def _targets(loss: Callable[..., Any] | None) -> list[str]:
+    """The names of what a loss needs beside the outputs of the module."""
+    if loss is None:
+        return []
+    if not callable(loss):
+        raise refuse(f"the loss is {type(loss).__name__}; it must be a function of outputs and targets")
+    function = loss.forward if isinstance(loss, nn.Module) else loss
+    needed = [
+        name
+        for name, p in inspect.signature(function).parameters.items()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    return needed[1:]
+
+
+def _read(program: torch.export.ExportedProgram, step: Step, values: Sequence[Any]) -> Exported:
+    names = {id(p): name for name, p in step.module.named_parameters()}
+    parameters: dict[str, tuple[str, nn.Parameter]] = {}
+    buffers: dict[str, tuple[str, torch.Tensor]] = {}
+    inputs: dict[str, torch.Tensor] = {}
+    constants: dict[str, Any] = {}
+    examples: Iterator[Any] = iter(tree_leaves(list(values)))
+    for spec in program.graph_signature.input_specs:
+        name, target = spec.arg.name, spec.target or ""
+        match spec.kind:
+            case InputKind.PARAMETER:
+                parameter = step.get_parameter(target)
+                full = names.get(id(parameter), target)
+                parameters[name] = full, parameter
+            case InputKind.BUFFER:
+                buffers[name] = target.removeprefix("module."), step.get_buffer(target)
+            case InputKind.CONSTANT_TENSOR:
+                buffers[name] = "", program.constants[target]  # pyright: ignore[reportArgumentType]
+            case InputKind.USER_INPUT if isinstance(spec.arg, ConstantArgument):
+                constants[name] = spec.arg.value
+                next(examples)
+            case InputKind.USER_INPUT:
+                inputs[name] = next(examples)
+            case _:
+                raise refuse(f"{name} is a {spec.kind.name.lower()}, which cannot be imported")
+    (output,) = (n for n in program.graph.nodes if n.op == "output")
+    (loss,) = output.args[0]
+    if not isinstance(loss, fx.Node):
+        raise refuse("the loss is a number that depends on nothing")
+    return Exported(program.graph_module, loss, inputs, parameters, buffers, constants)
+
+
+NOT_THE_MODEL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<")
+"""Where files begin that are torch's, ours, or made up."""
+
+PYTHON = (os.path.dirname(os.__file__) + os.sep, os.path.join(os.path.dirname(os.__file__), "site-packages") + os.sep)
+"""Python's own library, and what is installed beside it, where models may be."""
+
+
+def place(node: fx.Node) -> str:
+    """`file:line` of the model that an operator came from: the innermost frame outside of torch."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    outside = [f for f in frames if not f[0].startswith(NOT_THE_MODEL)]
+    return _short(*outside[-1]) if outside else "outside of the module"
+
+
+def _where(error: BaseException) -> str:
+    library, installed = PYTHON
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_THE_MODEL)]
+    frames = [f for f in frames if not f.filename.startswith(library) or f.filename.startswith(installed)]
+    return f" ({_short(frames[-1].filename, str(frames[-1].lineno))})" if frames else ""
+
+
+def _short(file: str, line: str) -> str:
+    near = os.path.relpath(file)
+    return f"{file if near.startswith('..') else near}:{line}"

@@ -1,0 +1,59 @@
+"""A PyTorch module as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from unity_ir.frontends.torch.export import Exported, export
+from unity_ir.frontends.torch.importer import Importer
+from unity_ir.frontends.torch.weights import save_weights
+from unity_ir.pcg.graph import Graph, topological
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A module as a graph whose only output is its loss, and the values that go with it."""
+
+    graph: Graph
+    weights: dict[str, torch.Tensor]
+    """The trained parameters the loss depends on, by full name; they share memory with the module."""
+    tables: dict[str, torch.Tensor]
+    """Inputs of the graph that were folded from buffers and constants, or are frozen parameters, by name."""
+
+    def save(self, path: str | Path) -> None:
+        """Write weights and tables as one safetensors file, all or nothing."""
+        save_weights({**self.weights, **self.tables}, path)
+
+
+def from_torch(
+    module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None = None, name: str | None = None
+) -> Imported:
+    """
+    Import a module as it computes in training mode on inputs of the example's shapes.
+
+    `example_inputs` are a tensor, a tuple of the arguments or a dict by name. With a loss, called as
+    `loss(outputs, *targets)`, the last of them are its targets; without, the module's first output is the loss.
+
+    Raises `UnityError` where torch.export fails or the loss is no scalar, and `UnityReport` with a line for each
+    operator that has no mapping.
+    """
+    return convert(export(module, example_inputs, loss), name or type(module).__name__)
+
+
+def convert(exported: Exported, name: str) -> Imported:
+    """The graph of an exported module. Raises `UnityReport` as `from_torch` does."""
+    importer = Importer(exported, name)
+    value = importer.loss()
+    used = {n.name for n in topological((value,)) if n.op in ("input", "weight")}
+    inputs = [n for n in (*importer.inputs.values(), *importer.tables.leaves) if n.name in used]
+    return Imported(
+        Graph(name, tuple(inputs), (value,)),
+        {n: w for n, w in importer.weights.items() if n in used},
+        {n: t.detach() for n, t in importer.tables.values.items() if n in used},
+    )

@@ -1,0 +1,277 @@
+"""Walks an exported graph: folds what depends on no input, maps the rest operator by operator."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch import maps as _maps
+from unity_ir.frontends.torch.aliases import needed, stale, written
+from unity_ir.frontends.torch.export import Exported, place
+from unity_ir.frontends.torch.padded import PADDED, Padded
+from unity_ir.frontends.torch.report import Report, one_line, refuse
+from unity_ir.frontends.torch.site import MAPPINGS, Site, Tables
+from unity_ir.frontends.torch.values import DTYPES, element_type, op
+from unity_ir.pcg.graph import Node, Value, leaf
+from unity_ir.pcg.types import tensor_type
+
+del _maps
+
+IGNORED = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
+"""Checks that torch.export has made already."""
+
+BY_SHAPE = {
+    *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
+    *("zero_", "fill_", "zero", "fill"),
+}
+"""Operators that of their first operand use only shape and element type: they fold whatever it holds."""
+
+
+READ_PADDED = {
+    *("view", "reshape", "_unsafe_view", "flatten", "contiguous", "clone", "alias", "to", "slice"),
+    *("cross_entropy_loss", "nll_loss", "nll_loss_nd"),
+}
+"""Operators that take labels padded with what a loss ignores."""
+
+
+class Missing:
+    """What stands for a value that cannot be imported; what depends on it is looked at no further than its name."""
+
+
+class Importer:
+    """The graph of one exported module, as it is built."""
+
+    def __init__(self, exported: Exported, name: str):
+        self.exported = exported
+        self.report = Report(name)
+        self.tables = Tables()
+        self.inputs: dict[str, Node] = {}
+        self.weights: dict[str, torch.Tensor] = {}
+        self._seeds = 0
+        self._buffers: list[torch.Tensor] = []
+        """Kept, as tables knows them by identity."""
+        self._trained: dict[Node, bool] = {}
+
+    def loss(self) -> Value:
+        """The loss as a value. Raises `UnityError` naming every operator that has no mapping."""
+        graph = self.exported.module.graph
+        given = {n: self.placeholder(n) for n in graph.nodes if n.op == "placeholder" and n.users}
+        (loss,) = self.run(self.exported.module, given, [self.exported.loss])
+        self.report.check()
+        if not isinstance(loss, Value) or not self.trained(loss):
+            raise refuse(f"no trained parameter reaches the loss of {self.report.name}")
+        return loss
+
+    def placeholder(self, node: fx.Node) -> Any:
+        """What an argument of the exported graph is here."""
+        name = str(node.target)
+        try:
+            if name in self.exported.parameters:
+                return self.parameter(*self.exported.parameters[name])
+            if name in self.exported.buffers:
+                full, tensor = self.exported.buffers[name]
+                # A copy, for what the model does to it in place must not reach the module.
+                tensor = tensor.detach().clone()
+                if full:
+                    self.tables.names[id(tensor)] = full
+                    self._buffers.append(tensor)
+                return tensor
+            if name in self.exported.inputs:
+                tensor = self.exported.inputs[name]
+                self.inputs[name] = leaf("input", _type(tensor), name=name)
+                return self.inputs[name].result
+        except UnityError as error:
+            self.report.add(f"input {name}", one_line(error), "an argument of the module")
+            return Missing()
+        return self.exported.constants[name]
+
+    def parameter(self, name: str, parameter: torch.nn.Parameter) -> Value:
+        """A weight; a frozen parameter, which gets no updates, is a table."""
+        tensor = parameter.detach()
+        if not parameter.requires_grad:
+            self.tables.names[id(tensor)] = name
+            self._buffers.append(tensor)
+            return self.tables.add(tensor)
+        self.weights[name] = tensor
+        return leaf("weight", _type(tensor), name=name).result
+
+    def trained(self, value: Value) -> bool:
+        """Whether a weight reaches a value."""
+        stack = [value.node]
+        while stack:
+            node = stack[-1]
+            if node in self._trained:
+                stack.pop()
+                continue
+            before = [v.node for v in node.operands if v.node not in self._trained]
+            if before:
+                stack += before
+                continue
+            through = node.op != "detach" and any(self._trained[v.node] for v in node.operands)
+            self._trained[node] = node.op == "weight" or through
+        return self._trained[value.node]
+
+    def run(self, module: fx.GraphModule, given: Mapping[fx.Node, Any], wanted: Sequence[Any]) -> list[Any]:
+        """The values of `wanted` nodes of a graph whose placeholders are `given`."""
+        env: dict[fx.Node, Any] = dict(given)
+        kept = needed(module.graph, [n for n in wanted if isinstance(n, fx.Node)])
+        torn = stale(module.graph, kept)
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                env[node] = _attribute(module, str(node.target))
+            elif node.op == "call_function" and node in kept:
+                env[node] = self.call(node, env, torn)
+        return [env[n] if isinstance(n, fx.Node) else n for n in wanted]
+
+    def call(self, node: fx.Node, env: Mapping[fx.Node, Any], torn: Mapping[fx.Node, fx.Node]) -> Any:
+        """The value of one operator, folded or mapped; what cannot be is reported and stood in for."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), env.get)
+        name = operator_name(node)
+        values = [v for v in _flat((args, kwargs)) if isinstance(v, Value | Padded)]
+        is_missing = any(isinstance(v, Missing) for v in _flat((args, kwargs)))
+        try:
+            if name in IGNORED:
+                return None
+            if is_missing and (node.target is operator.getitem or out_of_place(node) in MAPPINGS):
+                return Missing()
+            if node.target is operator.getitem:
+                return self.item(args)
+            if isinstance(node.target, torch._ops.HigherOrderOperator):  # pyright: ignore[reportPrivateUsage]
+                return self.inline(node, args)
+            check_static(node)
+            if values and name in BY_SHAPE and isinstance(args[0], Value):
+                args = [_like(args[0]), *args[1:]]
+                values = [v for v in _flat((args, kwargs)) if isinstance(v, Value | Padded)]
+            if not values and not is_missing:
+                return fold(node, args, kwargs)
+            if node in torn:
+                raise UnityError(f"it writes in place into memory that {place(torn[node])} reads by another name")
+            return self.map(node, args, kwargs)
+        except UnityError as error:
+            shown = "control flow " + name if isinstance(node.target, torch._ops.HigherOrderOperator) else _shown(node)  # pyright: ignore[reportPrivateUsage]
+            self.report.add(shown, str(error), place(node))
+            return Missing()
+
+    def item(self, args: Sequence[Any]) -> Any:
+        """One of several results."""
+        whole, at = args
+        if whole[at] is None:
+            raise UnityError(f"result {at} has no mapping")
+        return whole[at]
+
+    def map(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The mapping of an operator."""
+        name = out_of_place(node)
+        if name not in MAPPINGS:
+            raise UnityError("no mapping")
+        if name not in READ_PADDED and any(isinstance(v, Padded) for v in _flat((args, kwargs))):
+            raise UnityError(PADDED)
+        site = Site(node.meta.get("val"), self.tables, self.trained, self.seed, self.exported.inputs)
+        for tensor in _flat(node.meta.get("val")):
+            if isinstance(tensor, torch.Tensor):
+                element_type(tensor.dtype)
+        out = MAPPINGS[name](site, *args, **kwargs)
+        check(node, out)
+        return out
+
+    def seed(self) -> int:
+        """0, 1, 2, ...: one for every random operator."""
+        self._seeds += 1
+        return self._seeds - 1
+
+    def inline(self, node: fx.Node, args: Sequence[Any]) -> Any:
+        """The body of a region without gradients, or of other precision where that is off."""
+        name = operator_name(node)
+        if name == "wrap_with_set_grad_enabled":
+            is_on, module, *operands = args
+        elif name == "wrap_with_autocast" and not args[2]:
+            is_on, module, *operands = (True, *args[4:])
+        elif name == "tag_activation_checkpoint":
+            is_on, module, *operands = (True, *args)
+        else:
+            raise UnityError("has no mapping; torch.export must see one way only")
+        graph = module.graph
+        places = [n for n in graph.nodes if n.op == "placeholder"]
+        (output,) = (n for n in graph.nodes if n.op == "output")
+        results: Any = output.args[0]
+        many = not isinstance(results, fx.Node)
+        out = self.run(module, dict(zip(places, operands, strict=True)), list(results) if many else [results])
+        if not is_on:
+            out = [op("detach", v) if isinstance(v, Value) and self.trained(v) else v for v in out]
+        return out if many else out[0]
+
+
+def fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """The value of an operator that depends on no input and no parameter. Raises `UnityError` for random ones."""
+    target: Any = node.target
+    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+        raise UnityError("draws random numbers; give them as an input")
+    try:
+        with torch.no_grad():
+            return target(*args, **kwargs)
+    except Exception as error:
+        raise UnityError(f"cannot be computed at import: {one_line(error)}") from error
+
+
+def check_static(node: fx.Node) -> None:
+    """Raises `UnityError` for an operator whose result's sizes depend on data."""
+    for tensor in _flat(node.meta.get("val")):
+        if isinstance(tensor, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise UnityError("its result is a number that depends on data; only fixed shapes can be imported")
+        if isinstance(tensor, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in tensor.shape):
+            raise UnityError("the shape of its result is dynamic; only fixed shapes can be imported")
+
+
+def check(node: fx.Node, out: Any) -> None:
+    """What a mapping makes is of the shape and element type that PyTorch has."""
+    meta: Any = node.meta.get("val")
+    many = not isinstance(meta, torch.Tensor)
+    for value, tensor in zip(out if many else [out], meta if many else [meta], strict=True):
+        if isinstance(value, Value):
+            assert value.type == _type(tensor), f"{node.target} became {value.type}, PyTorch has {_type(tensor)}"
+
+
+def operator_name(node: fx.Node) -> str:
+    """`linear` of `aten.linear.default`."""
+    target: Any = node.target
+    packet = getattr(target, "overloadpacket", target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def out_of_place(node: fx.Node) -> str:
+    """The name of the operator that makes a new tensor of what this one writes in place."""
+    name = operator_name(node)
+    return name.rstrip("_") if written(node) else name
+
+
+def _shown(node: fx.Node) -> str:
+    return str(node.target) if hasattr(node.target, "overloadpacket") else operator_name(node)
+
+
+def _attribute(module: fx.GraphModule, path: str) -> Any:
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _like(value: Value) -> torch.Tensor:
+    dtype = next(d for d, n in DTYPES.items() if n == value.type.dtype)
+    return torch.empty(value.shape, dtype=dtype)
+
+
+def _type(tensor: torch.Tensor) -> Any:
+    return tensor_type(tuple(tensor.shape), element_type(tensor.dtype))
+
+
+def _flat(tree: Any) -> list[Any]:
+    if isinstance(tree, Mapping):
+        return [leaf for v in tree.values() for leaf in _flat(v)]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(tree, tuple | list):
+        return [leaf for v in tree for leaf in _flat(v)]  # pyright: ignore[reportUnknownVariableType]
+    return [tree]

@@ -1,0 +1,172 @@
+"""Scaled-dot-product attention, embedding, dropout."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.maps.elementwise import add, scale, where
+from unity_ir.frontends.torch.masks import is_lower, visible
+from unity_ir.frontends.torch.recognise import of_group
+from unity_ir.frontends.torch.site import Site, maps, number
+from unity_ir.frontends.torch.values import Operand, cut, expand, is_bool, op, reshape
+from unity_ir.pcg.graph import Value
+
+FAR = -1e30
+"""What is added to the scores of positions that are not seen; minus infinity would make 0 * inf."""
+
+
+@maps("scaled_dot_product_attention")
+def attention(
+    site: Site,
+    q: Value,
+    k: Operand,
+    v: Operand,
+    mask: Operand | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    """
+    One operator where the mask is none, all true, or causal; otherwise its products and softmax.
+
+    Queries [b.., h, i, e], keys [b.., h, j, e], values [b.., h, j, d].
+    """
+    k, v = site.value(k), site.value(v)
+    by = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    causal = is_causal
+    if isinstance(mask, torch.Tensor):
+        seen = visible(mask)
+        if seen is not None and bool(seen.all()):
+            mask = None
+        elif seen is not None and is_lower(seen, q.shape[-2], k.shape[-2]):
+            mask, causal = None, True
+    if mask is not None or dropout_p or (causal and q.shape[-2] != k.shape[-2]):
+        if causal:
+            mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+        return _by_products(site, q, k, v, mask, dropout_p, by, enable_gqa)
+    if not enable_gqa:
+        lead = site.shape[:-2]
+        q, k, v = (expand(x, (*lead, *x.shape[-2:])) for x in (q, k, v))
+    q, k, v = (reshape(x, (prod(x.shape[:-3]), *_heads(x), *x.shape[-2:])) for x in (q, k, v))
+    if of_group(k).shape[1] == of_group(v).shape[1]:
+        k, v = of_group(k), of_group(v)
+    return reshape(op("attention", q, k, v, scale=by, causal=int(causal)), site.shape)
+
+
+def _heads(x: Value) -> tuple[int, ...]:
+    """The heads of [b.., h, s, e]; one of [s, e]."""
+    return x.shape[-3:-2] or (1,)
+
+
+def _by_products(
+    site: Site, q: Value, k: Value, v: Value, mask: Operand | None, dropout_p: float, by: float, enable_gqa: bool
+) -> Value:
+    if enable_gqa and (group := q.shape[-3] // k.shape[-3]) > 1:
+        k, v = (_repeat_heads(x, group) for x in (k, v))
+    lead = site.shape[:-2]
+    q, k, v = (expand(x, (*lead, *x.shape[-2:])) for x in (q, k, v))
+    scores = scale(op("batch_matmul_nt", q, k), by)
+    inner = site.of(scores)
+    if mask is not None:
+        scores = where(inner, mask, scores, FAR) if is_bool(mask) else add(inner, scores, mask)
+    weights = dropout(site, op("softmax", scores), dropout_p, True)
+    return op("batch_matmul", weights, v)
+
+
+def _repeat_heads(x: Value, group: int) -> Value:
+    *lead, heads, size, width = x.shape
+    wide = expand(reshape(x, (*lead, heads, 1, size, width)), (*lead, heads, group, size, width))
+    return reshape(wide, (*lead, heads * group, size, width))
+
+
+@maps("embedding")
+def embedding(
+    site: Site,
+    table: Operand,
+    ids: Operand,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:
+    """
+    Rows of the table. Ids known at import are a slice of it where they count up, as positions do.
+
+    PyTorch gives the row `padding_idx` no gradient.
+    """
+    del sparse
+    if scale_grad_by_freq:
+        raise UnityError("scale_grad_by_freq has no operator")
+    rows = site.value(table, site.dtype)
+    if isinstance(ids, torch.Tensor):
+        return _known_rows(site, rows, ids, padding_idx)
+    base = site.value(ids)
+    if base.node.op == "reshape":
+        (base,) = base.node.operands
+    out = op("embedding", base, rows)
+    if padding_idx >= 0 and site.trained(rows):
+        inner = site.of(out)
+        padding = op("eq", base, site.value(torch.tensor(padding_idx, dtype=torch.int64)))
+        padding = reshape(padding, (*base.shape, 1))
+        out = where(inner, padding, op("detach", out), out)
+    return reshape(out, site.shape)
+
+
+def _known_rows(site: Site, rows: Value, ids: torch.Tensor, padding_idx: int) -> Value:
+    if padding_idx >= 0 and bool((ids == padding_idx).any()) and site.trained(rows):
+        raise UnityError("ids known at import hold padding_idx, which has no mapping")
+    flat = ids.reshape(-1)
+    # Rows that repeat over the leading dims, as positions over a batch, are cut once.
+    while ids.dim() > 1 and torch.equal(ids, ids[:1].expand_as(ids)):
+        ids = ids[0]
+    flat = ids.reshape(-1)
+    first = int(flat[0])
+    width = rows.shape[-1]
+    if number(flat) is not None:
+        return expand(reshape(cut(rows, 0, first, 1), (width,)), site.shape)
+    if torch.equal(flat, torch.arange(first, first + len(flat))):
+        return expand(reshape(cut(rows, 0, first, len(flat)), (*ids.shape, width)), site.shape)
+    return expand(op("embedding", site.value(ids), rows), site.shape)
+
+
+@maps("embedding_bag", "_embedding_bag")
+def embedding_bag(
+    site: Site,
+    table: Operand,
+    ids: Operand,
+    offsets: Operand,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    weights: Operand | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = -1,
+) -> tuple[Value | None, ...]:
+    """Sums or means of bags of the same size."""
+    del sparse
+    if scale_grad_by_freq or weights is not None or mode == 2 or (padding_idx is not None and padding_idx >= 0):
+        raise UnityError("only sums and means have an operator, without weights, padding_idx and scale_grad_by_freq")
+    rows = site.value(table, site.dtype)
+    flat = site.value(ids)
+    bags = site.shape[0]
+    size = flat.shape[0] // bags
+    starts = torch.arange(0, bags * size + (size if include_last_offset else 0), size)
+    if not isinstance(offsets, torch.Tensor) or flat.shape[0] != bags * size or not torch.equal(offsets, starts):
+        raise UnityError("bags of different sizes have no operator; give ids as [bags, size]")
+    out = op("embedding_bag", reshape(flat, (bags, size)), rows)
+    return (scale(out, 1 / size) if mode == 1 else out), None, None, None
+
+
+@maps("dropout")
+def dropout(site: Site, x: Value, p: float, train: bool) -> Value:
+    """PyTorch's with a mask of its own: every occurrence draws from its own seed."""
+    return x if p == 0 or not train else op("dropout", x, p=float(p), seed=site.seeds())
+
+
+@maps("native_dropout")
+def native_dropout(site: Site, x: Value, p: float, train: bool | None) -> tuple[Value | None, ...]:
+    return dropout(site, x, p, train is not False), None

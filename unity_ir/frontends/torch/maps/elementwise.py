@@ -1,0 +1,371 @@
+"""Arithmetic with broadcasting, activations, comparisons, choice."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch import recognise
+from unity_ir.frontends.torch.site import Site, cast, maps, number, shrink
+from unity_ir.frontends.torch.values import Operand, constant, expand, op, squeeze_leading
+from unity_ir.pcg.graph import Value
+
+COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"}
+
+
+def binary(site: Site, name: str, x: Operand, y: Operand, dtype: str | None = None) -> Value:
+    """An operator of two operands on both cast to `dtype`, and its result broadcast to PyTorch's."""
+    dtype = dtype or site.dtype
+    a, b = (site.value(shrink(v) if isinstance(v, torch.Tensor) else v, dtype) for v in (x, y))
+    if len(a.shape) < len(b.shape) and name in COMMUTATIVE:
+        a, b = b, a
+    if len(b.shape) <= len(a.shape):
+        b = squeeze_leading(b)
+    return site.fit(op(name, a, b)) if _is_ready(a, b) else site.fit(op(name, expand(a, site.shape), b))
+
+
+def _is_ready(a: Value, b: Value) -> bool:
+    """Whether the first operand, or both together, have all the dims of the result."""
+    return len(a.shape) >= len(b.shape)
+
+
+def unary(name: str, *aten: str) -> None:
+    @maps(*(aten or (name,)))
+    def one(site: Site, x: Value) -> Value:
+        return op(name, cast(x, site.dtype))
+
+    del one
+
+
+for _name in ("relu", "tanh", "sigmoid", "silu", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos"):
+    unary(_name)
+for _name in ("relu6", "hardswish", "hardsigmoid", "square", "reciprocal", "erf", "floor", "sign"):
+    unary(_name)
+unary("logical_not", "logical_not", "bitwise_not")
+
+
+def shift(x: Value, by: float) -> Value:
+    """`x + by`."""
+    return op("shift", x, by=float(by)) if by else x
+
+
+def scale(x: Value, by: float) -> Value:
+    """`by * x`."""
+    return x if by == 1 else op("neg", x) if by == -1 else op("scale", x, by=float(by))
+
+
+@maps("add")
+def add(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    if isinstance(x, Value) and (by := number(y)) is not None:
+        return site.fit(shift(cast(x, site.dtype), by * alpha))
+    if isinstance(y, Value) and (by := number(x)) is not None:
+        return site.fit(shift(scale(cast(y, site.dtype), alpha), by))
+    if alpha != 1:
+        y = scale(site.value(y, site.dtype), alpha)
+    return binary(site, "add", x, y)
+
+
+@maps("sub", "subtract")
+def sub(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    if (by := number(y)) is not None or number(x) is not None:
+        return add(site, x, y if by is None else by, alpha=-alpha)
+    if alpha != 1:
+        y = scale(site.value(y, site.dtype), alpha)
+    return binary(site, "sub", x, y)
+
+
+@maps("rsub")
+def rsub(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    return sub(site, y, x, alpha)
+
+
+@maps("mul", "multiply")
+def mul(site: Site, x: Operand, y: Operand) -> Value:
+    for a, b in ((x, y), (y, x)):
+        if isinstance(a, Value) and (by := number(b)) is not None:
+            return site.fit(scale(cast(a, site.dtype), by))
+    for a, b in ((x, y), (y, x)):
+        if isinstance(a, Value) and isinstance(b, Value):
+            known = recognise.gelu_tanh(a, b) or recognise.rms_norm(a, b)
+            if known is not None and known.type.dtype == site.dtype:
+                return known
+    return binary(site, "mul", x, y)
+
+
+@maps("div", "divide", "true_divide")
+def div(site: Site, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
+    if rounding_mode == "trunc":
+        raise UnityError("rounding_mode 'trunc' has no operator; use 'floor' or none")
+    if isinstance(x, Value) and (by := number(y)) is not None:
+        out = site.fit(scale(cast(x, site.dtype), 1 / by))
+    elif isinstance(y, Value) and (by := number(x)) is not None:
+        out = site.fit(scale(op("reciprocal", cast(y, site.dtype)), by))
+    else:
+        out = binary(site, "div", x, y)
+    return op("floor", out) if rounding_mode else out
+
+
+@maps("floor_divide")
+def floor_divide(site: Site, x: Operand, y: Operand) -> Value:
+    return div(site, x, y, "floor")
+
+
+@maps("pow")
+def power(site: Site, x: Operand, y: Operand) -> Value:
+    exponent = number(y)
+    if exponent is None or not isinstance(x, Value):
+        return binary(site, "pow", x, y)
+    x = cast(x, site.dtype)
+    match exponent:
+        case 1:
+            return x
+        case 2:
+            return op("square", x)
+        case 0.5:
+            return op("sqrt", x)
+        case -0.5:
+            return op("rsqrt", x)
+        case -1:
+            return op("reciprocal", x)
+        case _:
+            return op("pow_scalar", x, exponent=float(exponent))
+
+
+@maps("maximum")
+def maximum(site: Site, x: Operand, y: Operand) -> Value:
+    return binary(site, "maximum", x, y)
+
+
+@maps("minimum")
+def minimum(site: Site, x: Operand, y: Operand) -> Value:
+    return binary(site, "minimum", x, y)
+
+
+@maps("addcmul")
+def addcmul(site: Site, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
+    return add(site, x, mul(site, a, b), alpha=value)
+
+
+@maps("addcdiv")
+def addcdiv(site: Site, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
+    return add(site, x, div(site, a, b), alpha=value)
+
+
+# Activations
+
+
+@maps("gelu")
+def gelu(site: Site, x: Value, approximate: str = "none") -> Value:
+    del site
+    return op("gelu_tanh" if approximate == "tanh" else "gelu", x)
+
+
+@maps("leaky_relu")
+def leaky_relu(site: Site, x: Value, slope: float = 0.01) -> Value:
+    del site
+    return op("leaky_relu", x, slope=float(slope))
+
+
+@maps("elu")
+def elu(site: Site, x: Value, alpha: float = 1, scaled: float = 1, input_scale: float = 1) -> Value:
+    del site
+    if input_scale != 1:
+        raise UnityError(f"input_scale is {input_scale}; only 1 is supported")
+    return scale(op("elu", x, alpha=float(alpha)), scaled)
+
+
+@maps("selu")
+def selu(site: Site, x: Value) -> Value:
+    return elu(site, x, 1.6732632423543772, 1.0507009873554805)
+
+
+@maps("softplus")
+def softplus(site: Site, x: Value, beta: float = 1, threshold: float = 20) -> Value:
+    del site, threshold
+    return scale(op("softplus", scale(x, beta)), 1 / beta)
+
+
+@maps("log_sigmoid")
+def log_sigmoid(site: Site, x: Value) -> Value:
+    del site
+    return op("neg", op("softplus", op("neg", x)))
+
+
+@maps("mish")
+def mish(site: Site, x: Value) -> Value:
+    del site
+    return op("mul", x, op("tanh", op("softplus", x)))
+
+
+@maps("log1p")
+def log1p(site: Site, x: Value) -> Value:
+    del site
+    return op("log", shift(x, 1))
+
+
+@maps("log2")
+def log2(site: Site, x: Value) -> Value:
+    del site
+    return scale(op("log", x), 1 / math.log(2))
+
+
+@maps("expm1")
+def expm1(site: Site, x: Value) -> Value:
+    del site
+    return shift(op("exp", x), -1)
+
+
+@maps("hardtanh")
+def hardtanh(site: Site, x: Value, low: float = -1, high: float = 1) -> Value:
+    return clamp(site, x, low, high)
+
+
+@maps("clamp", "clip")
+def clamp(site: Site, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
+    del site
+    if not isinstance(low, int | float | None) or not isinstance(high, int | float | None):
+        raise UnityError("bounds that are tensors have no mapping; use maximum and minimum")
+    return op("clamp", x, low=-math.inf if low is None else float(low), high=math.inf if high is None else float(high))
+
+
+@maps("log10")
+def log10(site: Site, x: Value) -> Value:
+    del site
+    return scale(op("log", x), 1 / math.log(10))
+
+
+@maps("tan")
+def tan(site: Site, x: Value) -> Value:
+    del site
+    return op("div", op("sin", x), op("cos", x))
+
+
+@maps("sinh")
+def sinh(site: Site, x: Value) -> Value:
+    del site
+    return scale(op("sub", op("exp", x), op("exp", op("neg", x))), 0.5)
+
+
+@maps("cosh")
+def cosh(site: Site, x: Value) -> Value:
+    del site
+    return scale(op("add", op("exp", x), op("exp", op("neg", x))), 0.5)
+
+
+@maps("atanh")
+def atanh(site: Site, x: Value) -> Value:
+    del site
+    return scale(op("log", op("div", shift(x, 1), shift(op("neg", x), 1))), 0.5)
+
+
+@maps("asinh")
+def asinh(site: Site, x: Value) -> Value:
+    del site
+    return op("log", op("add", x, op("sqrt", shift(op("square", x), 1))))
+
+
+@maps("acosh")
+def acosh(site: Site, x: Value) -> Value:
+    del site
+    return op("log", op("add", x, op("sqrt", shift(op("square", x), -1))))
+
+
+@maps("ceil")
+def ceil(site: Site, x: Value) -> Value:
+    del site
+    return op("neg", op("floor", op("neg", x)))
+
+
+@maps("remainder")
+def remainder(site: Site, x: Operand, y: Operand) -> Value:
+    """`x - y * floor(x / y)`, of the sign of the divisor."""
+    return sub(site, x, mul(site, div(site, x, y, "floor"), y))
+
+
+@maps("isnan")
+def isnan(site: Site, x: Value) -> Value:
+    del site
+    return op("ne", x, x)
+
+
+@maps("clamp_min")
+def clamp_min(site: Site, x: Value, low: float) -> Value:
+    return clamp(site, x, low, None)
+
+
+@maps("clamp_max")
+def clamp_max(site: Site, x: Value, high: float) -> Value:
+    return clamp(site, x, None, high)
+
+
+# Comparisons and choice
+
+
+def compare(name: str, *aten: str) -> None:
+    @maps(*(aten or (name,)))
+    def both(site: Site, x: Operand, y: Operand) -> Value:
+        return binary(site, name, x, y, common(x, y))
+
+    del both
+
+
+def common(x: Operand, y: Operand) -> str:
+    """The element type two operands are compared in: that of the value, or the wider of two."""
+    types = [v.type.dtype for v in (x, y) if isinstance(v, Value)]
+    order = ("f64", "f32", "bf16", "f16", "i64", "i32", "bool")
+    return min(types, key=order.index)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    compare(_name)
+
+
+@maps("logical_and", "bitwise_and", "__and__")
+def logical_and(site: Site, x: Operand, y: Operand) -> Value:
+    return _of_bools(site, "logical_and", x, y, neutral=True)
+
+
+@maps("logical_or", "bitwise_or", "__or__")
+def logical_or(site: Site, x: Operand, y: Operand) -> Value:
+    return _of_bools(site, "logical_or", x, y, neutral=False)
+
+
+@maps("logical_xor", "bitwise_xor", "__xor__")
+def logical_xor(site: Site, x: Operand, y: Operand) -> Value:
+    return binary(site, "ne", x, y, "bool")
+
+
+def _of_bools(site: Site, name: str, x: Operand, y: Operand, neutral: bool) -> Value:
+    """One that changes nothing is left out."""
+    for a, b in ((x, y), (y, x)):
+        if isinstance(a, Value) and (known := number(b)) is not None:
+            return site.fit(a if bool(known) == neutral else constant(int(known), (), "bool"))
+    return binary(site, name, x, y, "bool")
+
+
+@maps("where")
+def where(site: Site, condition: Operand, x: Operand, y: Operand) -> Value:
+    known = number(condition)
+    if known is not None:
+        return site.fit(site.value(x if known else y, site.dtype))
+    if isinstance(condition, torch.Tensor):
+        condition = shrink(condition)
+    a, b = (site.value(shrink(v) if isinstance(v, torch.Tensor) else v, site.dtype) for v in (x, y))
+    return site.fit(op("select", site.value(condition, "bool"), a, b))
+
+
+@maps("masked_fill")
+def masked_fill(site: Site, x: Operand, mask: Operand, value: Operand) -> Value:
+    return where(site, mask, value, x)
+
+
+@maps("tril")
+def tril(site: Site, x: Value, diagonal: int = 0) -> Value:
+    return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).tril(diagonal), x, 0.0)
+
+
+@maps("triu")
+def triu(site: Site, x: Value, diagonal: int = 0) -> Value:
+    return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).triu(diagonal), x, 0.0)

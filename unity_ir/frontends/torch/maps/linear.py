@@ -1,0 +1,84 @@
+"""Matrix products. A product with a transposed operand is one operator, so weights keep PyTorch's layout."""
+
+from __future__ import annotations
+
+from math import prod
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch import recognise
+from unity_ir.frontends.torch.maps.elementwise import add, scale
+from unity_ir.frontends.torch.site import Site, maps
+from unity_ir.frontends.torch.values import Operand, expand, op, permute, reshape, shape_of
+from unity_ir.pcg.graph import Value
+
+
+def product(x: Value, y: Value) -> Value:
+    """`x @ y` of [m.., k] and [k, n], or of [b.., m, k] and [b.., k, n]."""
+    batched = len(y.shape) > 2
+    rank = len(y.shape)
+    swapped = (*range(rank - 2), rank - 1, rank - 2)
+    if y.node.op == "transpose" and y.node.attribute("perm") == swapped:
+        return op("batch_matmul_nt" if batched else "matmul_nt", x, y.node.operands[0])
+    return op("batch_matmul" if batched else "matmul", x, y)
+
+
+@maps("linear")
+def linear(site: Site, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
+    out = op("matmul_nt", site.value(x, site.dtype), site.value(weight, site.dtype))
+    return out if bias is None else add(site, out, bias)
+
+
+@maps("matmul", "mm", "bmm", "mv", "dot", "vdot")
+def matmul(site: Site, x: Operand, y: Operand) -> Value:
+    a, b = site.value(x, site.dtype), site.value(y, site.dtype)
+    if len(b.shape) == 1:
+        b = reshape(b, (*b.shape, 1))
+    if len(a.shape) == 1 and len(b.shape) > 2:
+        a = reshape(a, (1, *a.shape))
+    if len(b.shape) > 2:
+        # Unlike matmul, batch_matmul wants the same leading dims on both sides.
+        lead = site.shape[: len(site.shape) - (len(shape_of(y)) > 1) - (len(shape_of(x)) > 1)]
+        a, b = (expand(v, (*lead, *v.shape[-2:])) for v in (a, b))
+    return recognise.attention(a, b, site.tables) or reshape(product(*unflattened(a, b)), site.shape)
+
+
+def unflattened(a: Value, b: Value) -> tuple[Value, Value]:
+    """The first operand of a plain product before its leading dims were made one, which it need not be."""
+    before = a.node.operands[0] if a.node.op == "reshape" else a
+    return (before if len(b.shape) == 2 and before.shape[-1:] == a.shape[-1:] else a), b
+
+
+@maps("addmm", "baddbmm", "addmv")
+def addmm(site: Site, bias: Operand, x: Operand, y: Operand, beta: float = 1, alpha: float = 1) -> Value:
+    a, b = site.value(x, site.dtype), site.value(y, site.dtype)
+    if beta == alpha == 1 and len(shape_of(bias)) == 1 and len(a.shape) == len(b.shape) == 2:
+        out = product(*unflattened(a, b))
+        return reshape(add(site.of(out), out, bias), site.shape)
+    out = scale(matmul(site, a, b), alpha)
+    return out if beta == 0 else add(site, out, bias, alpha=beta)
+
+
+@maps("einsum")
+def einsum(site: Site, equation: str, operands: list[Operand], path: object = None) -> Value:
+    """Of two operands: shared, summed and free letters brought in order, then one batched product."""
+    del path
+    values = [site.value(v, site.dtype) for v in operands]
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if len(values) != 2 or not arrow or "." in equation or any(len(set(t)) != len(t) for t in (*terms, out)):
+        raise UnityError(f"einsum {equation!r} has no mapping; of two operands with distinct letters there is one")
+    (a, b), (x, y) = terms, values
+    sizes = {c: s for t, v in ((a, x), (b, y)) for c, s in zip(t, v.shape, strict=True)}
+    batch = [c for c in out if c in a and c in b]
+    summed = [c for c in a if c in b and c not in out]
+    rows, columns = ([c for c in out if c in t and c not in batch] for t in (a, b))
+    if {*batch, *summed, *rows} != set(a) or {*batch, *summed, *columns} != set(b):
+        raise UnityError(f"einsum {equation!r} sums over a letter of one operand; sum it before")
+
+    def arranged(v: Value, term: str, *groups: list[str]) -> Value:
+        v = permute(v, [term.index(c) for g in groups for c in g])
+        return reshape(v, [*(sizes[c] for c in groups[0]), *(prod(sizes[c] for c in g) for g in groups[1:])])
+
+    z = product(arranged(x, a, batch, rows, summed), arranged(y, b, batch, summed, columns))
+    order = [*batch, *rows, *columns]
+    return permute(reshape(z, [sizes[c] for c in order]), [order.index(c) for c in out])

@@ -1,0 +1,161 @@
+"""Losses: means, or sums of them, over all samples."""
+
+from __future__ import annotations
+
+from math import prod
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.maps.elementwise import scale
+from unity_ir.frontends.torch.maps.reduction import reduced
+from unity_ir.frontends.torch.padded import Padded
+from unity_ir.frontends.torch.site import Site, maps
+from unity_ir.frontends.torch.values import Operand, constant, cut, op, permute, reshape, swap
+from unity_ir.pcg.graph import Value
+
+MEAN, SUM = 1, 2
+"""PyTorch's numbers of reductions."""
+
+
+def of_mean(mean: Value, reduction: int, count: int) -> Value:
+    """A loss from its mean over `count` samples."""
+    if reduction not in (MEAN, SUM):
+        raise UnityError("reduction 'none' has no operator; use 'mean' or 'sum'")
+    return mean if reduction == MEAN else scale(mean, count)
+
+
+@maps("cross_entropy_loss")
+def cross_entropy(
+    site: Site,
+    x: Value,
+    target: Operand | Padded,
+    weight: Operand | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    smoothing: float = 0,
+) -> Value:
+    """
+    Logits [n, c, ..] or [c] against class ids.
+
+    Where the example has ids that are `ignore_index`, the mean is over the others, as many as there are in each batch;
+    where it has none, there are taken to be none ever.
+    """
+    if weight is not None:
+        raise UnityError("class weights have no operator")
+    if isinstance(target, Value) and not target.type.is_integer:
+        raise UnityError("targets that are probabilities have no operator; give class ids")
+    if len(x.shape) > 2:
+        x = permute(x, [0, *range(2, len(x.shape)), 1])
+    x, ids = aligned(site, x, target if isinstance(target, Padded) else site.value(target), ignore_index)
+    if has_ignored(site, ids, ignore_index):
+        if smoothing or reduction not in (MEAN, SUM):
+            raise UnityError("ignore_index together with label_smoothing or reduction 'none' has no mapping")
+        return of_others(site, x, ids, ignore_index, reduction)
+    count = prod(ids.shape)
+    loss = op("cross_entropy", x, ids)
+    if smoothing:
+        mean = reduced("reduce_mean", op("log_softmax", x), range(len(x.shape)))
+        loss = op("sub", scale(loss, 1 - smoothing), scale(mean, smoothing))
+    return of_mean(loss, reduction, count)
+
+
+def aligned(site: Site, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
+    """
+    Logits [b.., c] and ids [b..] in the shape the ids had at first, without places known to be ignored.
+
+    Language models move their labels by one place and fill up with `ignore_index`; those places are cut off here.
+    """
+    if isinstance(ids, Padded):
+        if ids.fill != ignore_index:
+            raise UnityError(f"its targets are padded with {ids.fill}, but it ignores {ignore_index}")
+        x = cut(reshape(x, (*ids.own, x.shape[-1])), ids.dim, ids.before, ids.value.shape[ids.dim])
+        ids = ids.value
+    elif ids.node.op == "reshape":
+        (ids,) = ids.node.operands
+        x = reshape(x, (*ids.shape, x.shape[-1]))
+    return x, ids
+
+
+def has_ignored(site: Site, ids: Value, ignore_index: int) -> bool:
+    """Whether the example input or table that targets come from holds ids to ignore."""
+    root = ids.node
+    while root.op in ("slice", "reshape", "transpose"):
+        root = root.operands[0].node
+    if root.op == "constant":
+        return root.attribute("value") == ignore_index
+    example = None
+    if root.op == "input":
+        example = site.examples.get(root.name, site.tables.values.get(root.name))
+    return example is None or (not example.is_meta and bool((example == ignore_index).any()))
+
+
+def of_others(site: Site, x: Value, ids: Value, ignore_index: int, reduction: int) -> Value:
+    """The cross-entropy of the samples whose id is not `ignore_index`: their sum, or its mean over them."""
+    counts = op("ne", ids, constant(ignore_index, (), ids.type.dtype))
+    known = op("select", counts, ids, constant(0, (), ids.type.dtype))
+    score = op("class_score", op("log_softmax", x), known)
+    score = op("select", counts, score, constant(0, (), site.dtype))
+    loss = op("neg", reduced("reduce_sum", score, range(len(ids.shape))))
+    if reduction == SUM:
+        return loss
+    return op("div", loss, reduced("reduce_sum", op("cast", counts, to=site.dtype), range(len(ids.shape))))
+
+
+@maps("nll_loss", "nll_loss_nd")
+def nll(
+    site: Site,
+    x: Value,
+    target: Operand | Padded,
+    weight: Operand | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+) -> Value:
+    """The cross-entropy of what the log-softmax before it was taken of."""
+    if x.node.op == "transpose" and len(x.shape) > 2:
+        inner = x.node.operands[0]
+        if inner.node.op == "log_softmax":
+            return cross_entropy(site, swap(inner.node.operands[0], -1, 1), target, weight, reduction, ignore_index)
+    if x.node.op != "log_softmax":
+        raise UnityError("its operand is not a log_softmax, which is the only one with an operator")
+    return cross_entropy(site, x.node.operands[0], target, weight, reduction, ignore_index)
+
+
+@maps("nll_loss_forward", "nll_loss2d_forward")
+def nll_forward(
+    site: Site, x: Value, target: Operand | Padded, weight: Operand | None, reduction: int, ignore_index: int
+) -> tuple[Value | None, ...]:
+    return nll(site, x, target, weight, reduction, ignore_index), None
+
+
+@maps("mse_loss")
+def mse(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
+    a, b = site.value(x, site.dtype), site.value(y, site.dtype)
+    if a.shape != b.shape:
+        raise UnityError(f"operands are {list(a.shape)} and {list(b.shape)}; they must be of one shape")
+    return of_mean(op("mse", a, b), reduction, prod(a.shape))
+
+
+@maps("l1_loss")
+def l1(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
+    a = op("abs", op("sub", site.value(x, site.dtype), site.value(y, site.dtype)))
+    return of_mean(reduced("reduce_mean", a, range(len(a.shape))), reduction, prod(a.shape))
+
+
+@maps("binary_cross_entropy")
+def bce(site: Site, x: Value, y: Operand, weight: Operand | None = None, reduction: int = MEAN) -> Value:
+    if weight is not None:
+        raise UnityError("weights have no operator")
+    return of_mean(op("bce", x, site.value(y, site.dtype)), reduction, prod(x.shape))
+
+
+@maps("binary_cross_entropy_with_logits")
+def bce_with_logits(
+    site: Site,
+    x: Value,
+    y: Operand,
+    weight: Operand | None = None,
+    pos_weight: Operand | None = None,
+    reduction: int = MEAN,
+) -> Value:
+    if weight is not None or pos_weight is not None:
+        raise UnityError("weights have no operator")
+    return of_mean(op("bce_with_logits", x, site.value(y, site.dtype)), reduction, prod(x.shape))

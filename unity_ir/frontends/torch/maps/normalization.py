@@ -1,0 +1,167 @@
+"""Normalisation over last dims, groups of channels, and the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.maps.elementwise import add, mul
+from unity_ir.frontends.torch.site import Site, maps
+from unity_ir.frontends.torch.values import Operand, constant, op, reshape
+from unity_ir.pcg.graph import Value, apply
+
+
+def affine(site: Site, weight: Operand | None, bias: Operand | None, size: int) -> tuple[Value, Value]:
+    """Weight and bias of `size` elements; without them, ones and zeros."""
+    return tuple(
+        constant(default, (size,), site.dtype) if v is None else reshape(site.value(v, site.dtype), (size,))
+        for v, default in ((weight, 1), (bias, 0))
+    )  # pyright: ignore[reportReturnType]
+
+
+@maps("layer_norm")
+def layer_norm(
+    site: Site,
+    x: Value,
+    sizes: Sequence[int],
+    weight: Operand | None = None,
+    bias: Operand | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Value:
+    del cudnn
+    flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], prod(sizes)))
+    return reshape(op("layer_norm", flat, *affine(site, weight, bias, prod(sizes)), eps=float(eps)), x.shape)
+
+
+@maps("native_layer_norm")
+def native_layer_norm(
+    site: Site, x: Value, sizes: Sequence[int], weight: Operand | None, bias: Operand | None, eps: float
+) -> tuple[Value | None, ...]:
+    return layer_norm(site, x, sizes, weight, bias, eps), None, None
+
+
+@maps("rms_norm")
+def rms_norm(
+    site: Site, x: Value, sizes: Sequence[int], weight: Operand | None = None, eps: float | None = None
+) -> Value:
+    size = prod(sizes)
+    flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], size))
+    ones, _ = affine(site, weight, None, size)
+    eps = torch.finfo(site.result.dtype).eps if eps is None else eps
+    return reshape(op("rms_norm", flat, ones, eps=float(eps)), x.shape)
+
+
+@maps("group_norm")
+def group_norm(
+    site: Site,
+    x: Value,
+    groups: int,
+    weight: Operand | None = None,
+    bias: Operand | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Value:
+    """A layer norm of every group of channels, then a weight and bias per channel."""
+    del cudnn
+    n, channels, *rest = x.shape
+    size = prod((channels // groups, *rest))
+    out = op("layer_norm", reshape(x, (n, groups, size)), *affine(site, None, None, size), eps=float(eps))
+    out = reshape(out, x.shape)
+    per_channel = (channels, *(1 for _ in rest))
+    if weight is not None:
+        out = mul(site, out, reshape(site.value(weight, site.dtype), per_channel))
+    return out if bias is None else add(site, out, reshape(site.value(bias, site.dtype), per_channel))
+
+
+@maps("native_group_norm")
+def native_group_norm(
+    site: Site,
+    x: Value,
+    weight: Operand | None,
+    bias: Operand | None,
+    batch: int,
+    channels: int,
+    rest: int,
+    groups: int,
+    eps: float,
+) -> tuple[Value | None, ...]:
+    del batch, channels, rest
+    return group_norm(site, x, groups, weight, bias, eps), None, None
+
+
+@maps("instance_norm")
+def instance_norm(
+    site: Site,
+    x: Value,
+    weight: Operand | None,
+    bias: Operand | None,
+    mean: Operand | None,
+    var: Operand | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Value:
+    if not training:
+        raise UnityError("an instance norm by running statistics has no mapping")
+    del mean, var, momentum
+    return group_norm(site, x, x.shape[1], weight, bias, eps, cudnn)
+
+
+@maps("batch_norm")
+def batch_norm(
+    site: Site,
+    x: Value,
+    weight: Operand | None,
+    bias: Operand | None,
+    mean: Operand | None,
+    var: Operand | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool = True,
+) -> Value:
+    """
+    Over the whole batch. The running statistics have no influence on the loss and are left out; a layer in evaluation
+    mode reads them instead.
+    """
+    del momentum, cudnn
+    w, b = affine(site, weight, bias, x.shape[1])
+    stats = apply("batch_stats", (x,), {}).results if training or mean is None else ()
+    if isinstance(mean, torch.Tensor) and isinstance(var, torch.Tensor) and not training:
+        # Both are folded buffers: the mean of squares is made of them here.
+        stats = tuple(site.value(v.reshape(1, -1), site.dtype) for v in (mean, var + mean * mean))
+    return op("batch_norm", x, *stats, w, b, eps=float(eps))
+
+
+@maps("_native_batch_norm_legit", "native_batch_norm", "_native_batch_norm_legit_functional")
+def native_batch_norm(
+    site: Site,
+    x: Value,
+    weight: Operand | None,
+    bias: Operand | None,
+    mean: Operand | None,
+    var: Operand | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...]:
+    return batch_norm(site, x, weight, bias, mean, var, training, momentum, eps), *(None,) * 4
+
+
+@maps("_native_batch_norm_legit_no_training")
+def evaluated_batch_norm(
+    site: Site,
+    x: Value,
+    weight: Operand | None,
+    bias: Operand | None,
+    mean: Operand,
+    var: Operand,
+    momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...]:
+    return batch_norm(site, x, weight, bias, mean, var, False, momentum, eps), None, None

@@ -1,0 +1,74 @@
+"""LSTMs, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.maps.attention import dropout
+from unity_ir.frontends.torch.site import Site, maps
+from unity_ir.frontends.torch.values import Operand, cut, op, reshape, swap
+from unity_ir.pcg.graph import Value, apply
+
+
+@maps("lstm")
+def lstm(
+    site: Site,
+    x: Value,
+    start: Sequence[Operand],
+    parameters: Sequence[Operand],
+    has_biases: bool,
+    layers: int,
+    p: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Value, Value, Value]:
+    """
+    Outputs and last states of [sequence, batch, k] operands.
+
+    Gates keep PyTorch's layout, i, f, g, o in a weight [4 n, k]; what depends on no state is one product for all steps.
+    """
+    if len(x.shape) != 3 or len(parameters) != layers * (2 + 2 * has_biases) * (1 + bidirectional):
+        raise UnityError("an LSTM without a batch, of packed sequences or with projections has no mapping")
+    x = swap(x, 0, 1) if batch_first else x
+    states = [site.value(v, site.dtype) for v in start]
+    values = [site.value(v, site.dtype) for v in parameters]
+    width = len(values) // (layers * (1 + bidirectional))
+    last: list[tuple[Value, Value]] = []
+    for layer in range(layers):
+        ways: list[Value] = []
+        for way in range(1 + bidirectional):
+            at = len(last)
+            h, c = (reshape(cut(v, 0, at, 1), v.shape[1:]) for v in states)
+            outputs, h, c = one_way(x, h, c, values[at * width : (at + 1) * width], backwards=way == 1)
+            ways.append(outputs)
+            last.append((h, c))
+        x = ways[0] if len(ways) == 1 else op("concat", *ways, dim=2)
+        if layer < layers - 1:
+            x = dropout(site, x, p, train)
+    x = swap(x, 0, 1) if batch_first else x
+    return x, *(along([state[i] for state in last]) for i in range(2))  # pyright: ignore[reportReturnType]
+
+
+def one_way(x: Value, h: Value, c: Value, parameters: Sequence[Value], backwards: bool) -> tuple[Value, Value, Value]:
+    """All steps of one layer in one direction: outputs [sequence, batch, n], and the last states."""
+    of_x, of_h, *biases = parameters
+    steps, batch, _ = x.shape
+    size = h.shape[-1]
+    fed = op("matmul_nt", x, of_x)
+    for bias in biases:
+        fed = op("add", fed, bias)
+    outputs: list[Value] = []
+    for step in reversed(range(steps)) if backwards else range(steps):
+        now = reshape(cut(fed, 0, step, 1), fed.shape[1:])
+        gates = reshape(op("add", now, op("matmul_nt", h, of_h)), (batch, 4, size))
+        h, c = apply("lstm_cell", (gates, c), {}).results
+        outputs.append(h)
+    return along(outputs[::-1] if backwards else outputs), h, c
+
+
+def along(values: Sequence[Value]) -> Value:
+    """Values put side by side along a new first dim."""
+    parts = [reshape(v, (1, *v.shape)) for v in values]
+    return parts[0] if len(parts) == 1 else op("concat", *parts, dim=0)

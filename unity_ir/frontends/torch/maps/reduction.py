@@ -1,0 +1,128 @@
+"""Sums and the like over any dims; softmax over any dim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.maps.elementwise import binary, scale
+from unity_ir.frontends.torch.site import Site, cast, maps
+from unity_ir.frontends.torch.values import Operand, Shape, expand, op, reshape, swap
+from unity_ir.pcg.graph import Value
+
+Dims = int | Sequence[int] | None
+
+
+def listed(x: Value, dims: Dims) -> list[int]:
+    """The dims meant, sorted: none given is all."""
+    rank = len(x.shape)
+    if dims is None or (not isinstance(dims, int) and not dims):
+        return list(range(rank))
+    return sorted(d % rank for d in ([dims] if isinstance(dims, int) else dims))
+
+
+def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
+    """`x` without the dims; neighbours go together, from the last."""
+    left = list(dims)
+    while left:
+        count = 1
+        while len(left) > count and left[-1 - count] == left[-1] - count:
+            count += 1
+        x = op(name, x, dim=left[-count], count=count)
+        del left[-count:]
+    return x
+
+
+def reduction(name: str, *aten: str) -> None:
+    @maps(*aten)
+    def over(site: Site, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
+        del keepdim, dtype
+        return reshape(reduced(name, cast(x, site.dtype), listed(x, dims)), site.shape)
+
+    del over
+
+
+reduction("reduce_sum", "sum")
+reduction("reduce_mean", "mean")
+reduction("reduce_max", "amax")
+reduction("reduce_min", "amin")
+reduction("reduce_prod", "prod")
+
+
+def extreme(name: str, pair: str) -> None:
+    @maps(name)
+    def over(site: Site, x: Operand, other: int | Operand | None = None, keepdim: bool = False) -> object:
+        """Of all, of two tensors, or over a dim; then the indices have no mapping."""
+        del keepdim
+        if not isinstance(x, Value) or isinstance(other, Value | torch.Tensor):
+            return binary(site, pair, x, 0 if other is None else other)
+        assert other is None or isinstance(other, int)
+        out = reshape(reduced(f"reduce_{name}", x, listed(x, other)), site.shape)
+        return out if other is None else (out, None)
+
+    del over
+
+
+extreme("max", "maximum")
+extreme("min", "minimum")
+
+
+def centred(x: Value, dims: Sequence[int]) -> Value:
+    """`x` minus its mean over dims."""
+    kept: Shape = tuple(1 if d in dims else s for d, s in enumerate(x.shape))
+    return op("sub", x, expand(reshape(reduced("reduce_mean", x, dims), kept), x.shape))
+
+
+def variance(x: Value, dims: Sequence[int], correction: float) -> Value:
+    """Sum of squares about the mean over the count less `correction`."""
+    count = prod(x.shape[d] for d in dims)
+    if count <= correction:
+        raise UnityError(f"the variance of {count} elements with correction {correction} is not defined")
+    return scale(reduced("reduce_mean", op("square", centred(x, dims)), dims), count / (count - correction))
+
+
+@maps("var")
+def var(
+    site: Site, x: Value, dims: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **more: float | None
+) -> Value:
+    """Overloads: `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`."""
+    del keepdim
+    if isinstance(dims, bool):
+        dims, unbiased = None, dims
+    correction = more.get("correction")
+    correction = float(unbiased) if correction is None else float(correction)
+    return reshape(variance(x, listed(x, dims), correction), site.shape)
+
+
+@maps("std")
+def std(
+    site: Site, x: Value, dims: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **more: float | None
+) -> Value:
+    return op("sqrt", var(site, x, dims, unbiased, keepdim, **more))
+
+
+@maps("linalg_vector_norm")
+def vector_norm(site: Site, x: Value, order: float = 2, dims: Dims = None, keepdim: bool = False, **_: object) -> Value:
+    del keepdim
+    if order != 2:
+        raise UnityError(f"a norm of order {order} has no mapping; of order 2 there is one")
+    return reshape(op("sqrt", reduced("reduce_sum", op("square", x), listed(x, dims))), site.shape)
+
+
+@maps("cumsum")
+def cumsum(site: Site, x: Value, dim: int, *, dtype: object = None) -> Value:
+    del dtype
+    return op("cumsum", cast(x, site.dtype), dim=dim % len(x.shape))
+
+
+@maps("softmax", "_softmax")
+def softmax(site: Site, x: Value, dim: int, *_: object, **__: object) -> Value:
+    return swap(op("softmax", swap(cast(x, site.dtype), dim, -1)), dim, -1)
+
+
+@maps("log_softmax", "_log_softmax")
+def log_softmax(site: Site, x: Value, dim: int, *_: object, **__: object) -> Value:
+    return swap(op("log_softmax", swap(cast(x, site.dtype), dim, -1)), dim, -1)

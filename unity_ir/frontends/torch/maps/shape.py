@@ -1,0 +1,404 @@
+"""Operators that only move elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite, prod
+
+import torch
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.maps.elementwise import shift
+from unity_ir.frontends.torch.padded import PADDED, Padded
+from unity_ir.frontends.torch.site import Site, cast, maps, number, tensor
+from unity_ir.frontends.torch.values import Operand, cut, expand, is_bool, op, permute, reshape, swap
+from unity_ir.pcg.graph import Value, apply
+
+
+@maps(
+    *("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"),
+    *("ravel", "_reshape_alias"),
+)
+def view(site: Site, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
+    if isinstance(x, Padded):
+        return replace(x, shape=site.shape)
+    return reshape(x, site.shape)
+
+
+@maps(
+    *("contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "positive", "to", "_to_copy", "type_as"),
+)
+def same(site: Site, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
+    if isinstance(x, Padded):
+        if site.dtype != x.value.type.dtype:
+            raise UnityError(PADDED)
+        return x
+    return cast(x, site.dtype)
+
+
+@maps("detach", "detach_copy")
+def detach(site: Site, x: Value) -> Value:
+    return op("detach", x) if site.trained(x) else x
+
+
+@maps("transpose", "swapaxes", "swapdims")
+def transpose(site: Site, x: Value, a: int, b: int) -> Value:
+    del site
+    return swap(x, a, b)
+
+
+@maps("numpy_T")
+def reversed_dims(site: Site, x: Value) -> Value:
+    del site
+    return permute(x, range(len(x.shape))[::-1])
+
+
+@maps("t", "mT", "adjoint")
+def t(site: Site, x: Value) -> Value:
+    del site
+    return x if len(x.shape) < 2 else swap(x, -1, -2)
+
+
+@maps("permute")
+def permuted(site: Site, x: Value, dims: Sequence[int]) -> Value:
+    del site
+    return permute(x, dims)
+
+
+@maps("movedim", "moveaxis")
+def movedim(site: Site, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
+    del site
+    rank = len(x.shape)
+    old, new = ([d % rank for d in ([v] if isinstance(v, int) else v)] for v in (source, destination))
+    rest = iter(d for d in range(rank) if d not in old)
+    return permute(x, [old[new.index(d)] if d in new else next(rest) for d in range(rank)])
+
+
+@maps("expand", "expand_as", "broadcast_to")
+def expanded(site: Site, x: Value, *_: object, **__: object) -> Value:
+    return expand(x, site.shape)
+
+
+@maps("broadcast_tensors")
+def broadcast_tensors(site: Site, xs: Sequence[Operand]) -> list[Value]:
+    return [expand(site.value(x), site.shape) for x in xs]
+
+
+@maps("slice")
+def sliced(
+    site: Site, x: Value | Padded, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value | Padded:
+    dim %= len(x.shape)
+    first = range(x.shape[dim])[slice(start, end, step)]
+    if isinstance(x, Padded):
+        if step != 1 or x.shape != x.own:
+            raise UnityError(PADDED)
+        return x.cut(dim, first.start, len(first))
+    return cut(x, dim, first.start, site.shape[dim], step)
+
+
+@maps("narrow")
+def narrow(site: Site, x: Value, dim: int, start: int, length: int) -> Value:
+    del site
+    dim %= len(x.shape)
+    return cut(x, dim, start % x.shape[dim], length)
+
+
+@maps("select")
+def select(site: Site, x: Value, dim: int, index: int) -> Value:
+    dim %= len(x.shape)
+    return reshape(cut(x, dim, index % x.shape[dim], 1), site.shape)
+
+
+def parts(x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+    """Neighbouring parts along a dim."""
+    return (x,) if len(sizes) == 1 else apply("split", (x,), {"dim": dim, "sizes": tuple(sizes)}).results
+
+
+@maps("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
+def split(site: Site, x: Value, _: object, dim: int = 0) -> tuple[Value, ...]:
+    dim %= len(x.shape)
+    return parts(x, dim, [m.shape[dim] for m in site.meta])
+
+
+@maps("unbind")
+def unbind(site: Site, x: Value, dim: int = 0) -> list[Value]:
+    dim %= len(x.shape)
+    return [reshape(v, site.shape) for v in parts(x, dim, (1,) * x.shape[dim])]
+
+
+@maps("cat", "concat", "concatenate")
+def cat(site: Site, xs: Sequence[Operand], dim: int = 0) -> Value:
+    # PyTorch lets empty tensors of one dim pass.
+    values = [site.value(_whole(x), site.dtype) for x in xs if not (isinstance(x, torch.Tensor) and x.numel() == 0)]
+    return values[0] if len(values) == 1 else op("concat", *values, dim=dim % len(site.shape))
+
+
+@maps("stack")
+def stack(site: Site, xs: Sequence[Operand], dim: int = 0) -> Value:
+    dim %= len(site.shape)
+    shape = (*site.shape[:dim], 1, *site.shape[dim + 1 :])
+    values = [reshape(site.value(_whole(x), site.dtype), shape) for x in xs]
+    return values[0] if len(values) == 1 else op("concat", *values, dim=dim)
+
+
+def _whole(x: Operand) -> Operand:
+    return x.contiguous() if isinstance(x, torch.Tensor) else x
+
+
+@maps("constant_pad_nd")
+def constant_pad(site: Site, x: Value, amounts: Sequence[int], value: float = 0) -> Value | Padded:
+    """Of integers, with what is not zero, only what a loss then ignores."""
+    del site
+    for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
+        dim = len(x.shape) - 1 - i
+        if before < 0 or after < 0:
+            size = x.shape[dim] + min(before, 0) + min(after, 0)
+            x = cut(x, dim, max(-before, 0), size)
+        before, after = max(before, 0), max(after, 0)
+        if not before and not after:
+            continue
+        if x.type.is_integer and value:
+            if any(amounts[2 * i + 2 :]):
+                raise UnityError("integers padded in several dims have no operator")
+            padded = Padded(x, dim, before, after, int(value), ())
+            return replace(padded, shape=padded.own)
+        if not isfinite(value):
+            raise UnityError(f"value {value} has no operator; a finite one has")
+        x = shift(op("pad", shift(x, -value), dim=dim, before=before, after=after), value)
+    return x
+
+
+@maps("pad")
+def pad(
+    site: Site, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Value | Padded:
+    if mode == "constant":
+        return constant_pad(site, x, amounts, value or 0)
+    return edge_pad(site, x, amounts, mode)
+
+
+def edge_pad(site: Site, x: Value, amounts: Sequence[int], mode: str) -> Value:
+    """What is already there, picked once more: PyTorch's `mode` of padding."""
+    for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
+        dim = len(x.shape) - 1 - i
+        if before or after:
+            places = torch.arange(x.shape[dim], dtype=torch.float64)[None]
+            index = torch.nn.functional.pad(places, (before, after), mode)[0].long()
+            x = op("index_select", x, site.value(index), dim=dim)
+    return x
+
+
+@maps("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(site: Site, x: Value, amounts: Sequence[int]) -> Value:
+    return edge_pad(site, x, amounts, "reflect")
+
+
+@maps("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(site: Site, x: Value, amounts: Sequence[int]) -> Value:
+    return edge_pad(site, x, amounts, "replicate")
+
+
+@maps("upsample_nearest2d", "upsample_nearest1d")
+def upsample_nearest(site: Site, x: Value, *_: object) -> Value:
+    """By whole factors: every element again and again."""
+    old, new = x.shape[2:], site.shape[2:]
+    if any(b % a for a, b in zip(old, new, strict=True)):
+        raise UnityError(f"{list(old)} to {list(new)} is not by whole factors, which alone have a mapping")
+    x = reshape(x, [*x.shape[:2], *(n for a in old for n in (a, 1))])
+    wide = [n for a, b in zip(old, new, strict=True) for n in (a, b // a)]
+    return reshape(expand(x, [*x.shape[:2], *wide]), site.shape)
+
+
+@maps("slice_scatter")
+def slice_scatter(
+    site: Site,
+    x: Operand,
+    source: Operand,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value:
+    """`x` with neighbouring places along a dim taken from `source`."""
+    value, part = site.value(x, site.dtype), site.value(source, site.dtype)
+    dim %= len(value.shape)
+    size = value.shape[dim]
+    places = range(size)[slice(start, end, step)]
+    if step != 1:
+        raise UnityError(f"step {step} has no mapping; 1 has")
+    pieces = [cut(value, dim, 0, places.start)] if places.start else []
+    pieces.append(part)
+    if places.stop < size:
+        pieces.append(cut(value, dim, places.stop, size - places.stop))
+    return pieces[0] if len(pieces) == 1 else op("concat", *pieces, dim=dim)
+
+
+@maps("select_scatter")
+def select_scatter(site: Site, x: Operand, source: Operand, dim: int, index: int) -> Value:
+    part = site.value(source, site.dtype)
+    dim %= len(site.shape)
+    index %= site.shape[dim]
+    part = reshape(part, (*site.shape[:dim], 1, *site.shape[dim + 1 :]))
+    return slice_scatter(site, x, part, dim, index, index + 1)
+
+
+@maps("fill")
+def fill(site: Site, x: Operand, value: Value) -> Value:
+    """A value of the graph everywhere; numbers fold."""
+    del x
+    return site.fit(value)
+
+
+@maps("copy")
+def copy(site: Site, x: Operand, source: Operand, non_blocking: bool = False) -> Value:
+    """`source` in the shape and type of `x`."""
+    del x, non_blocking
+    return site.fit(site.value(source, site.dtype))
+
+
+@maps("repeat", "tile")
+def repeat(site: Site, x: Value, counts: Sequence[int]) -> Value:
+    """Every dim d becomes (count d)."""
+    counts = [1] * (len(site.shape) - len(counts)) + list(counts)
+    old = (1,) * (len(counts) - len(x.shape)) + x.shape
+    x = reshape(x, [n for s in old for n in (1, s)])
+    return reshape(expand(x, [n for c, s in zip(counts, old, strict=True) for n in (c, s)]), site.shape)
+
+
+@maps("repeat_interleave")
+def repeat_interleave(
+    site: Site, x: Value, repeats: Operand, dim: int | None = None, *, output_size: int | None = None
+) -> Value:
+    del output_size
+    count = number(repeats)
+    if not isinstance(count, int):
+        raise UnityError("repeats that differ have no mapping; give one number")
+    if dim is None:
+        x, dim = reshape(x, (prod(x.shape),)), 0
+    dim %= len(x.shape)
+    lead, rest = x.shape[: dim + 1], x.shape[dim + 1 :]
+    return reshape(expand(reshape(x, (*lead, 1, *rest)), (*lead, count, *rest)), site.shape)
+
+
+@maps("roll")
+def roll(site: Site, x: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:
+    del site
+    shape, dims = x.shape, [dims] if isinstance(dims, int) else dims
+    if not dims:
+        x, dims = reshape(x, (prod(shape),)), [0]
+    for by, dim in zip([shifts] if isinstance(shifts, int) else shifts, dims, strict=True):
+        dim %= len(x.shape)
+        size = x.shape[dim]
+        if at := -by % size:
+            head, tail = parts(x, dim, (at, size - at))
+            x = op("concat", tail, head, dim=dim)
+    return reshape(x, shape)
+
+
+@maps("pixel_shuffle")
+def pixel_shuffle(site: Site, x: Value, factor: int) -> Value:
+    *lead, channels, height, width = x.shape
+    x = reshape(x, (*lead, channels // factor**2, factor, factor, height, width))
+    n = len(lead)
+    return reshape(permute(x, [*range(n), n, n + 3, n + 1, n + 4, n + 2]), site.shape)
+
+
+# Picking by indices
+
+
+@maps("index_select")
+def index_select(site: Site, x: Operand, dim: int, index: Operand) -> Value:
+    value = site.value(x)
+    return op("index_select", value, site.value(index, "i64"), dim=dim % len(value.shape))
+
+
+@maps("gather")
+def gather(site: Site, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Value:
+    del sparse_grad
+    value = site.value(x)
+    return op("gather", value, site.value(index, "i64"), dim=dim % len(value.shape))
+
+
+@maps("scatter_add")
+def scatter_add(site: Site, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
+    value = site.value(x, site.dtype)
+    index = site.value(index, "i64")
+    return op("scatter_add", value, index, site.value(source, site.dtype), dim=dim % len(value.shape))
+
+
+@maps("index")
+def index(site: Site, x: Operand, indices: Sequence[Operand | None]) -> Value:
+    """`x[.., i, j, ..]`: tensors known at import for neighbouring dims, or one that is not."""
+    given = {d: i for d, i in enumerate(indices) if i is not None}
+    first, count = min(given), len(given)
+    value = site.value(x)
+    known = [i for i in given.values() if isinstance(i, torch.Tensor)]
+    if any(map(is_bool, given.values())):
+        raise UnityError("a mask as an index makes a shape that depends on data; use torch.where")
+    if list(given) != list(range(first, first + count)) or (count > 1 and len(known) < count):
+        raise UnityError("several indices have a mapping only for neighbouring dims, and known at import")
+    sizes = value.shape[first : first + count]
+    lead, rest = value.shape[:first], value.shape[first + count :]
+    if not known:
+        ids = site.value(given[first], "i64")
+        if first == 0 and len(value.shape) == 2:
+            return op("embedding", ids, value)
+        flat = op("index_select", value, reshape(ids, (prod(ids.shape),)), dim=first)
+        return reshape(flat, site.shape)
+    places = flat_index(known, sizes)
+    value = reshape(value, (*lead, prod(sizes), *rest))
+    start = int(places[0])
+    if torch.equal(places, torch.arange(start, start + len(places))):
+        return reshape(cut(value, first, start, len(places)), site.shape)
+    return reshape(op("index_select", value, site.value(places), dim=first), site.shape)
+
+
+def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    """
+    Several indices into dims of these sizes as one into the dim they make together.
+
+    Given [[0], [1]] and [[0, 1, 2]] into sizes 2 and 3, returns 0 to 5.
+    """
+    flat = torch.zeros((), dtype=torch.int64)
+    for at, size in zip(indices, sizes, strict=True):
+        flat = flat * size + at % size
+    return flat.reshape(-1)
+
+
+@maps("one_hot")
+def one_hot(site: Site, ids: Operand, classes: int = -1) -> Value:
+    del classes
+    return op("one_hot", tensor(ids, "ids"), classes=site.shape[-1])
+
+
+@maps("topk")
+def topk(site: Site, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
+    del site, sorted
+    if not largest:
+        raise UnityError("largest=False has no operator; negate the operand")
+    values, ids = apply("topk", (swap(x, dim, -1),), {"k": k}).results
+    return swap(values, dim, -1), swap(ids, dim, -1)
+
+
+@maps("flip")
+def flip(site: Site, x: Value, dims: Sequence[int]) -> Value:
+    for dim in dims:
+        backwards = torch.arange(x.shape[dim] - 1, -1, -1)
+        x = op("index_select", x, site.value(backwards), dim=dim % len(x.shape))
+    return x
+
+
+@maps("argmax")
+def argmax(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    del keepdim
+    if dim is None:
+        x, dim = reshape(x, (prod(x.shape),)), 0
+    _, ids = apply("topk", (swap(x, dim, -1),), {"k": 1}).results
+    return reshape(swap(ids, dim, -1), site.shape)
+
+
+@maps("argmin")
+def argmin(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    return argmax(site, op("neg", x), dim, keepdim)

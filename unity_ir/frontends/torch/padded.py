@@ -1,0 +1,42 @@
+"""Labels that a language model moves by one place and fills up with the id its loss ignores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from unity_ir.frontends.torch.values import Shape, cut
+from unity_ir.pcg.graph import Value
+
+PADDED = "its operand is integers padded with a number, which only a loss may read, as what it ignores"
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Integers with `before` and `after` places more along a dim, all of them `fill`; only a loss reads them."""
+
+    value: Value
+    dim: int
+    before: int
+    after: int
+    fill: int
+    shape: Shape
+    """What it has been reshaped to."""
+
+    @property
+    def own(self) -> Shape:
+        """The shape before any reshape."""
+        size = self.before + self.value.shape[self.dim] + self.after
+        return (*self.value.shape[: self.dim], size, *self.value.shape[self.dim + 1 :])
+
+    def cut(self, dim: int, start: int, size: int) -> Padded | Value:
+        """Neighbouring places along a dim, of one that has not been reshaped."""
+        if dim != self.dim:
+            value = cut(self.value, dim, start, size)
+            return replace(self, value=value, shape=(*self.shape[:dim], size, *self.shape[dim + 1 :]))
+        whole = self.value.shape[dim]
+        low, high = max(start - self.before, 0), min(start + size - self.before, whole)
+        value = cut(self.value, dim, low, high - low)
+        before, after = max(self.before - start, 0), max(start + size - self.before - whole, 0)
+        if not before and not after:
+            return value
+        return Padded(value, dim, before, after, self.fill, (*self.shape[:dim], size, *self.shape[dim + 1 :]))

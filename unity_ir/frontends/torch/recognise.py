@@ -1,0 +1,88 @@
+"""
+Operators of ours that models write out in several of PyTorch's: attention, normalisation by the root mean square,
+gelu by tanh.
+
+Each function looks at what is about to be built, and returns the one operator it is, or None.
+"""
+
+from __future__ import annotations
+
+from math import isclose, pi, sqrt
+
+from unity_ir.frontends.torch.masks import is_lower, visible
+from unity_ir.frontends.torch.site import Tables
+from unity_ir.frontends.torch.values import op
+from unity_ir.pcg.graph import Value
+
+
+def made_by(value: Value, name: str) -> tuple[Value, ...]:
+    """The operands of the operator `name` that made a value; none if another did."""
+    return value.node.operands if value.node.op == name else ()
+
+
+def number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] | None:
+    """The operand and an attribute of the operator `name` that made a value: of `scale`, what is scaled and by what."""
+    return (value.node.operands[0], value.node.attribute(attribute)) if value.node.op == name else None
+
+
+def of_group(x: Value) -> Value:
+    """Keys or values [b, h, s, d] before they were repeated for a group of heads each, as `repeat_kv` does."""
+    for wide in made_by(x, "reshape"):
+        if wide.node.op == "expand" and wide.node.attribute("dim") == 2 and len(wide.node.attribute("sizes")) == 1:
+            (narrow,) = wide.node.operands
+            if len(narrow.shape) == 4 and x.shape == (narrow.shape[0], wide.shape[1] * wide.shape[2], *x.shape[2:]):
+                return narrow
+    return x
+
+
+def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
+    """`softmax(scale * q k^T + mask) v` with no mask or a causal one."""
+    for scores in made_by(weights, "softmax"):
+        causal = 0
+        if scores.node.op == "add":
+            scores, mask = scores.node.operands
+            table = tables.values.get(mask.node.name) if mask.node.op == "input" else None
+            seen = None if table is None else visible(table)
+            if seen is None or not is_lower(seen, scores.shape[-2], scores.shape[-1]):
+                return None
+            causal = 1
+        scores, by = number_of(scores, "scale", "by") or (scores, 1.0)
+        if scores.node.op == "batch_matmul_nt" and len(scores.shape) == 4:
+            q, k = scores.node.operands
+            narrow_k, narrow_v = of_group(k), of_group(v)
+            if narrow_k.shape[1] == narrow_v.shape[1]:
+                k, v = narrow_k, narrow_v
+            return op("attention", q, k, v, scale=by, causal=causal)
+    return None
+
+
+def rms_norm(normal: Value, weight: Value) -> Value | None:
+    """`x * rsqrt(mean(x * x) + eps) * weight` over the last dim."""
+    operands = made_by(normal, "mul")
+    for x, root in (operands, operands[::-1]) if operands else ():
+        for mean in made_by(root, "rsqrt"):
+            mean, eps = number_of(mean, "shift", "by") or (mean, 0.0)
+            for inner in made_by(mean, "reshape"):
+                for square in made_by(inner, "reduce_mean"):
+                    is_last = inner.node.attribute("dim") == len(x.shape) - 1 and inner.shape == x.shape[:-1]
+                    if made_by(square, "square") == (x,) and is_last and weight.shape == x.shape[-1:]:
+                        return op("rms_norm", x, weight, eps=eps)
+    return None
+
+
+def gelu_tanh(left: Value, right: Value) -> Value | None:
+    """`0.5 x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`."""
+    half, one = number_of(left, "scale", "by"), number_of(right, "shift", "by")
+    if half is None or one is None or (half[1], one[1]) != (0.5, 1.0):
+        return None
+    x = half[0]
+    for argument in made_by(one[0], "tanh"):
+        inner = number_of(argument, "scale", "by")
+        if inner is None or not isclose(inner[1], sqrt(2 / pi), rel_tol=1e-6) or inner[0].node.op != "add":
+            continue
+        first, rest = inner[0].node.operands
+        cube = number_of(rest, "scale", "by")
+        if first == x and cube is not None and isclose(cube[1], 0.044715) and cube[0].node.op == "pow_scalar":
+            if cube[0].node.operands == (x,) and cube[0].node.attribute("exponent") == 3:
+                return op("gelu_tanh", x)
+    return None

@@ -1,0 +1,164 @@
+"""The place in the model that is being mapped, and how what was folded there enters the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.values import DTYPES, Operand, Shape, constant, element_type, expand, op
+from unity_ir.pcg.graph import Node, Value, leaf
+from unity_ir.pcg.types import tensor_type
+
+
+class Tables:
+    """
+    The values a graph reads beside its weights: folded tensors of more than one number, and frozen parameters.
+
+    Each is an input of the graph, named by its buffer or parameter, or `constant.N`.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, torch.Tensor] = {}
+        self.leaves: list[Node] = []
+        self.names: dict[int, str] = {}
+        """Full names of buffers by identity."""
+        self._known: dict[object, Value] = {}
+
+    def add(self, tensor: torch.Tensor) -> Value:
+        """The input leaf of a tensor; equal tensors have one."""
+        name = self.names.get(id(tensor))
+        key = name or (tensor.dtype, tuple(tensor.shape), _bytes(tensor))
+        if key not in self._known:
+            name = name or f"constant.{sum(n.startswith('constant.') for n in self.values)}"
+            node = leaf("input", tensor_type(tuple(tensor.shape), element_type(tensor.dtype)), name=name)
+            self.values[name] = tensor
+            self.leaves.append(node)
+            self._known[key] = node.result
+        return self._known[key]
+
+
+class Site:
+    """What a mapping gets: the tensor PyTorch has at this place, and ways to bring operands into the graph."""
+
+    def __init__(
+        self,
+        meta: Any,
+        tables: Tables,
+        trained: Callable[[Value], bool],
+        seeds: Callable[[], int],
+        examples: Mapping[str, torch.Tensor],
+    ):
+        self.meta = meta
+        """The result as torch.export describes it: a tensor without data, or a tuple of such."""
+        self.examples = examples
+        """The example inputs by name."""
+        self.tables = tables
+        self.trained = trained
+        """Whether a weight reaches a value."""
+        self.seeds = seeds
+        """A number of its own for every random operator."""
+
+    def of(self, value: Value) -> Site:
+        """The site of a value on the way to the result."""
+        meta = torch.empty(value.shape, dtype=self.result.dtype, device="meta")
+        return Site(meta, self.tables, self.trained, self.seeds, self.examples)
+
+    @property
+    def shape(self) -> Shape:
+        """Of the first result."""
+        return tuple(self.result.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Of the first result."""
+        return element_type(self.result.dtype)
+
+    @property
+    def result(self) -> torch.Tensor:
+        return self.meta if isinstance(self.meta, torch.Tensor) else self.meta[0]
+
+    def value(self, x: Operand, dtype: str | None = None) -> Value:
+        """`x` in the graph, of the wanted element type."""
+        if isinstance(x, Value):
+            return cast(x, dtype or x.type.dtype)
+        if not isinstance(x, torch.Tensor):
+            return constant(x, (), dtype or self.dtype)
+        if dtype is not None:
+            x = x.to(_torch_dtype(dtype))
+        number = uniform(x)
+        if number is not None:
+            return constant(number, tuple(x.shape), element_type(x.dtype))
+        return self.tables.add(x)
+
+    def fit(self, x: Value) -> Value:
+        """`x` broadcast to the shape, and cast to the element type, that PyTorch's result has."""
+        return cast(expand(x, self.shape), self.dtype)
+
+
+Rule: TypeAlias = Callable[..., Any]
+"""From a site and the arguments of the ATen operator to its result or results."""
+
+MAPPINGS: dict[str, Rule] = {}
+"""By the operator's name without its overload, such as `linear`."""
+
+
+def maps(*names: str) -> Callable[[Rule], Rule]:
+    """Declare a function the mapping of ATen operators."""
+
+    def add(function: Rule) -> Rule:
+        for name in names:
+            assert name not in MAPPINGS, name
+            MAPPINGS[name] = function
+        return function
+
+    return add
+
+
+def cast(x: Value, dtype: str) -> Value:
+    """`x` of another element type."""
+    return x if x.type.dtype == dtype else op("cast", x, to=dtype)
+
+
+def number(x: Operand) -> float | None:
+    """The one number an operand holds, if it is folded and holds one."""
+    if isinstance(x, Value):
+        return None
+    return uniform(x) if isinstance(x, torch.Tensor) else x
+
+
+def uniform(x: torch.Tensor) -> float | None:
+    """The number all elements of a tensor are; None if they differ."""
+    if x.is_meta:
+        return None
+    first = x.reshape(-1)[:1]
+    return first.item() if x.numel() and bool((x == first).all()) else None
+
+
+def shrink(x: torch.Tensor) -> torch.Tensor:
+    """A folded tensor without what broadcasting brings back: dims along which it is the same, and leading ones."""
+    for dim in range(x.dim()):
+        if x.shape[dim] > 1 and torch.equal(x, x.narrow(dim, 0, 1).expand_as(x)):
+            x = x.narrow(dim, 0, 1)
+    while x.dim() and x.shape[0] == 1:
+        x = x[0]
+    return x
+
+
+def tensor(x: Operand, what: str) -> Value:
+    """An operand that must be a value of the graph."""
+    if not isinstance(x, Value):
+        raise UnityError(f"{what} is a constant; it must depend on an input or a parameter")
+    return x
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    return next(d for d, n in DTYPES.items() if n == name)
+
+
+def _bytes(x: torch.Tensor) -> bytes:
+    if x.is_meta:
+        raise UnityError("a constant is on the meta device and has no data; materialise the module's buffers")
+    return x.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()

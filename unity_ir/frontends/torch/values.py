@@ -1,0 +1,144 @@
+"""What mappings are written over: values of the graph, and the few shape changes everything is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import TypeAlias
+
+import torch
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Value, apply, leaf
+from unity_ir.pcg.types import tensor_type
+from unity_ir.tdl.syntax import AttrValue
+
+Shape: TypeAlias = tuple[int, ...]
+Operand: TypeAlias = "Value | torch.Tensor | float"
+"""A value of the graph; or what depends on no input and no parameter: a tensor, or a Python number."""
+
+DTYPES = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.bool: "bool",
+}
+"""The element types the compiler has."""
+
+SWAP_HEADS = (0, 2, 1, 3)
+
+
+def shape_of(x: Operand) -> Shape:
+    """The shape of an operand; that of a number is none."""
+    return tuple(x.shape) if isinstance(x, Value | torch.Tensor) else ()
+
+
+def is_bool(x: Operand) -> bool:
+    """Whether an operand is of truth values."""
+    return x.type.dtype == "bool" if isinstance(x, Value) else getattr(x, "dtype", None) == torch.bool
+
+
+def element_type(dtype: torch.dtype) -> str:
+    """The compiler's name of an element type. Raises `UnityError` for complex, 8-bit and other types it has not."""
+    if dtype not in DTYPES:
+        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise UnityError(f"element type {str(dtype).removeprefix('torch.')} is not supported; known are {known}")
+    return DTYPES[dtype]
+
+
+def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
+    """An operator of one result."""
+    return apply(name, operands, attributes).result
+
+
+def constant(value: float, shape: Shape, dtype: str) -> Value:
+    """A number as a value of this shape."""
+    return leaf("constant", tensor_type(shape, dtype), value=int(value) if dtype == "bool" else value).result
+
+
+def reshape(x: Value, shape: Sequence[int]) -> Value:
+    """`x` in another shape of as many elements; reshapes of reshapes become one, heads merge by their own operator."""
+    shape = tuple(shape)
+    while x.shape != shape and x.node.op == "reshape":
+        x = x.node.operands[0]
+    if x.shape == shape:
+        return x
+    before = x.node
+    if before.op == "transpose" and before.attribute("perm") == SWAP_HEADS:
+        b, h, s, d = before.operands[0].shape
+        if shape == (b, s, h * d):
+            return op("merge_heads", before.operands[0])
+    if not _has_common_factors(x.shape, shape):
+        x = op("reshape", x, shape=(prod(shape),))
+    return x if x.shape == shape else op("reshape", x, shape=shape)
+
+
+def _has_common_factors(old: Shape, new: Shape) -> bool:
+    """Whether both shapes are products of the same factors in order: [6, 4] and [3, 8] are, [6, 4] and [4, 6] not."""
+    cuts = sorted({prod(s[i:]) for s in (old, new) for i in range(len(s) + 1)})
+    return all(b % a == 0 for a, b in pairwise(cuts))
+
+
+def permute(x: Value, perm: Sequence[int]) -> Value:
+    """Dims in another order; one that does nothing, or undoes the one before, vanishes."""
+    perm = tuple(p % len(x.shape) for p in perm)
+    if perm == tuple(range(len(perm))):
+        return x
+    before = x.node
+    if before.op == "transpose" and tuple(before.attribute("perm")[p] for p in perm) == tuple(range(len(perm))):
+        return before.operands[0]
+    if before.op == "reshape" and perm == SWAP_HEADS:
+        (source,) = before.operands
+        b, s, h, d = x.shape
+        if source.shape == (b, s, h * d):
+            return op("split_heads", source, heads=h)
+    if before.op == "split_heads" and perm == SWAP_HEADS:
+        b, h, s, d = x.shape
+        return reshape(before.operands[0], (b, s, h, d))
+    return op("transpose", x, perm=perm)
+
+
+def swap(x: Value, a: int, b: int) -> Value:
+    """Two dims exchanged."""
+    perm = list(range(len(x.shape)))
+    a, b = a % len(perm), b % len(perm)
+    perm[a], perm[b] = perm[b], perm[a]
+    return permute(x, perm)
+
+
+def expand(x: Value, shape: Sequence[int]) -> Value:
+    """`x` broadcast to `shape` by NumPy's rules: missing leading dims, and dims of size 1."""
+    shape = tuple(shape)
+    old = (1,) * (len(shape) - len(x.shape)) + x.shape
+    wide = [i for i, (a, b) in enumerate(zip(old, shape, strict=True)) if a != b]
+    if not wide:
+        return reshape(x, shape)
+    x = reshape(x, [s for i, s in enumerate(old) if i not in wide])
+    at = 0
+    while at < len(wide):
+        run = 1
+        while at + run < len(wide) and wide[at + run] == wide[at] + run:
+            run += 1
+        sizes = tuple(shape[wide[at] : wide[at] + run])
+        x = op("expand", x, dim=wide[at], sizes=sizes, degrees=(1,) * run)
+        at += run
+    return x
+
+
+def cut(x: Value, dim: int, start: int, size: int, step: int = 1) -> Value:
+    """Positions `start`, `start + step`, ...: `size` of them."""
+    if (start, size, step) == (0, x.shape[dim], 1):
+        return x
+    return op("slice", x, dim=dim, start=start, size=size, step=step)
+
+
+def squeeze_leading(x: Value) -> Value:
+    """Without the dims of size 1 at the front, which broadcasting brings back."""
+    shape = x.shape
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    return reshape(x, shape)
