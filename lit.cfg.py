@@ -46,3 +46,5 @@ FORWARDED = ("HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "TRITON_CACHE_DIR", "T
 config.environment.update({name: os.environ[name] for name in FORWARDED if name in os.environ})
 config.environment["VIRTUAL_ENV"] = sys.prefix
 config.environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+# Where `--from-torch` finds the modules of the tests.
+config.environment["PYTHONPATH"] = str(ROOT / "test" / "helpers")

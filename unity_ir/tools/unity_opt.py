@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from inspect import signature
 from io import BytesIO, StringIO
-from typing import IO, Any, NoReturn, TypeGuard
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
@@ -31,7 +31,10 @@ from xdsl.utils.lexer import Input, Span
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from unity_ir import __version__
-from unity_ir.errors import UnityError
+from unity_ir.errors import UnityError, UnityReport
+
+if TYPE_CHECKING:
+    from unity_ir.frontends.torch import Imported
 
 
 class UnityOpt(xDSLOptMain):
@@ -42,6 +45,9 @@ class UnityOpt(xDSLOptMain):
     output: StringIO | None = None
     """What goes into the file of `-o`, which is written only when all went well."""
 
+    imported: Imported | None = None
+    """What `--from-torch` has read."""
+
     def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
         super().register_all_arguments(arg_parser)
         arg_parser.prog = "unity-opt"
@@ -50,6 +56,17 @@ class UnityOpt(xDSLOptMain):
             "--model",
             metavar="NAME[,key=value...]",
             help="read a model of the zoo instead of a file: gpt2, llama3_8b, ...; keys such as batch=4,layers=2",
+        )
+        arg_parser.add_argument(
+            "--from-torch",
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="import a PyTorch module instead of a file: the function returns (module, example inputs) or "
+            "(module, example inputs, loss)",
+        )
+        arg_parser.add_argument(
+            "--weights-out",
+            metavar="FILE.safetensors",
+            help="with --from-torch: write the module's weights, by their full names, and its tables to a file",
         )
         arg_parser.add_argument(
             "--search",
@@ -95,11 +112,26 @@ class UnityOpt(xDSLOptMain):
             parser.raise_error(f"not a value of its type: {error}")
 
     def get_input_name(self) -> str:
-        return super().get_input_name() if self.args.model is None else f"--model={self.args.model}"
+        if self.args.model is not None:
+            return f"--model={self.args.model}"
+        return super().get_input_name() if self.args.from_torch is None else f"--from-torch={self.args.from_torch}"
 
     def get_input_stream(self) -> tuple[IO[bytes], str]:
+        given = [
+            text
+            for text, value in (("--model", self.args.model), ("--from-torch", self.args.from_torch))
+            if value is not None
+        ]
+        if self.args.input_file is not None:
+            given.append(f"the file {self.args.input_file}")
+        if len(given) > 1:
+            raise UnityError(f"unity-opt: {' and '.join(given)} are both given; leave one out")
+        if self.args.weights_out is not None and self.args.from_torch is None:
+            raise UnityError("unity-opt: --weights-out writes the weights of --from-torch, which is not given")
         if self.args.model is not None:
             return self.model_text(), "pcg"
+        if self.args.from_torch is not None:
+            return self.torch_text(), "pcg"
         # Read whole, so that `-o` may name the same file.
         stream, extension = super().get_input_stream()
         data = stream.read()
@@ -111,9 +143,14 @@ class UnityOpt(xDSLOptMain):
         from unity_ir.dialects.convert import from_graph
         from unity_ir.models import from_text
 
-        if self.args.input_file is not None:
-            raise UnityError(f"unity-opt: --model and the file {self.args.input_file} are both given; leave one out")
         return BytesIO(str(ModuleOp([from_graph(from_text(self.args.model))])).encode())
+
+    def torch_text(self) -> IO[bytes]:
+        from unity_ir.dialects.convert import from_graph
+        from unity_ir.frontends.torch.load import from_text
+
+        self.imported = from_text(self.args.from_torch)
+        return BytesIO(str(ModuleOp([from_graph(self.imported.graph)])).encode())
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
         try:
@@ -188,6 +225,8 @@ class UnityOpt(xDSLOptMain):
         return self.output
 
     def write_output_file(self) -> None:
+        if self.imported is not None and self.args.weights_out is not None:
+            self.imported.save(self.args.weights_out)
         if self.output is not None:
             with open(self.args.output_file, "w", encoding="utf-8") as file:
                 file.write(self.output.getvalue())
@@ -256,7 +295,11 @@ def _missing_property(module: ModuleOp) -> str | None:
 
 def _one_line(text: str) -> str:
     """White space as single blanks; characters that would steer the terminal, escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    return _printable(" ".join(text.split()))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _parse_error(error: ParseError, tool: UnityOpt | None) -> str:
@@ -297,6 +340,8 @@ def main(argv: list[str] | None = None) -> int:
         message = _parse_error(error, tool)
     except DiagnosticException as error:
         message = _one_line(f"{tool.get_input_name()}: {error}" if tool is not None else str(error))
+    except UnityReport as error:
+        message = "\n".join(map(_printable, str(error).splitlines()))
     except UnityError as error:
         message = _one_line(str(error))
     except ArgSpecParseError as error:
