@@ -83,12 +83,12 @@ def test_docs_name_files_that_exist():
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\((?!http)([\w/.-]+)\)", document.read_text()):
             assert (document.parent / link).exists(), f"{document.name} links to {link}"
-        floors = "tdl|ops|pcg|machine|rules|cost|search|dialects|passes|lowering"
+        floors = "tdl|ops|pcg|machine|rules|cost|search|frontends|dialects|passes|lowering"
         for path in re.findall(rf"`((?:{floors})/[\w/.]+)`", document.read_text()):
             assert (ROOT / "unity_ir" / path).exists(), f"{document.name} names {path}"
 
 
-@pytest.mark.parametrize("script", ["update_models", "update_operators"])
+@pytest.mark.parametrize("script", ["update_models", "update_operators", "update_torch_operators"])
 def test_made_documents_are_what_their_scripts_make(script: str):
     spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
     assert spec is not None
