@@ -601,14 +601,14 @@ def torch_along_grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return grad
 
 
-def philox(seed: int, position: int) -> float:
-    """Philox-4x32-10 as its authors write it: the first of four words, its upper 24 bits."""
-    key, counter = [seed & 0xFFFFFFFF, seed >> 32], [position & 0xFFFFFFFF, position >> 32, 0, 0]
+def philox(key: Sequence[int], counter: Sequence[int]) -> list[int]:
+    """Philox-4x32-10 as its authors write it, on words of 32 bits."""
+    key, counter = list(key), list(counter)
     for _ in range(10):
         low, high = divmod(0xD2511F53 * counter[0], 2**32), divmod(0xCD9E8D57 * counter[2], 2**32)
         counter = [high[0] ^ counter[1] ^ key[0], high[1], low[0] ^ counter[3] ^ key[1], low[1]]
         key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
-    return (counter[0] >> 8) / 2**24
+    return counter
 
 
 def torch_lstm_cell(z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -619,7 +619,9 @@ def torch_lstm_cell(z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def torch_dropout(x: Tensor, p: float, seed: int) -> Tensor:
-    drawn = torch.tensor([philox(seed, i) for i in range(x.numel())], dtype=torch.float64).reshape(x.shape)
+    """Element i is drawn by the first word at counter i under the seed, of which the upper 24 bits count."""
+    words = [philox((seed % 2**32, seed >> 32), (i, 0, 0, 0))[0] for i in range(x.numel())]
+    drawn = torch.tensor(words, dtype=torch.int64).reshape(x.shape) // 2**8 / 2**24
     return torch.where(drawn < p, 0.0, x / (1 - p))
 
 

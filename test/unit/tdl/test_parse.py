@@ -59,6 +59,21 @@ BAD = [
     ("f(x; d: ints = 3) out[i] = x[i]", "default of d is 3, which is no ints"),
     ("f(x; d: name = 3) out[i] = x[i]", "default of d is 3, which is no name"),
     ("f(x; d: name = exp) out[i] = x[i]", "f: default of d is not one of identity, relu, gelu"),
+    ("f(x; to: dtype = f8) out: to[i] = x[i]", "f: default of to is not one of f32, f64, bf16"),
+    ("f(x; to: dtype = 1) out: to[i] = x[i]", "default of to is 1, which is no dtype"),
+    ("f(t: int) out: f32[i] = t[i]", "f: out holds f32, which is no attribute of kind dtype"),
+    ("f(x; to: int) out: to[i] = x[i]", "f: out holds to, which is no attribute of kind dtype"),
+    ("f(x: f32) out[i] = x[i]", "cannot read `f(x: f32) out[i] = x[i]` from column 6"),
+    ("f(x) out[~a..] = x[~a..]", "f: ~a.. in out: only operands broadcast"),
+    ("f(x) out[] = sum[~a..](x[~a..])", "f: ~a.. in sum: only operands broadcast"),
+    ("f(x) out[a..] = x[~a..] / size(~a..)", "f: ~a.. in size: only operands broadcast"),
+    ("f(x) out[a..] = x[~a..] where size(~a..) = 3", "f: ~a.. in size: only operands broadcast"),
+    ("f(x) out[a.., b..] = x[~a.., b..]", "f: x broadcasts ~a.. beside another pack"),
+    ("f(x) out[a..] = x[~a..] * position(b..)", "f: index b.. of position is neither in the result"),
+    ("f(x) out[i] = opaque nosuch[i; j](x[j]) where size(i) = 2", "f: no opaque function nosuch; known are topk_"),
+    ("f(x) out[i] = opaque topk_values[i; i](x[i])", "f: i is bound twice in nested scopes; rename one"),
+    ("f(x) out[i] = opaque topk_values[k; j](x[j])", "f: index k of topk_values is neither in the result"),
+    ("f(x) out[a..] = opaque topk_values[a..; b..](x[b..])", "f: topk_values[...] takes plain indices"),
 ]
 
 
