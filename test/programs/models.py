@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from operator_cases import torch_dropout
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -71,6 +72,29 @@ def residual_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tens
     return F.mse_loss(h @ w["out"], batch["y"])
 
 
+def mixed() -> Graph:
+    """Conditions, integers, broadcasts on both sides, dropout, element types, reductions."""
+    x, y, m, t = data("x", 12, 24), data("y", 12, 1), data("m", 12, 24, dtype="bool"), data("t", 12, 8, dtype="i64")
+    h = apply("matmul", [x.result, weight("in", 24, 24)]).result
+    h = apply("mul", [apply("add", [y.result, h]).result, weight("scale", 1, 24)]).result
+    h = apply("dropout", [h], {"p": 0.25, "seed": 5}).result
+    some = apply("logical_or", [apply("lt", [x.result, y.result]).result, m.result]).result
+    h = apply("select", [some, h, weight("else", 24)]).result
+    far = apply("cast", [apply("ge", [x.result, y.result]).result], {"to": "f32"}).result
+    h = apply("maximum", [h, apply("mul", [far, weight("floor", 1, 24)]).result]).result
+    rows = apply("gather", [h, t.result], {"dim": 1}).result
+    rows = apply("softplus", [apply("reduce_mean", [rows], {"dim": 1}).result]).result
+    return Graph("mixed", (x, y, m, t), (apply("reduce_mean", [rows], {"dim": 0}).result,))
+
+
+def mixed_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    x, y, m = batch["x"], batch["y"], batch["m"]
+    h = torch_dropout((y + x @ w["in"]) * w["scale"], 0.25, 5)
+    h = torch.where((x < y) | m, h, w["else"])
+    h = torch.maximum(h, (x >= y) * w["floor"])
+    return F.softplus(h.gather(1, batch["t"]).mean(1)).mean()
+
+
 def shapes() -> Graph:
     """Everything that only moves elements: heads, transposition, reshape, concat, split, and a reduction."""
     x, y = data("x", 4, 6, 24), data("y", 4, 24)
@@ -106,6 +130,7 @@ def machine(name: str) -> Machine:
 
 
 MODELS: dict[str, tuple[Callable[[], Graph], Reference]] = {
+    "mixed": (mixed, mixed_torch),
     "mlp": (mlp, mlp_torch),
     "residual": (residual, residual_torch),
     "stopped": (stopped, stopped_torch),
@@ -117,7 +142,7 @@ def by_hand(reference: Reference, weights: Mapping[str, Any], batch: Mapping[str
     """Loss and gradients by name of the hand-written model, in double precision."""
     w = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in weights.items()}
     inputs = {
-        n: torch.tensor(a) if a.dtype.kind == "i" else torch.tensor(a, dtype=torch.float64) for n, a in batch.items()
+        n: torch.tensor(a) if a.dtype.kind in "ib" else torch.tensor(a, dtype=torch.float64) for n, a in batch.items()
     }
     loss = reference(w, inputs)
     loss.backward()

@@ -24,7 +24,7 @@ from unity_ir.lowering.kernels.matmul import contraction
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.step import Compiled, Launcher
 from unity_ir.lowering.spmd import Compute, Leaf, Program, Register, Reshard, UpdateWeight, check_step
-from unity_ir.lowering.torch_code import torch_expression
+from unity_ir.lowering.torch_code import torch_reference
 from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Node, Value
 from unity_ir.pcg.layout import SUM, role_name
 from unity_ir.pcg.reshard import COLLECTIVES
@@ -38,6 +38,7 @@ TORCH_DTYPES = {
     "f16": "torch.float16",
     "i64": "torch.int64",
     "i32": "torch.int32",
+    "bool": "torch.bool",
 }
 
 MARK = "# --- copied into the program from here on ---\n"
@@ -348,7 +349,9 @@ class _Printer:
                 text = f"{where}[{node.name!r}]" if where else repr(float(node.attribute("value")))
                 out.append(f"    {own} = {text}")
                 continue
-            texts = torch_expression(node.analysis.bound, [names[v] for v in node.operands])
+            # What statements name is not used after them, so their names may be taken again.
+            lines, texts = torch_reference(node.analysis.bound, [names[v] for v in node.operands], self.taken)
+            out += [f"    {line}" for line in lines]
             if node.op == "detach":
                 # An identity to its line: what stops the gradient is that it has none.
                 texts = tuple(f"{text}.detach()" for text in texts)

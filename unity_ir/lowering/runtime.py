@@ -296,7 +296,7 @@ class Data:
 
     @staticmethod
     def _random(spec, generator):
-        if spec.dtype in (torch.int64, torch.int32):
+        if not spec.dtype.is_floating_point:
             return torch.randint(0, spec.below or 2, spec.shape, generator=generator, dtype=spec.dtype)
         return torch.randn(spec.shape, generator=generator, dtype=torch.float32).to(spec.dtype)
 

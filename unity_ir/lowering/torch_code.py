@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -28,6 +28,7 @@ from unity_ir.tdl.syntax import (
     Result,
     Segments,
     Var,
+    children,
     index_names,
 )
 
@@ -89,6 +90,24 @@ def torch_body(
         text = writer.result(result)
         texts.append((writer.method(text, "contiguous()") if writer.strided else text).text)
     return sharing.lines, tuple(texts)
+
+
+def torch_reference(
+    bound: Bound, operand_names: Sequence[str], taken: Iterable[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """
+    The same in double precision, whatever floating point numbers the line says: statements, if it takes any, whose
+    names are none of `taken` and no one else's, and an expression per result.
+    """
+    results = (replace(r, dtype="f64") if r.dtype is not None and r.floating else r for r in bound.results)
+    bound = replace(bound, results=tuple(results))
+    if any(_draws(r.expr) for r in bound.results):
+        return torch_body(bound, operand_names, {}, Names(taken))
+    return [], torch_expression(bound, operand_names)
+
+
+def _draws(expr: Expr) -> bool:
+    return (isinstance(expr, Call) and expr.function == "philox") or any(map(_draws, children(expr)))
 
 
 @dataclass(frozen=True, slots=True)

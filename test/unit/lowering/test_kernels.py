@@ -23,6 +23,7 @@ from unity_ir.ops.operator import Application
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import FUNCTIONS
+from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound
 
@@ -246,6 +247,20 @@ def test_offsets(line: str, shapes: Any, offsets: tuple[str, ...], impl: str, ru
         piece = [torch.from_numpy(t), torch.from_numpy(w[start : start + part]).float()]
         total += runner.run(made, piece, start)[0].double().numpy()
     np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_a_piece_draws_what_the_whole_draws_there(impl: str, runner: Any) -> None:
+    """The position of an element counts in the whole tensor, whose rows are longer than the piece's."""
+    line = "drop(x)  out[i, j] = where(lt(philox(11, position(i, j)), 0.4), 0, x[i, j])"
+    whole = bind(parse_line(line), ((70, 90),), {})
+    x = np.arange(1.0, 6301.0).reshape(70, 90)
+    (expected,) = evaluate(whole, [x])
+    part = piece(whole, Configuration({"i": 2, "j": 3}))
+    made = launcher(part, ("f32",), impl, offsets=("i", "j"))
+    corner = torch.from_numpy(x[35:, 60:]).float().contiguous()
+    (got,) = runner.run(made, [corner], 35, 60)
+    np.testing.assert_array_equal(got.numpy(), expected[35:, 60:])
 
 
 def test_offset_of_scattered_rows(runner: Any) -> None:
