@@ -71,7 +71,7 @@ class RandomGraph:
         rank = len(x.shape)
         alike = [v for v in self.values if v.shape == x.shape]
         even = [d for d, size in enumerate(x.shape) if size % 2 == 0]
-        kinds = ["relu", "gelu", "add", "mul", "bias"]
+        kinds = ["relu", "gelu", "add", "mul", "bias", "gate"]
         kinds += (
             ["matmul", "matmul", "twins"] * (rank > 0)
             + ["transpose", "reduce_sum"] * (rank > 1)
@@ -85,6 +85,10 @@ class RandomGraph:
                 return [apply(kind, [x, pick(alike)]).result]
             case "bias":
                 return [apply("add", [x, self.weight(x.shape[self.random.randint(0, rank) :])]).result]
+            case "gate":
+                # Both sides broadcast: sizes of 1, and leading dims that are missing.
+                shape = tuple(pick([size, 1]) for size in x.shape[self.random.randint(0, rank) :])
+                return [apply("mul", pick([[x, self.weight(shape)], [self.weight(shape), x]])).result]
             case "matmul":
                 act = pick(["identity", "relu", "gelu"])
                 return [apply("matmul", [x, self.weight((x.shape[-1], pick(self.dims)))], {"act": act}).result]

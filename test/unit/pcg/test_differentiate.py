@@ -174,3 +174,28 @@ def test_loss_that_is_a_weight_has_gradient_one():
     w = leaf("weight", tensor_type((), "f64"), name="w").result
     step = differentiate(Graph("f", (), (w,)), SGD)
     assert gradients(step, {}, {"w": np.array(3.0)}) == {"w": 1.0}
+
+
+def test_no_gradient_flows_through_integers_and_conditions():
+    w = leaf("weight", tensor_type((4,), "f64"), name="w").result
+    x = leaf("input", tensor_type((4,), "f64"), name="x")
+    chosen = apply("select", [apply("lt", [w, x.result]).result, w, x.result]).result
+    loss = apply("reduce_sum", [apply("mul", [chosen, chosen]).result], {"dim": 0}).result
+    values = {"x": np.array([1.0, 2.0, 3.0, 4.0]), "w": np.array([3.0, 1.0, 4.0, 2.0])}
+    found = gradients(differentiate(Graph("f", (x,), (loss,)), SGD), values, values)
+    np.testing.assert_array_equal(found["w"], [0, 2, 0, 4])
+    rounded = apply("cast", [apply("cast", [w], {"to": "i64"}).result], {"to": "f64"}).result
+    loss = apply("reduce_sum", [rounded], {"dim": 0}).result
+    with pytest.raises(UnityError, match="no weight reaches its loss"):
+        differentiate(Graph("f", (), (loss,)), SGD)
+
+
+def test_a_result_without_gradient_is_passed_over():
+    """Of two results that a weight reaches, only the one of floating point numbers has a gradient."""
+    w = leaf("weight", tensor_type((2, 3), "f64"), name="w").result
+    values, indices = apply("topk", [w], {"k": 2}).results
+    picked = apply("gather", [w, indices], {"dim": 1}).result
+    loss = apply("reduce_sum", [apply("mul", [values, picked]).result], {"dim": 0, "count": 2}).result
+    given = {"w": np.array([[3.0, 1.0, 4.0], [1.0, 5.0, 9.0]])}
+    found = gradients(differentiate(Graph("f", (), (loss,)), SGD), {}, given)
+    np.testing.assert_array_equal(found["w"], [[6, 0, 8], [0, 10, 18]])
