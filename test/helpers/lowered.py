@@ -12,7 +12,7 @@ NO_KERNEL = {
         for name in (
             *("avg_pool2d", "avg_pool2d_grad", "max_pool2d", "max_pool2d_grad"),
             *("conv2d", "conv2d_data_grad", "conv2d_weight_grad"),
-            *("pad", "slice", "lstm_cell", "lstm_cell_grad"),
+            "pad",
         )
     },
     "topk": OPAQUE,

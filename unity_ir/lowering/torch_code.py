@@ -28,6 +28,7 @@ from unity_ir.tdl.syntax import (
     Result,
     Segments,
     Var,
+    Window,
     children,
     index_names,
 )
@@ -427,6 +428,10 @@ class _Writer:
                     text = self.method(text, f"narrow({len(dims)}, {start}, {self.extents[names[active]]})")
                     dims.append(names[active])
                     continue
+                case Window(terms):
+                    text = self.sliced(text, len(dims), index)
+                    dims += [n for _, n in terms]
+                    continue
                 case _:
                     pass
             dims += index_names(index)
@@ -437,6 +442,16 @@ class _Writer:
             text = Text(f'torch.einsum("{inside}->{outside}", {text.text})')
             dims = list(letters)
         return _Value(text, tuple(dims), kind=self.kinds[access.tensor])
+
+    def sliced(self, text: Text, dim: int, index: Window) -> Text:
+        """A dim at the positions of a window of one variable, or at one position."""
+        self.strided = True
+        start = index.offset + index.low
+        if not index.terms:
+            return self.method(text, f"select({dim}, {start})")
+        ((step, _),) = index.terms
+        stop = start + index.span(self.extents) + 1
+        return Text(f"{text.at(ATOM)}[{':, ' * dim}{start}:{stop}{f':{step}' if step > 1 else ''}]", ATOM)
 
     # -- reductions
 

@@ -64,7 +64,7 @@ def _halo(x: TensorType, a: Mapping[str, int]) -> TensorType:
 
 def _halo_reduce(x: TensorType, a: Mapping[str, int]) -> TensorType:
     dim, low, high = _dim("halo_reduce", x, a["dim"]), a["low"], a["high"]
-    if not x.halo_sum or x.halo_sum[dim] != (low, high):
+    if not x.halo_sum or x.halo_sum[dim] != (low, high) or low + high == 0:
         raise UnityError(f"pcg.halo_reduce: dim {dim} of {x} has no halo_sum({low}, {high})")
     return x.with_halo(dim, 0, 0, "halo_sum")
 

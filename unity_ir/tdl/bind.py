@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from types import MappingProxyType
+from typing import TypeGuard
 
 from unity_ir.errors import UnityError
 from unity_ir.tdl.functions import ACTIVATIONS, DTYPES
@@ -426,10 +427,28 @@ class _Binder:
         for tensor, index, size in places:
             if isinstance(index, Window):
                 self._solve_window(tensor, index, size)
+        self._check_numbered()
         for result in self.line.results:
             for index in result.indices:
                 if isinstance(index, Affine):
                     self._solve_window(result.name, self._window(index.terms, self.sizes[index]), self.sizes[index])
+
+    def _check_numbered(self) -> None:
+        """A dim that is only read at numbers has just as many positions."""
+        read: dict[tuple[str, int], list[int | None]] = {}
+        for result in self.line.results:
+            for access in _written_accesses(result.expr):
+                if any(isinstance(i, Pack) and i.broadcast for i in access.indices):
+                    continue
+                dim = 0
+                for index in access.indices:
+                    at = self._window(index.terms, 0).offset if _is_number(index) else None
+                    read.setdefault((self._first(access), dim), []).append(at)
+                    dim += self.ranks[index.name] if isinstance(index, Pack) else 1
+        for (tensor, dim), positions in read.items():
+            size, numbers = self.shapes[tensor][dim : dim + 1], [at for at in positions if at is not None]
+            if len(numbers) == len(positions) and size != (max(numbers) + 1,):
+                raise self.fail(f"{tensor} has {size[0]} positions along dim {dim}; it needs {max(numbers) + 1}")
 
     def _solve_window(self, tensor: str, window: Window, size: int) -> None:
         """
@@ -533,6 +552,10 @@ class _Binder:
                         raise self.fail(f"degree {degree} does not divide size {self.extents[name]}")
                     degrees[name] = degree
         return MappingProxyType(degrees)
+
+
+def _is_number(index: WrittenIndex) -> TypeGuard[Affine]:
+    return isinstance(index, Affine) and all(t.variable is None for t in index.terms)
 
 
 def _written_accesses(expr: Expr) -> list[Access]:

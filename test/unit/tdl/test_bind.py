@@ -156,3 +156,10 @@ def test_products_do_not_count_sums_along_a_row():
     assert products(bound("embedding", ((4,), (5, 6)))) == 0
     # Each factor has an index of its own, but the sum runs over both.
     assert products(bind(parse_line("f(x, y) out[c] = sum[m, n](x[m, c] * y[n, c])"), [(2, 3), (4, 3)], {})) == 0
+
+
+def test_a_dim_read_at_numbers_only_has_just_those():
+    line = parse_line("f(z)  out[b.., n] = z[b.., 0, n] + z[b.., 2, n]")
+    assert bind(line, ((5, 3, 4),), {}).result_shapes == ((5, 4),)
+    with pytest.raises(UnityError, match=r"^pcg\.f: z has 4 positions along dim 1; it needs 3$"):
+        bind(line, ((5, 4, 4),), {})

@@ -27,6 +27,7 @@ from unity_ir.tdl.syntax import (
     Segments,
     Size,
     Var,
+    Window,
     WrittenIndex,
     children,
 )
@@ -420,6 +421,9 @@ def _index(index: WrittenIndex) -> str:
             return f"({' '.join(names)})"
         case Segments(names, active):
             return f"({' '.join(f'.{n}' if k == active else n for k, n in enumerate(names))})"
+        case Window(terms, offset, _, _, low):
+            steps = [n if factor == 1 else f"{factor}*{n}" for factor, n in terms]
+            return " + ".join([*steps, *([str(offset + low)] if offset + low or not steps else [])])
         case _:
             raise TypeError(f"{index} is not bound")
 

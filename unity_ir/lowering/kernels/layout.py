@@ -17,6 +17,7 @@ from unity_ir.tdl.syntax import (
     Reduce,
     Segments,
     Var,
+    Window,
     WrittenIndex,
     accesses,
     children,
@@ -82,6 +83,10 @@ def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Addr
                 assert active is not None, "a segment is read through one of its variables"
                 offset += stride * sum(extents[n] for n in names[:active])
                 add(names[active], stride)
+            case Window(terms, position, _, _, low):
+                offset += stride * (position + low)
+                for factor, name in terms:
+                    add(name, factor * stride)
             case _:
                 raise TypeError(f"{index} is not bound")
         stride *= index_extent(index, extents)

@@ -25,6 +25,7 @@ from unity_ir.tdl.syntax import (
     Reduce,
     Segments,
     Var,
+    Window,
     WrittenIndex,
     children,
     index_names,
@@ -117,6 +118,8 @@ def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
             return Composite(tuple(names.get(n, n) for n in inner))
         case Segments(inner, active):
             return Segments(tuple(names.get(n, n) for n in inner), active)
+        case Window(terms):
+            return replace(index, terms=tuple((factor, names.get(n, n)) for factor, n in terms))
         case _:
             raise TypeError(f"{index} is not bound")
 
@@ -176,6 +179,8 @@ def without_ones(bound: Bound) -> Bound:
     def index(old: WrittenIndex) -> WrittenIndex:
         if isinstance(old, Segments):
             return old
+        if isinstance(old, Window):
+            return replace(old, terms=tuple(t for t in old.terms if extents[t[1]] > 1))
         names = tuple(n for n in index_names(old) if extents[n] > 1)
         return Composite(names) if len(names) > 1 else Var(*names or (one,))
 
