@@ -351,7 +351,11 @@ class _Binder:
                 return Reduce(reducer, names, self.expr(body, copy)) if names else self.expr(body, copy)
             case Opaque(function, outputs, inputs, body):
                 made, taken = self.indices(outputs, copy), self.indices(inputs, copy)
-                return Opaque(function, made, taken, self.expr(body, copy))
+                bound = Opaque(function, made, taken, self.expr(body, copy))
+                for new, old in zip(bound.made, bound.names, strict=True):
+                    if self.extents.get(new, 1) > self.extents.get(old, self.extents.get(new, 1)):
+                        raise self.fail(f"{self.extents[new]} of {self.extents[old]} elements are too many; take fewer")
+                return bound
             case Position(indices):
                 names = [n for i in self.indices(indices, copy) for n in index_names(i)]
                 position: Expr = Name(names[0]) if names else Const(0.0)
@@ -577,6 +581,9 @@ def _order(results: Sequence[Result]) -> list[str]:
         match expr:
             case Reduce(_, indices, body):
                 seen.update(dict.fromkeys(n for i in indices for n in index_names(i)))
+                visit(body)
+            case Opaque(_, _, inputs, body):
+                seen.update(dict.fromkeys(n for i in inputs for n in index_names(i)))
                 visit(body)
             case Access(_, indices):
                 seen.update(dict.fromkeys(n for i in indices for n in index_names(i)))

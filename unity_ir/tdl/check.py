@@ -146,8 +146,8 @@ class _Check:
             case Opaque(function, outputs, inputs, body):
                 if function not in OPAQUE:
                     raise _Broken(f"no opaque function {function}; known are {', '.join(OPAQUE)}")
-                if not all(isinstance(i, Var) for i in (*outputs, *inputs)):
-                    raise _Broken(f"{function}[...] takes plain indices")
+                if not all(isinstance(i, Var) for i in (*outputs, *inputs)) or len(outputs) != 1 or len(inputs) != 1:
+                    raise _Broken(f"{function}[...] takes one plain index and makes one")
                 for name in (n for i in outputs for n in written_names(i)):
                     self.bound(name, scope, function)
                 self.binds([n for i in inputs for n in written_names(i)], body, scope)

@@ -1,7 +1,7 @@
 """
 Functions that TDL cannot say, by name: `values[a.., i] = opaque topk_values[i; j](x[a.., j])`.
 
-Nothing is derived from them but that every position of `a..` is treated alike.
+Nothing is derived from them but that every position of `a..` is treated alike, and that no more are made than taken.
 """
 
 from __future__ import annotations

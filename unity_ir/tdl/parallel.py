@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.tdl.analysis import Analysis, Halos
-from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Index, Reduce, Result, Var, Window
+from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Index, Opaque, Reduce, Result, Var, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +234,8 @@ class _PieceOfWindows:
                 return Call(function, tuple(map(self.expr, args)))
             case Reduce(reducer, indices, body):
                 return Reduce(reducer, indices, self.expr(body))
+            case Opaque(function, outputs, inputs, body):
+                return Opaque(function, outputs, inputs, self.expr(body))
             case Cases(branches):
                 return Cases(tuple((v, self.expr(e)) for v, e in branches))
             case _:

@@ -212,11 +212,13 @@ def parse_line(text: str) -> Line:
     try:
         tree: Any = _grammar().parse(text)  # pyright: ignore[reportUnknownMemberType]
         line = cast("Line", _Build().transform(tree))  # pyright: ignore[reportUnknownMemberType]
+        line = Line(line.operator, line.parameters, line.attributes, line.results, line.clauses, text)
+        check_line(line)
+    except RecursionError:
+        raise UnityError(f"TDL: `{text[:60]}...` is nested too deeply") from None
     except VisitError as e:
         raise UnityError(f"TDL: {e.orig_exc} in `{text}`") from e
     except LarkError as e:
         place = getattr(e, "column", "?")
         raise UnityError(f"TDL: cannot read `{text}` from column {place}") from e
-    line = Line(line.operator, line.parameters, line.attributes, line.results, line.clauses, text)
-    check_line(line)
     return line

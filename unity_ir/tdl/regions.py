@@ -88,13 +88,17 @@ def leading(index: Index, extents: Mapping[str, int]) -> str | None:
     """
     The variable whose degree a dim carries: the outermost one, if its workers' steps make up the whole dim.
 
-    Given `k` returns k; given `(h d)` returns h; given `2*y + i - 3` returns y where 2*|y| is the size of the dim;
-    given segments returns None: such a dim has degree 1.
+    Given `k` returns k; given `(h d)` returns h; given `2*y + i - 3` returns y where 2*|y| is the size of the dim, and
+    no halo wider than that; given segments returns None: such a dim has degree 1.
     """
     variable = next(iter(index_names(index)), None)
     found = None if variable is None else region(index, variable)
-    if found is None or (isinstance(index, Window) and index.whole != found.step.at(extents)):
+    if found is None:
         return None
+    if isinstance(index, Window):
+        is_wide = max(found.low.at(extents), found.high.at(extents)) > index.whole
+        if is_wide or index.whole != found.step.at(extents):
+            return None
     return variable
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unity_ir.dialects.convert import from_graph, to_graph
+from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import from_torch
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.interpret import interpret
 
 MASK = torch.tensor([[True, False, True, True], [False, False, True, False], [True, True, True, True]])
+SEEN = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
 IDS = torch.tensor([[2, 0, 1], [1, 1, 2]])
 
 
@@ -24,6 +28,18 @@ def _in_place(a: Tensor) -> Tensor:
     y += 1
     y.relu_()
     return y
+
+
+def _written_constant(a: Tensor) -> Tensor:
+    places = torch.arange(4.0, dtype=a.dtype)
+    y = a + places
+    places += 1
+    return y + 2 * places
+
+
+def at(a: Tensor, value: float) -> Tensor:
+    """Exactly `value` everywhere, with the gradient of `a`."""
+    return a - a.detach() + value
 
 
 def _no_grad(a: Tensor) -> Tensor:
@@ -50,6 +66,8 @@ A = {
     "div_number": lambda a: a / 3,
     "rdiv_number": lambda a: 3 / a,
     "div_floor": lambda a: a * torch.div(a, 0.3, rounding_mode="floor"),
+    "div_floor_whole": lambda a: a * torch.div(at(a, 49.0), 49, rounding_mode="floor"),
+    "rdiv_floor_whole": lambda a: a * torch.div(49.0, at(a, 49.0), rounding_mode="floor"),
     "square": lambda a: a**2,
     "cube": lambda a: a**3,
     "sqrt": torch.sqrt,
@@ -75,11 +93,15 @@ A = {
     "sigmoid": torch.sigmoid,
     "log_sigmoid": F.logsigmoid,
     "softplus": lambda a: F.softplus(a, beta=2),
+    "softplus_threshold": lambda a: F.softplus(a, 2, 2),
+    "asinh_far_below": lambda a: (-1e9 * a).asinh(),
     "mish": F.mish,
     "elu": lambda a: F.elu(a - 1, 0.7),
     "selu": lambda a: F.selu(a - 1),
     "leaky_relu": lambda a: F.leaky_relu(a - 1, 0.2),
     "hardtanh": lambda a: F.hardtanh(a - 1, -0.3, 0.4),
+    "hardtanh_at_its_bound": lambda a: F.hardtanh(at(a, 1.0)) + F.relu6(at(a, 0.0)) + F.hardtanh(at(a, 2.0), 0, 2),
+    "hardtanh_to_six": lambda a: F.hardtanh(at(a, 0.0), 0, 6),
     "relu6": lambda a: F.relu6(4 * a - 1),
     "hardswish": lambda a: F.hardswish(4 * a - 4),
     "hardsigmoid": lambda a: F.hardsigmoid(4 * a - 4),
@@ -88,6 +110,9 @@ A = {
     "clamp_max": lambda a: a.clamp_max(1.1),
     "where_mask": lambda a: torch.where(MASK, a, a.new_zeros(())),
     "where_data": lambda a: torch.where(a > 1, a, 0.5 * a),
+    "compare_integers_with_a_float": lambda a: torch.where(a.long() < 0.5, a, -a),
+    "compare_integers_with_floats": lambda a: torch.where(a.long() < torch.arange(4) / 2, a, -a),
+    "compare_bools_with_a_number": lambda a: torch.where((a > 1) >= 2, a, -a),
     "masked_fill": lambda a: a.masked_fill(MASK, 0.25),
     "logic": lambda a: torch.where((a > 1) & ~(a > 1.5) | MASK, a, -a),
     "tril": lambda a: a.tril(),
@@ -115,6 +140,23 @@ A = {
     "stack": lambda a: torch.stack([a, 2 * a], 1),
     "pad": lambda a: F.pad(a, (1, 2, 0, 1)),
     "pad_number": lambda a: F.pad(a, (1, 0), value=3.0),
+    "pad_far": lambda a: F.pad(a, (1, 2, 1, 0), value=-1e15).clamp(min=-1),
+    "norm_of_zeros": lambda a: (0 * a).norm(dim=-1) + F.normalize(at(a, 0.0), dim=-1).sum(-1) * 1e-12,
+    "std_of_equals": lambda a: at(a, 1.0).std(-1),
+    "norm_of_another_type": lambda a: torch.linalg.vector_norm(a, dtype=torch.float64),
+    "sum_of_a_scalar": lambda a: a * a.sum().sum(0).mean(-1, keepdim=True),
+    "written_constant": _written_constant,
+    "attention_that_sees_nothing": lambda a: F.scaled_dot_product_attention(a, a, a, SEEN),
+    "attention_that_sees_nothing_by_infinity": lambda a: F.scaled_dot_product_attention(
+        a, a, a, torch.zeros(3, 3, dtype=a.dtype).masked_fill(~SEEN, -torch.inf)
+    ),
+    "attention_under_a_mask_of_data": lambda a: F.scaled_dot_product_attention(a, a, a, (a @ a.mT).cos() > 0),
+    "nll_of_squares": lambda a: F.nll_loss(
+        F.log_softmax(a.reshape(2, 2, 2, 3), -1).permute(0, 3, 1, 2).contiguous(),
+        torch.tensor([[[0, 1], [2, 2]], [[1, 0], [0, 1]]]),
+    ),
+    "pad_infinite": lambda a: F.pad(a, (1, 1), value=-torch.inf).amax(-1),
+    "masked_by_infinity": lambda a: a.masked_fill(MASK & ~MASK.all(-1, keepdim=True), -torch.inf).softmax(-1),
     "pad_negative": lambda a: F.pad(a, (-1, 2)),
     "roll": lambda a: a.roll((1, -1), (1, 2)),
     "pixel_shuffle": lambda a: F.pixel_shuffle(a.reshape(2, 4, 1, 3), 2),
@@ -305,6 +347,83 @@ def agree(module: nn.Module, x: Tensor) -> None:
     loss = module(x)
     loss.backward()
     assert float(values[graph.outputs[0]]) == pytest.approx(loss.item(), rel=1e-9)
+    func = from_graph(imported.graph)
+    func.verify()
+    assert to_graph(func) == imported.graph
     for update in graph.updates:
         want = module.get_parameter(update.weight.node.name).grad
         np.testing.assert_allclose(values[update.grad], 0 if want is None else want.numpy(), atol=1e-9)
+
+
+class Reversed(torch.autograd.Function):
+    """A gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        return args[0].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return -grad_outputs[0]
+
+
+def _row_set(a: Tensor) -> Tensor:
+    y = a * 2
+    y[:, 0] = 5
+    return y
+
+
+def _dropout_written(a: Tensor) -> Tensor:
+    y = a * 2
+    z = F.dropout(y, 0.0)
+    z += 1
+    return y
+
+
+def _hooked(a: Tensor) -> Tensor:
+    y = a * 2
+    y.register_hook(lambda g: 3 * g)
+    return y
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "row_set": (_row_set, "writes in place into memory"),
+    "dropout_written": (_dropout_written, "writes in place into memory"),
+    "hook": (_hooked, "hook on the gradient of a tensor"),
+    "function": (lambda a: Reversed.apply(a), "Reversed is a torch.autograd.Function"),
+    "bits_and": (lambda a: a * ((4 * a).long() & 3), "of the bits of integers"),
+    "bits_xor": (lambda a: a * ((4 * a).long() ^ 3), "of the bits of integers"),
+    "bits_as_integers": (lambda a: a * a.view(torch.int64), "the bits of numbers"),
+    "softmax_of_a_scalar": (lambda a: a.sum().softmax(0), "does not take these arguments"),
+    "nll_over_another_dim": (
+        lambda a: F.nll_loss(F.log_softmax(a, -1), torch.zeros(2, 4, dtype=torch.int64)),
+        "not a log_softmax over the classes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str):
+    function, why = REFUSED[name]
+    module = Function("neg")
+    module.of = function
+    with pytest.raises(UnityError, match=why):
+        from_torch(module, torch.ones((), dtype=torch.float64))
+
+
+def test_hooks_of_a_module_are_refused():
+    for hook in ("register_full_backward_hook", "register_full_backward_pre_hook"):
+        module = nn.Linear(2, 1)
+        getattr(module, hook)(lambda *_: None)
+        with pytest.raises(UnityError, match="backward hook"):
+            from_torch(module, torch.ones(1, 2), lambda y: y.sum())
+    module = nn.Linear(2, 1)
+    module.weight.register_hook(lambda g: 2 * g)
+    with pytest.raises(UnityError, match="parameter weight has a hook"):
+        from_torch(module, torch.ones(1, 2), lambda y: y.sum())
+    assert torch.Tensor.register_hook.__module__ != "unity_ir.frontends.torch.export"
+
+
+def test_a_loss_without_a_signature_is_refused():
+    with pytest.raises(UnityError, match="does not know the parameters"):
+        from_torch(nn.Linear(2, 1), torch.ones(1, 2), torch.sum)

@@ -18,6 +18,7 @@ from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import Array
 from unity_ir.tdl.parallel import Configuration, infer_configuration, operand_degrees, piece, result_degrees
 from unity_ir.tdl.parse import parse_line
+from unity_ir.tdl.syntax import Window, accesses
 
 Shape = tuple[int, ...]
 
@@ -249,3 +250,17 @@ def test_operand_typing_is_refused_with_the_fix():
         infer_configuration(
             matmul, operand_degrees(analyse(LINES[0][0], (6, 6), (6, 6)), Configuration(sums={frozenset("x"): 2}))
         )
+
+
+def test_window_that_reaches_beyond_the_whole_dim_is_not_divided():
+    line = "f(x, w) out[y] = sum[i](x[y + 6*i - 6] * w[i])"
+    assert "y" not in analyse(line, (4,), (3,)).splittable
+    assert "y" in analyse(line, (8,), (3,)).splittable
+
+
+def test_windows_under_an_opaque_function_are_of_the_piece():
+    line = "f(x) out[a, b] = opaque topk_values[a; j](sum[i](x[j, b + i - 1])) where size(a) = 2, size(i) = 3"
+    half = piece(analyse(line, (3, 6)).bound, Configuration({"b": 2}))
+    window = accesses(half.results[0].expr)[0].indices[1]
+    assert isinstance(window, Window)
+    assert (window.size, window.low) == (5, 1)

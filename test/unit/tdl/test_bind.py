@@ -57,6 +57,7 @@ def test_result_shapes(name: str, shapes: Shapes, attributes: Attributes, result
 
 
 BAD: list[tuple[str, Shapes, Attributes, str]] = [
+    ("topk", ((2, 4),), {"k": 5}, "5 of 4 elements are too many; take fewer"),
     ("matmul", ((2, 3), (4, 5)), {}, "contracted sizes differ: x has 3, w has 4"),
     ("matmul", ((2, 3),), {}, r"takes 2 operands \(x, w\), got 1"),
     ("matmul", ((), (4, 5)), {}, "x has rank 0; it needs at least 1"),

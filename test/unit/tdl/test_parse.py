@@ -13,6 +13,7 @@ from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Access, Binary, Const, Reduce, Var
 
 BAD = [
+    ("f(x) out[i] = opaque topk_values[i; j, k](x[j, k])", "f: topk_values[...] takes one plain index and makes one"),
     ("f(x)  out[i] = x[i", "cannot read `f(x) out[i] = x[i` from column 17"),
     ("f(x)\n out[i] =\n x[i] +", "cannot read `f(x) out[i] = x[i] +` from column 20"),
     ("", "cannot read `` from column 1"),
@@ -75,6 +76,11 @@ BAD = [
     ("f(x) out[i] = opaque topk_values[k; j](x[j])", "f: index k of topk_values is neither in the result"),
     ("f(x) out[a..] = opaque topk_values[a..; b..](x[b..])", "f: topk_values[...] takes plain indices"),
 ]
+
+
+def test_line_nested_too_deeply_is_refused():
+    with pytest.raises(UnityError, match="nested too deeply"):
+        parse_line(f"f(x) out[i] = {'-' * 5000}x[i]")
 
 
 @pytest.mark.parametrize(("text", "message"), BAD, ids=[text for text, _ in BAD])

@@ -30,7 +30,15 @@ def written(node: fx.Node) -> list[fx.Node]:
     return _aliased(node, write=True)
 
 
+MAY_RETURN = {"dropout", "type_as"}
+"""Operators that return their first operand itself where there is nothing to do, which their schemas do not say."""
+
+
 def _aliased(node: fx.Node, write: bool) -> list[fx.Node]:
+    if not write and getattr(getattr(node.target, "overloadpacket", None), "__name__", "") in MAY_RETURN:
+        value, *rest = node.args
+        is_random = len(rest) == 2 and rest[0] != 0 and rest[1] is True
+        return [value] if isinstance(value, fx.Node) and not is_random else []
     schema: Any = getattr(node.target, "_schema", None)
     if schema is None:
         return []

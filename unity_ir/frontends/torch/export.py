@@ -81,14 +81,48 @@ def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | No
         module.train()
     args, kwargs, targets = bind(module, example_inputs, loss)
     step = Step(module, loss, targets)
+    _check_hooks(step)
     try:
-        with _quiet():
+        with _quiet(), _seen_gradients():
             program = torch.export.export(step, args, kwargs, strict=False)
     except UnityError:
         raise
     except Exception as error:
         raise refuse(f"torch.export failed: {one_line(error)}{_where(error)}") from error
     return _read(program, step, [*args, *kwargs.values()])
+
+
+def _check_hooks(module: Any) -> None:
+    """Raises `UnityError` for hooks on gradients, which torch.export does not see."""
+    for name, child in module.named_modules():
+        if child._backward_hooks or child._backward_pre_hooks:
+            raise refuse(f"module {name.removeprefix('module.')} has a backward hook, which cannot be imported")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            raise refuse(f"parameter {name.removeprefix('module.')} has a hook, which cannot be imported")
+
+
+@contextmanager
+def _seen_gradients() -> Generator[None]:
+    """In here gradients of the model's own, by `torch.autograd.Function` or hooks, are refused: they would be lost."""
+    function: Any = torch.autograd.Function
+    tensor: Any = torch.Tensor
+    apply, register_hook = function.__dict__["apply"], tensor.register_hook
+
+    def checked(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not cls.__module__.startswith("torch."):
+            raise refuse(f"{cls.__name__} is a torch.autograd.Function, whose gradient cannot be imported")
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    def refused(self: Any, hook: Any) -> Any:
+        del self, hook
+        raise refuse("a hook on the gradient of a tensor cannot be imported")
+
+    function.apply, tensor.register_hook = classmethod(checked), refused
+    try:
+        yield
+    finally:
+        function.apply, tensor.register_hook = apply, register_hook
 
 
 @contextmanager
@@ -171,9 +205,13 @@ def _targets(loss: Callable[..., Any] | None) -> list[str]:
     if not callable(loss):
         raise refuse(f"the loss is {type(loss).__name__}; it must be a function of outputs and targets")
     function = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError as error:
+        raise refuse(f"Python does not know the parameters of {loss}; give a function that calls it") from error
     needed = [
         name
-        for name, p in inspect.signature(function).parameters.items()
+        for name, p in parameters.items()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     return needed[1:]

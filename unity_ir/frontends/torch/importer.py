@@ -16,7 +16,7 @@ from unity_ir.frontends.torch.export import Exported, place
 from unity_ir.frontends.torch.padded import PADDED, Padded
 from unity_ir.frontends.torch.report import Report, one_line, refuse
 from unity_ir.frontends.torch.site import MAPPINGS, Site, Tables
-from unity_ir.frontends.torch.values import DTYPES, element_type, op
+from unity_ir.frontends.torch.values import element_type, like, op
 from unity_ir.pcg.graph import Node, Value, leaf
 from unity_ir.pcg.types import tensor_type
 
@@ -144,13 +144,16 @@ class Importer:
             if isinstance(node.target, torch._ops.HigherOrderOperator):  # pyright: ignore[reportPrivateUsage]
                 return self.inline(node, args)
             check_static(node)
+            if values and node in torn:
+                raise UnityError(f"it writes in place into memory that {place(torn[node])} reads by another name")
             if values and name in BY_SHAPE and isinstance(args[0], Value):
-                args = [_like(args[0]), *args[1:]]
+                args = [torch.empty_like(like(args[0]), device="cpu"), *args[1:]]
                 values = [v for v in _flat((args, kwargs)) if isinstance(v, Value | Padded)]
             if not values and not is_missing:
+                for target in map(env.get, written(node)):
+                    if isinstance(target, torch.Tensor):
+                        self.tables.keep(target)
                 return fold(node, args, kwargs)
-            if node in torn:
-                raise UnityError(f"it writes in place into memory that {place(torn[node])} reads by another name")
             return self.map(node, args, kwargs)
         except UnityError as error:
             shown = "control flow " + name if isinstance(node.target, torch._ops.HigherOrderOperator) else _shown(node)  # pyright: ignore[reportPrivateUsage]
@@ -175,7 +178,11 @@ class Importer:
         for tensor in _flat(node.meta.get("val")):
             if isinstance(tensor, torch.Tensor):
                 element_type(tensor.dtype)
-        out = MAPPINGS[name](site, *args, **kwargs)
+        try:
+            out = MAPPINGS[name](site, *args, **kwargs)
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Arguments that no mapping was written for, such as dims of a scalar.
+            raise UnityError("its mapping does not take these arguments") from error
         check(node, out)
         return out
 
@@ -258,11 +265,6 @@ def _attribute(module: fx.GraphModule, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part)
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _like(value: Value) -> torch.Tensor:
-    dtype = next(d for d, n in DTYPES.items() if n == value.type.dtype)
-    return torch.empty(value.shape, dtype=dtype)
 
 
 def _type(tensor: torch.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -38,6 +39,14 @@ class Tables:
             self.leaves.append(node)
             self._known[key] = node.result
         return self._known[key]
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """See that a tensor about to be written in place stays as it was in the tables, and is known as another one."""
+        memory = tensor.untyped_storage().data_ptr()
+        for name, table in self.values.items():
+            if table.untyped_storage().data_ptr() == memory:
+                self.values[name] = table.clone()
+                self.names = {k: n for k, n in self.names.items() if n != name}
 
 
 class Site:
@@ -85,12 +94,13 @@ class Site:
         if isinstance(x, Value):
             return cast(x, dtype or x.type.dtype)
         if not isinstance(x, torch.Tensor):
-            return constant(x, (), dtype or self.dtype)
+            dtype = dtype or self.dtype
+            return constant(finite(x, _torch_dtype(dtype)), (), dtype)
         if dtype is not None:
             x = x.to(_torch_dtype(dtype))
         number = uniform(x)
         if number is not None:
-            return constant(number, tuple(x.shape), element_type(x.dtype))
+            return constant(finite(number, x.dtype), tuple(x.shape), element_type(x.dtype))
         return self.tables.add(x)
 
     def fit(self, x: Value) -> Value:
@@ -127,6 +137,13 @@ def number(x: Operand) -> float | None:
     if isinstance(x, Value):
         return None
     return uniform(x) if isinstance(x, torch.Tensor) else x
+
+
+def finite(x: float, dtype: torch.dtype) -> float:
+    """A number as text can hold it: infinity, which masks are made of, is the largest number of the element type."""
+    if math.isnan(x):
+        raise UnityError("nan is no constant; give it as an input")
+    return x if math.isfinite(x) or not dtype.is_floating_point else math.copysign(torch.finfo(dtype).max, x)
 
 
 def uniform(x: torch.Tensor) -> float | None:

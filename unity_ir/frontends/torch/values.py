@@ -50,6 +50,12 @@ def element_type(dtype: torch.dtype) -> str:
     return DTYPES[dtype]
 
 
+def like(value: Value) -> torch.Tensor:
+    """A tensor without data of a value's shape and element type."""
+    dtype = next(d for d, n in DTYPES.items() if n == value.type.dtype)
+    return torch.empty(value.shape, dtype=dtype, device="meta")
+
+
 def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
     """An operator of one result."""
     return apply(name, operands, attributes).result

@@ -72,10 +72,16 @@ def _by_products(
     q, k, v = (expand(x, (*lead, *x.shape[-2:])) for x in (q, k, v))
     scores = scale(op("batch_matmul_nt", q, k), by)
     inner = site.of(scores)
+    seen: Operand | None = mask if mask is not None and is_bool(mask) else None
+    if isinstance(mask, torch.Tensor) and bool((mask == -torch.inf).any()):
+        seen, mask = mask != -torch.inf, mask.clamp(min=FAR)
     if mask is not None:
         scores = where(inner, mask, scores, FAR) if is_bool(mask) else add(inner, scores, mask)
-    weights = dropout(site, op("softmax", scores), dropout_p, True)
-    return op("batch_matmul", weights, v)
+    weights = op("softmax", scores)
+    if seen is not None and not (isinstance(seen, torch.Tensor) and bool(seen.any(-1).all())):
+        # A query that sees nothing gets zeros from PyTorch.
+        weights = where(inner, seen, weights, 0.0)
+    return op("batch_matmul", dropout(site, weights, dropout_p, True), v)
 
 
 def _repeat_heads(x: Value, group: int) -> Value:

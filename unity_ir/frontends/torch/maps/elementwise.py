@@ -8,8 +8,8 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import recognise
-from unity_ir.frontends.torch.site import Site, cast, maps, number, shrink
-from unity_ir.frontends.torch.values import Operand, constant, expand, op, squeeze_leading
+from unity_ir.frontends.torch.site import Site, cast, finite, maps, number, shrink
+from unity_ir.frontends.torch.values import Operand, constant, element_type, expand, like, op, squeeze_leading
 from unity_ir.pcg.graph import Value
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"}
@@ -98,9 +98,10 @@ def mul(site: Site, x: Operand, y: Operand) -> Value:
 def div(site: Site, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     if rounding_mode == "trunc":
         raise UnityError("rounding_mode 'trunc' has no operator; use 'floor' or none")
-    if isinstance(x, Value) and (by := number(y)) is not None:
+    # What is rounded must be the quotient itself: 49 * (1 / 49) is below 1.
+    if isinstance(x, Value) and rounding_mode is None and (by := number(y)):
         out = site.fit(scale(cast(x, site.dtype), 1 / by))
-    elif isinstance(y, Value) and (by := number(x)) is not None:
+    elif isinstance(y, Value) and rounding_mode is None and (by := number(x)) is not None:
         out = site.fit(scale(op("reciprocal", cast(y, site.dtype)), by))
     else:
         out = binary(site, "div", x, y)
@@ -183,8 +184,10 @@ def selu(site: Site, x: Value) -> Value:
 
 @maps("softplus")
 def softplus(site: Site, x: Value, beta: float = 1, threshold: float = 20) -> Value:
-    del site, threshold
-    return scale(op("softplus", scale(x, beta)), 1 / beta)
+    del site
+    scaled = scale(x, beta)
+    out = scale(op("softplus", scaled), 1 / beta)
+    return out if threshold == 20 else op("select", compared("gt", scaled, threshold), x, out)
 
 
 @maps("log_sigmoid")
@@ -219,15 +222,31 @@ def expm1(site: Site, x: Value) -> Value:
 
 @maps("hardtanh")
 def hardtanh(site: Site, x: Value, low: float = -1, high: float = 1) -> Value:
-    return clamp(site, x, low, high)
+    """Unlike clamp's, its gradient is zero at the bounds themselves."""
+    match low, high:
+        case -1, 1:
+            return op("hardtanh", x)
+        case 0, 6:
+            return op("relu6", x)
+        case _:
+            inside = op("logical_and", *(compared(name, x, by) for name, by in (("gt", low), ("lt", high))))
+            return op("select", inside, x, op("detach", clamp(site, x, low, high)))
+
+
+def compared(name: str, x: Value, by: float) -> Value:
+    """`x` compared with a number."""
+    return op(name, x, constant(by, (), x.type.dtype))
 
 
 @maps("clamp", "clip")
 def clamp(site: Site, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
-    del site
     if not isinstance(low, int | float | None) or not isinstance(high, int | float | None):
         raise UnityError("bounds that are tensors have no mapping; use maximum and minimum")
-    return op("clamp", x, low=-math.inf if low is None else float(low), high=math.inf if high is None else float(high))
+    low, high = (
+        finite(float(v), site.result.dtype)
+        for v in (-math.inf if low is None else low, math.inf if high is None else high)
+    )
+    return op("clamp", x, low=low, high=high)
 
 
 @maps("log10")
@@ -262,8 +281,12 @@ def atanh(site: Site, x: Value) -> Value:
 
 @maps("asinh")
 def asinh(site: Site, x: Value) -> Value:
+    """Of the absolute value, with the sign of `x`: far below zero the sum is of numbers that are almost opposite."""
     del site
-    return op("log", op("add", x, op("sqrt", shift(op("square", x), 1))))
+    one, minus = (constant(v, (), x.type.dtype) for v in (1, -1))
+    sign = op("select", compared("ge", x, 0), one, minus)
+    y = op("mul", x, sign)
+    return op("mul", op("log", op("add", y, op("sqrt", shift(op("square", y), 1)))), sign)
 
 
 @maps("acosh")
@@ -312,10 +335,9 @@ def compare(name: str, *aten: str) -> None:
 
 
 def common(x: Operand, y: Operand) -> str:
-    """The element type two operands are compared in: that of the value, or the wider of two."""
-    types = [v.type.dtype for v in (x, y) if isinstance(v, Value)]
-    order = ("f64", "f32", "bf16", "f16", "i64", "i32", "bool")
-    return min(types, key=order.index)
+    """The element type two operands are compared in, as PyTorch promotes them."""
+    a, b = (like(v) if isinstance(v, Value) else v for v in (x, y))
+    return element_type(torch.result_type(a, b))
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -334,11 +356,19 @@ def logical_or(site: Site, x: Operand, y: Operand) -> Value:
 
 @maps("logical_xor", "bitwise_xor", "__xor__")
 def logical_xor(site: Site, x: Operand, y: Operand) -> Value:
+    _check_bool(site)
     return binary(site, "ne", x, y, "bool")
+
+
+def _check_bool(site: Site) -> None:
+    """Bitwise operators of truth values are the logical ones; those of integers are not."""
+    if site.dtype != "bool":
+        raise UnityError("of the bits of integers it has no operator; of truth values it has")
 
 
 def _of_bools(site: Site, name: str, x: Operand, y: Operand, neutral: bool) -> Value:
     """One that changes nothing is left out."""
+    _check_bool(site)
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and (known := number(b)) is not None:
             return site.fit(a if bool(known) == neutral else constant(int(known), (), "bool"))

@@ -9,7 +9,7 @@ from unity_ir.frontends.torch.maps.elementwise import scale
 from unity_ir.frontends.torch.maps.reduction import reduced
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import Site, maps
-from unity_ir.frontends.torch.values import Operand, constant, cut, op, permute, reshape, swap
+from unity_ir.frontends.torch.values import Operand, constant, cut, op, permute, reshape
 from unity_ir.pcg.graph import Value
 
 MEAN, SUM = 1, 2
@@ -110,13 +110,13 @@ def nll(
     ignore_index: int = -100,
 ) -> Value:
     """The cross-entropy of what the log-softmax before it was taken of."""
-    if x.node.op == "transpose" and len(x.shape) > 2:
-        inner = x.node.operands[0]
-        if inner.node.op == "log_softmax":
-            return cross_entropy(site, swap(inner.node.operands[0], -1, 1), target, weight, reduction, ignore_index)
-    if x.node.op != "log_softmax":
-        raise UnityError("its operand is not a log_softmax, which is the only one with an operator")
-    return cross_entropy(site, x.node.operands[0], target, weight, reduction, ignore_index)
+    # Classes are dim 1, or the only one; our log_softmax is over the last.
+    perm = tuple(range(len(x.shape)))
+    if x.node.op == "transpose":
+        perm, x = x.node.attribute("perm"), x.node.operands[0]
+    if x.node.op != "log_softmax" or perm[:2][-1] != len(perm) - 1:
+        raise UnityError("its operand is not a log_softmax over the classes, which is the only one with an operator")
+    return cross_entropy(site, permute(x.node.operands[0], perm), target, weight, reduction, ignore_index)
 
 
 @maps("nll_loss_forward", "nll_loss2d_forward")

@@ -10,16 +10,16 @@ import torch
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import binary, scale
 from unity_ir.frontends.torch.site import Site, cast, maps
-from unity_ir.frontends.torch.values import Operand, Shape, expand, op, reshape, swap
+from unity_ir.frontends.torch.values import Operand, Shape, constant, expand, op, reshape, swap
 from unity_ir.pcg.graph import Value
 
 Dims = int | Sequence[int] | None
 
 
 def listed(x: Value, dims: Dims) -> list[int]:
-    """The dims meant, sorted: none given is all."""
+    """The dims meant, sorted: none given is all. A scalar has one, 0 or -1, that is none."""
     rank = len(x.shape)
-    if dims is None or (not isinstance(dims, int) and not dims):
+    if rank == 0 or dims is None or (not isinstance(dims, int) and not dims):
         return list(range(rank))
     return sorted(d % rank for d in ([dims] if isinstance(dims, int) else dims))
 
@@ -101,7 +101,14 @@ def var(
 def std(
     site: Site, x: Value, dims: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **more: float | None
 ) -> Value:
-    return op("sqrt", var(site, x, dims, unbiased, keepdim, **more))
+    return root(var(site, x, dims, unbiased, keepdim, **more))
+
+
+def root(x: Value) -> Value:
+    """The square root; at 0 its gradient is 0, as PyTorch has it for norms and deviations, not infinite."""
+    zero, one = (constant(v, (), x.type.dtype) for v in (0, 1))
+    is_zero = op("eq", x, zero)
+    return op("select", is_zero, zero, op("sqrt", op("select", is_zero, one, x)))
 
 
 @maps("linalg_vector_norm")
@@ -109,7 +116,8 @@ def vector_norm(site: Site, x: Value, order: float = 2, dims: Dims = None, keepd
     del keepdim
     if order != 2:
         raise UnityError(f"a norm of order {order} has no mapping; of order 2 there is one")
-    return reshape(op("sqrt", reduced("reduce_sum", op("square", x), listed(x, dims))), site.shape)
+    square = op("square", cast(x, site.dtype))
+    return root(reshape(reduced("reduce_sum", square, listed(x, dims)), site.shape))
 
 
 @maps("cumsum")

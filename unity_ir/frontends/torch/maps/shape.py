@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite, prod
+from math import prod
 
 import torch
 
 from unity_ir.errors import UnityError
-from unity_ir.frontends.torch.maps.elementwise import shift
 from unity_ir.frontends.torch.padded import PADDED, Padded
-from unity_ir.frontends.torch.site import Site, cast, maps, number, tensor
-from unity_ir.frontends.torch.values import Operand, cut, expand, is_bool, op, permute, reshape, swap
+from unity_ir.frontends.torch.site import Site, cast, finite, maps, number, tensor
+from unity_ir.frontends.torch.values import Operand, constant, cut, expand, is_bool, op, permute, reshape, swap
 from unity_ir.pcg.graph import Value, apply
 
 
@@ -20,7 +19,9 @@ from unity_ir.pcg.graph import Value, apply
     *("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"),
     *("ravel", "_reshape_alias"),
 )
-def view(site: Site, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
+def view(site: Site, x: Value | Padded, *to: object, **__: object) -> Value | Padded:
+    if any(isinstance(v, torch.dtype) for v in to):
+        raise UnityError("the bits of numbers as those of another element type have no operator")
     if isinstance(x, Padded):
         return replace(x, shape=site.shape)
     return reshape(x, site.shape)
@@ -150,7 +151,6 @@ def _whole(x: Operand) -> Operand:
 @maps("constant_pad_nd")
 def constant_pad(site: Site, x: Value, amounts: Sequence[int], value: float = 0) -> Value | Padded:
     """Of integers, with what is not zero, only what a loss then ignores."""
-    del site
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         dim = len(x.shape) - 1 - i
         if before < 0 or after < 0:
@@ -164,10 +164,22 @@ def constant_pad(site: Site, x: Value, amounts: Sequence[int], value: float = 0)
                 raise UnityError("integers padded in several dims have no operator")
             padded = Padded(x, dim, before, after, int(value), ())
             return replace(padded, shape=padded.own)
-        if not isfinite(value):
-            raise UnityError(f"value {value} has no operator; a finite one has")
-        x = shift(op("pad", shift(x, -value), dim=dim, before=before, after=after), value)
+        x = (
+            op("pad", x, dim=dim, before=before, after=after)
+            if value == 0
+            else _filled(x, dim, before, after, finite(value, site.result.dtype))
+        )
     return x
+
+
+def _filled(x: Value, dim: int, before: int, after: int, value: float) -> Value:
+    """With places more along a dim that hold a number."""
+
+    def places(count: int) -> list[Value]:
+        shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+        return [constant(value, shape, x.type.dtype)] if count else []
+
+    return op("concat", *places(before), x, *places(after), dim=dim)
 
 
 @maps("pad")
