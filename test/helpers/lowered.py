@@ -1,4 +1,4 @@
-"""Which operators have kernels."""
+"""Which operators have kernels, and which operands have no gradient."""
 
 from unity_ir.ops import operators
 
@@ -18,5 +18,12 @@ NO_KERNEL = {
     "topk": OPAQUE,
 }
 """Operators that cannot be lowered at some shapes, and why."""
+
+WITHOUT_GRADIENT = {
+    **dict.fromkeys(("detach", "floor", "sign", "batch_mean"), (0,)),
+    "batch_stats": (1,),
+    "batch_norm": (3,),
+}
+"""Floating point operands whose gradient is zero everywhere, or is kept back."""
 
 LOWERED = [name for name in operators() if name not in NO_KERNEL]

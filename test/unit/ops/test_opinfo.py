@@ -152,14 +152,15 @@ def batch_norm(s: SampleInput) -> Use | None:
     if s.kwargs.get("training"):
 
         def build(x: Value, w: Value, b: Value) -> tuple[Value, ...]:
-            mean, square = operator("batch_stats")(x)
+            center = one("batch_mean", x)
+            mean, square = operator("batch_stats")(x, center)
             assert isinstance(mean, Value)
             assert isinstance(square, Value)
-            return (one("batch_norm", x, mean, square, w, b, eps=eps),)
+            return (one("batch_norm", x, mean, square, center, w, b, eps=eps),)
 
         return Use((s.input, w, b), build)
     mean, variance = mean.detach(), variance.detach()
-    return use("batch_norm", s.input, mean[None], (variance + mean**2)[None], w, b, eps=eps)
+    return use("batch_norm", s.input, mean[None], variance[None], mean[None], w, b, eps=eps)
 
 
 def layer_norm(s: SampleInput) -> Use | None:

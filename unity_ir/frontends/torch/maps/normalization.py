@@ -131,10 +131,13 @@ def batch_norm(
     """
     del momentum, cudnn
     w, b = affine(site, weight, bias, x.shape[1])
-    stats = apply("batch_stats", (x,), {}).results if training or mean is None else ()
-    if isinstance(mean, torch.Tensor) and isinstance(var, torch.Tensor) and not training:
-        # Both are folded buffers: the mean of squares is made of them here.
-        stats = tuple(site.value(v.reshape(1, -1), site.dtype) for v in (mean, var + mean * mean))
+    stats: tuple[Value, ...] = ()
+    if training or mean is None:
+        center = op("batch_mean", x)
+        stats = (*apply("batch_stats", (x, center), {}).results, center)
+    elif isinstance(mean, torch.Tensor) and isinstance(var, torch.Tensor):
+        # Both are folded buffers; about the mean itself, the mean square is the variance.
+        stats = tuple(site.value(v.reshape(1, -1), site.dtype) for v in (mean, var, mean))
     return op("batch_norm", x, *stats, w, b, eps=float(eps))
 
 
