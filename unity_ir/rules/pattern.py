@@ -1,0 +1,199 @@
+"""
+Substitutions as data: a source and a target over the same inputs, with sizes, degrees and attributes as parameters.
+
+    matmul(relu(x), concat(v, w)) of x [a.., k], v [k, n], w [k, m]
+
+A side is a tuple of terms; terms are shared by identity. Both the prover and the matcher read them, and `build` makes
+the graph of a side at given parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from unity_ir.errors import UnityError
+from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.graph import Value, apply, parallel
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.rules.poly import ONE, Poly, number
+from unity_ir.tdl.syntax import AttrValue
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Any number of dims: `a..`; their number is the symbol `#a`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An attribute of kind `float` or `name` that the match gives."""
+
+    name: str
+
+
+Attribute: TypeAlias = Poly | tuple[Poly, ...] | Parameter | float | str
+"""An `int` or `ints` over sizes and degrees, or what the match gives, or a fixed value."""
+
+Size: TypeAlias = Poly | Pack
+
+Bindings: TypeAlias = Mapping[str, int | float | str | tuple[int, ...]]
+"""Sizes, degrees and attributes by name; packs as the sizes of their dims."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Input:
+    """What a rule is about: any value of this shape, divided so. Degrees are per entry of the shape, 1 for packs."""
+
+    name: str
+    shape: tuple[Size, ...]
+    degrees: tuple[Poly, ...] = ()
+    sum: Poly = ONE
+    copy: Poly = ONE
+    integer: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """An operator, parallel or compute, applied to terms."""
+
+    op: str
+    operands: tuple[Term, ...]
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One of an operation's results."""
+
+    operation: Operation
+    index: int = 0
+
+
+Term: TypeAlias = Input | Result
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`poly >= 0`: what must hold beside the sizes fitting."""
+
+    poly: Poly
+
+
+@dataclass(frozen=True, slots=True)
+class Substitution:
+    """`source` may be replaced by `target`, result by result."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    source: tuple[Term, ...]
+    target: tuple[Term, ...]
+    conditions: tuple[Condition, ...] = ()
+    exact: bool = False
+    """Both sides round alike; otherwise the order of floating point additions may differ."""
+
+    def operations(self, side: tuple[Term, ...]) -> list[Operation]:
+        """The operations of a side, operands first."""
+        found: dict[int, Operation] = {}
+
+        def visit(term: Term) -> None:
+            if isinstance(term, Result) and id(term.operation) not in found:
+                for operand in term.operation.operands:
+                    visit(operand)
+                found[id(term.operation)] = term.operation
+
+        for term in side:
+            visit(term)
+        return list(found.values())
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Every size and degree."""
+        polys: list[Poly] = [c.poly for c in self.conditions]
+        for i in self.inputs:
+            polys += [*(s for s in i.shape if isinstance(s, Poly)), *i.degrees, i.sum, i.copy]
+        for operation in self.operations((*self.source, *self.target)):
+            for _, value in operation.attributes:
+                polys += [value] if isinstance(value, Poly) else value if isinstance(value, tuple) else []
+        return frozenset[str]().union(*(p.symbols for p in polys))
+
+
+def ints(poly: Poly, bindings: Bindings) -> int:
+    """A polynomial at bindings. Raises `UnityError` naming a symbol that has none."""
+    values: dict[str, int] = {}
+    for s in poly.symbols:
+        found = bindings.get(s.removeprefix("#"))
+        if s.startswith("#") and isinstance(found, tuple):
+            values[s] = len(found)
+        elif isinstance(found, int):
+            values[s] = found
+        else:
+            raise UnityError(f"rule: {s} has no value")
+    return poly.at(values)
+
+
+def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
+    """The type of an input at bindings."""
+    shape: list[int] = []
+    degrees: list[int] = []
+    for i, size in enumerate(of.shape):
+        if isinstance(size, Pack):
+            dims = bindings.get(size.name)
+            if not isinstance(dims, tuple):
+                raise UnityError(f"rule: {size.name}.. has no sizes")
+            shape += dims
+            degrees += [1] * len(dims)
+        else:
+            shape.append(ints(size, bindings))
+            degrees.append(ints(of.degrees[i], bindings) if of.degrees else 1)
+    return tensor_type(tuple(shape), dtype, tuple(degrees), ints(of.sum, bindings), ints(of.copy, bindings))
+
+
+def attribute_value(value: Attribute, bindings: Bindings) -> AttrValue:
+    """An attribute at bindings."""
+    match value:
+        case Poly():
+            return ints(value, bindings)
+        case tuple():
+            return tuple(ints(p, bindings) for p in value)
+        case Parameter(name):
+            return bindings[name]
+        case _:
+            return value
+
+
+def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Bindings) -> tuple[Value, ...]:
+    """
+    The values of a side over values for its inputs.
+
+    Raises `UnityError` where it is not well typed at these bindings.
+    """
+    made: dict[int, tuple[Value, ...]] = {}
+
+    def value(term: Term) -> Value:
+        if isinstance(term, Input):
+            return inputs[term.name]
+        key = id(term.operation)
+        if key not in made:
+            made[key] = _apply(term.operation, [value(t) for t in term.operation.operands], bindings)
+        return made[key][term.index]
+
+    return tuple(map(value, side))
+
+
+def _apply(operation: Operation, operands: list[Value], bindings: Bindings) -> tuple[Value, ...]:
+    values = {name: attribute_value(value, bindings) for name, value in operation.attributes}
+    if operation.op in PARALLEL_OPERATORS:
+        return parallel(
+            operation.op, operands[0], None, **{k: v for k, v in values.items() if isinstance(v, int)}
+        ).results
+    return apply(find_operator(operation.op).name, operands, values).results
+
+
+def fixed(value: int) -> Poly:
+    """A number as an attribute."""
+    return number(value)

@@ -1,0 +1,150 @@
+"""Integer polynomials over sizes, degrees and indices: what proofs calculate positions and extents with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from unity_ir.errors import UnityError
+
+Monomial: TypeAlias = tuple[str, ...]
+"""A product of symbols, sorted; the empty one is 1."""
+
+
+@dataclass(frozen=True)
+class Poly:
+    """A sum of monomials with integer coefficients, none of them 0, sorted; made with `number`, `symbol`, operators."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: Poly | int) -> Poly:
+        return _sum((*self.terms, *_poly(other).terms))
+
+    def __sub__(self, other: Poly | int) -> Poly:
+        return _sum((*self.terms, *((m, -c) for m, c in _poly(other).terms)))
+
+    def __neg__(self) -> Poly:
+        return Poly(tuple((m, -c) for m, c in self.terms))
+
+    def __mul__(self, other: Poly | int) -> Poly:
+        return _sum((tuple(sorted((*a, *b))), c * d) for a, c in self.terms for b, d in _poly(other).terms)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The symbols that occur."""
+        return frozenset(s for m, _ in self.terms for s in m)
+
+    @property
+    def constant(self) -> int | None:
+        """Its value, if it is a number."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    def coefficient(self, symbol: str) -> Poly:
+        """
+        The factor of `symbol` where it occurs to the first power.
+
+        Given `s*m + i` and s returns `m`.
+        """
+        found: list[tuple[Monomial, int]] = []
+        for m, c in self.terms:
+            if m.count(symbol) == 1:
+                at = m.index(symbol)
+                found.append(((*m[:at], *m[at + 1 :]), c))
+        return _sum(found)
+
+    def without(self, symbol: str) -> Poly:
+        """The terms in which `symbol` does not occur."""
+        return Poly(tuple(t for t in self.terms if symbol not in t[0]))
+
+    def substitute(self, values: Mapping[str, Poly]) -> Poly:
+        """With polynomials in the place of symbols."""
+        if self.symbols.isdisjoint(values):
+            return self
+        out = ZERO
+        for m, c in self.terms:
+            product = number(c)
+            for s in m:
+                product = product * values.get(s, symbol(s))
+            out = out + product
+        return out
+
+    def at(self, values: Mapping[str, int]) -> int:
+        """Its value at values of all its symbols."""
+        total = 0
+        for m, c in self.terms:
+            for s in m:
+                c *= values[s]
+            total += c
+        return total
+
+    def __str__(self) -> str:
+        text = ""
+        for m, c in sorted(self.terms, key=lambda t: (-len(t[0]), t)):
+            amount = "*".join(m) if m and abs(c) == 1 else "*".join((str(abs(c)), *m))
+            text += (" - " if c < 0 else " + ") + amount if text else ("-" if c < 0 else "") + amount
+        return text or "0"
+
+
+def _sum(terms: Iterable[tuple[Monomial, int]]) -> Poly:
+    found: dict[Monomial, int] = {}
+    for m, c in terms:
+        found[m] = found.get(m, 0) + c
+    return Poly(tuple(sorted((m, c) for m, c in found.items() if c)))
+
+
+def number(value: int) -> Poly:
+    return Poly((((), value),)) if value else ZERO
+
+
+def symbol(name: str) -> Poly:
+    return Poly((((name,), 1),))
+
+
+def _poly(value: Poly | int) -> Poly:
+    return number(value) if isinstance(value, int) else value
+
+
+ZERO = Poly(())
+ONE = Poly((((), 1),))
+
+
+def product(polys: Iterable[Poly]) -> Poly:
+    out = ONE
+    for p in polys:
+        out = out * p
+    return out
+
+
+def parse(text: str) -> Poly:
+    """
+    A polynomial from text: `2*d*m + n - 1`. Symbols are names, with `#a` for the rank of a pack `a..`.
+
+    Raises `UnityError` where it does not read so.
+    """
+    out = ZERO
+    tokens = re.findall(r"\s*([+-]|[^+\-\s][^+-]*)", text)
+    if "".join(tokens).replace(" ", "") != text.replace(" ", "") or not tokens:
+        raise UnityError(f"cannot read {text!a} as a sum of products")
+    sign, wanted = 1, True
+    for i, token in enumerate(tokens):
+        if token in "+-":
+            if not wanted and i + 1 < len(tokens):
+                sign, wanted = (1 if token == "+" else -1), True
+                continue
+            if i == 0 and token == "-" and len(tokens) > 1:
+                sign = -1
+                continue
+            raise UnityError(f"cannot read {text!a} as a sum of products")
+        factors = [f.strip() for f in token.split("*")]
+        if not wanted or not all(re.fullmatch(r"\d+|#?[a-zA-Z_]\w*", f) for f in factors):
+            raise UnityError(f"cannot read {text!a} as a sum of products")
+        out = out + product([number(sign), *(number(int(f)) if f.isdecimal() else symbol(f) for f in factors)])
+        wanted = False
+    if wanted:
+        raise UnityError(f"cannot read {text!a} as a sum of products")
+    return out

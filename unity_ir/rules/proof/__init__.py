@@ -1,0 +1,1 @@
+"""Proofs of substitutions for all sizes: tensors as functions of symbolic indices, compared by normal forms."""

@@ -1,0 +1,255 @@
+"""
+Whether two forms are equal for all sizes and indices.
+
+Guards on free indices (which part of a concatenation an element is in) are split into cases. In each, monomials are
+grouped by their factors, and in each group the monomials must cancel: as they stand, or else counted at every point of
+their domains. A group that does not cancel proves nothing, so what is not proved is never taken for equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from unity_ir.rules.poly import symbol
+from unity_ir.rules.proof.forms import (
+    Apply,
+    Bound,
+    Constraint,
+    Extreme,
+    Factor,
+    Form,
+    Mono,
+    Read,
+    Value,
+    mono_text,
+    scaled,
+    substitute_factor,
+    text,
+)
+from unity_ir.rules.proof.normal import normal
+from unity_ir.rules.proof.solver import Facts
+
+CASES = 64
+"""Cases a proof may split into."""
+
+BINDERS = 5
+"""Bound indices of one sum whose orders are tried."""
+
+
+class Undecided(Exception):
+    """Why a proof was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`proved`, or the reason it is not."""
+
+    proved: bool
+    reason: str = ""
+
+
+def equal(left: Form, right: Form, facts: Facts) -> Verdict:
+    """Whether two forms are equal wherever the facts hold."""
+    difference = (*left, *scaled(right, -1))
+    try:
+        cases = list(_cases(difference, facts))
+    except Undecided as reason:
+        return Verdict(False, str(reason))
+    for case in cases:
+        rest = _cancelled(_settled(difference, case), case)
+        if rest:
+            return Verdict(False, f"these do not cancel: {'; '.join(map(mono_text, rest[:4]))}")
+    return Verdict(True)
+
+
+def _cases(form: Form, facts: Facts) -> Iterator[Facts]:
+    """Facts with every guard on free indices decided."""
+    pending = [facts]
+    made = 0
+    while pending:
+        case = pending.pop()
+        guard = next(_open_guards(_settled(form, case), case), None)
+        if guard is None:
+            yield case
+            continue
+        for constraints in ((guard,), *((c,) for c in guard.negated())):
+            if not case.contradict(constraints):
+                pending.append(case.also(constraints))
+                made += 1
+        if made > CASES:
+            raise Undecided(f"more than {CASES} cases of guards")
+
+
+def _open_guards(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) -> Iterator[Constraint]:
+    """Constraints on free symbols only that neither hold nor fail yet, at any depth."""
+    for mono in form:
+        yield from _open(mono.domain, facts, bound | set(mono.binders))
+        for factor in mono.factors:
+            match factor:
+                case Apply(_, arguments):
+                    for a in arguments:
+                        yield from _open_guards(a, facts, bound | set(mono.binders))
+                case Extreme(_, parts):
+                    for p in parts:
+                        inner = bound | set(mono.binders) | set(p.binders)
+                        yield from _open(p.domain, facts, inner)
+                        yield from _open_guards(p.body, facts, inner)
+                case Read() | Value():
+                    pass
+
+
+def _open(domain: frozenset[Constraint], facts: Facts, bound: frozenset[str]) -> Iterator[Constraint]:
+    for c in sorted(domain, key=str):
+        if c.poly.symbols.isdisjoint(bound) and not facts.imply(c):
+            yield c
+
+
+def _settled(form: Form, facts: Facts) -> Form:
+    """Without guards that hold, and without what guards that fail leave out."""
+    out: list[Mono] = []
+    for mono in form:
+        if facts.contradict(mono.domain):
+            continue
+        inner = facts.also(mono.domain)
+        factors = tuple(_settled_factor(f, inner) for f in mono.factors)
+        domain = frozenset(c for c in mono.domain if not _free_fact(c, mono, facts))
+        out.append(Mono(mono.coefficient, mono.binders, domain, factors))
+    return tuple(out)
+
+
+def _free_fact(c: Constraint, mono: Mono, facts: Facts) -> bool:
+    return c.poly.symbols.isdisjoint(mono.binders) and facts.imply(c)
+
+
+def _settled_factor(factor: Factor, facts: Facts) -> Factor:
+    match factor:
+        case Apply(function, arguments):
+            return Apply(function, tuple(_settled(a, facts) for a in arguments))
+        case Extreme(reducer, parts):
+            kept = [p for p in parts if not facts.contradict(p.domain)]
+            done = (Bound(p.binders, p.domain, _settled(p.body, facts.also(p.domain))) for p in kept)
+            return Extreme(reducer, tuple(done))
+        case _:
+            return factor
+
+
+def _cancelled(form: Form, facts: Facts) -> list[Mono]:
+    """What is left of a form that should be 0."""
+    monos = [m for m in normal(form, facts) if not facts.contradict(m.domain)]
+    classes: list[tuple[Mono, list[Mono]]] = []
+    for mono in monos:
+        for representative, members in classes:
+            same = _as(representative, mono, facts)
+            if same is not None:
+                members.append(same)
+                break
+        else:
+            classes.append((mono, [mono]))
+    left: list[Mono] = []
+    for _, members in classes:
+        denominator = 1
+        for m in members:
+            denominator *= m.coefficient.denominator
+        weighted = [(int(m.coefficient * denominator), m.domain) for m in members]
+        if len({d for _, d in weighted}) == 1 and sum(w for w, _ in weighted) == 0:
+            continue
+        if not facts.weights_cancel(weighted):
+            left += members
+    return left
+
+
+def _shape(factor: Factor) -> tuple[object, ...]:
+    match factor:
+        case Read(tensor, indices):
+            return ("read", tensor, len(indices))
+        case Value():
+            return ("value",)
+        case Apply(function, arguments):
+            return ("apply", function, len(arguments))
+        case Extreme(reducer, parts):
+            return ("extreme", reducer, len(parts))
+
+
+def _as(one: Mono, other: Mono, facts: Facts) -> Mono | None:
+    """`other` with the binders of `one`, if its factors then are those of `one` wherever it is not 0."""
+    if len(one.binders) != len(other.binders) or len(one.factors) != len(other.factors):
+        return None
+    if sorted(map(_shape, one.factors), key=repr) != sorted(map(_shape, other.factors), key=repr):
+        return None
+    if len(one.binders) > BINDERS:
+        return None
+    for names in permutations(one.binders):
+        values = {old: symbol(new) for old, new in zip(other.binders, names, strict=True)}
+        domain = frozenset(c.substitute(values) for c in other.domain)
+        factors = [substitute_factor(f, values) for f in other.factors]
+        inner = facts.also(domain)
+        if _pair_up(list(one.factors), factors, inner):
+            return Mono(other.coefficient, one.binders, domain, one.factors)
+    return None
+
+
+def _pair_up(left: list[Factor], right: list[Factor], facts: Facts) -> bool:
+    """Whether the factors are equal in some order."""
+    if not left:
+        return True
+    first, rest = left[0], left[1:]
+    for i, factor in enumerate(right):
+        if _same(first, factor, facts) and _pair_up(rest, [*right[:i], *right[i + 1 :]], facts):
+            return True
+    return False
+
+
+def _same(one: Factor, other: Factor, facts: Facts) -> bool:
+    if _shape(one) != _shape(other):
+        return False
+    if text(one) == text(other):
+        return True
+    match one, other:
+        case Read(_, a), Read(_, b):
+            return all(x == y or facts.imply(Constraint(x - y, equal=True)) for x, y in zip(a, b, strict=True))
+        case Value(a), Value(b):
+            return facts.imply(Constraint(symbol(a) - symbol(b), equal=True))
+        case Apply(_, a), Apply(_, b):
+            return all(_zero(x, y, facts) for x, y in zip(a, b, strict=True))
+        case Extreme(_, a), Extreme(_, b):
+            return _same_extremes(a, b, facts)
+        case _:
+            return False
+
+
+def _zero(left: Form, right: Form, facts: Facts) -> bool:
+    return not _cancelled((*left, *scaled(right, -1)), facts)
+
+
+def _same_extremes(left: Sequence[Bound], right: Sequence[Bound], facts: Facts) -> bool:
+    """Whether every part on the left has one on the right: the same values over the same domain."""
+    if len(left) != len(right):
+        return False
+    return any(all(_same_bound(a, b, facts) for a, b in zip(left, order, strict=True)) for order in permutations(right))
+
+
+def _same_bound(one: Bound, other: Bound, facts: Facts) -> bool:
+    if len(one.binders) != len(other.binders) or len(one.binders) > BINDERS:
+        return False
+    for names in permutations(one.binders):
+        values = {old: symbol(new) for old, new in zip(other.binders, names, strict=True)}
+        domain = frozenset(c.substitute(values) for c in other.domain)
+        alike = one.domain == domain or (
+            facts.also(one.domain).imply_all(domain) and facts.also(domain).imply_all(one.domain)
+        )
+        if not alike:
+            continue
+        body = tuple(
+            Mono(
+                m.coefficient,
+                m.binders,
+                frozenset(c.substitute(values) for c in m.domain),
+                tuple(substitute_factor(f, values) for f in m.factors),
+            )
+            for m in other.body
+        )
+        if _zero(one.body, body, facts.also(one.domain)):
+            return True
+    return False

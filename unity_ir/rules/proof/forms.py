@@ -1,0 +1,347 @@
+"""
+Normal forms of tensor elements: sums of monomials with bound sums.
+
+An element of a tensor is a `Form`, a sum of `Mono`s, each
+
+    coefficient * SUM over binders in domain of PRODUCT of factors
+
+and a factor is an element of an input, a size or index as a value, a scalar function that nothing is known of, or a
+maximum. Everything a line of TDL can say is one, for all sizes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import count
+from typing import TypeAlias
+
+from unity_ir.rules.poly import Poly, number, symbol
+
+_numbers = count()
+
+
+def fresh(stem: str) -> str:
+    """A symbol nothing else has."""
+    return f"{stem.split('#')[0]}#{next(_numbers)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """`poly >= 0`, or `poly == 0`."""
+
+    poly: Poly
+    equal: bool = False
+
+    def substitute(self, values: Mapping[str, Poly]) -> Constraint:
+        return Constraint(self.poly.substitute(values), self.equal)
+
+    def negated(self) -> tuple[Constraint, ...]:
+        """The cases in which it does not hold."""
+        below = Constraint(-self.poly - 1)
+        return (below, Constraint(self.poly - 1)) if self.equal else (below,)
+
+    def __str__(self) -> str:
+        return f"{self.poly} {'==' if self.equal else '>='} 0"
+
+
+def box(variable: str, size: Poly) -> tuple[Constraint, Constraint]:
+    """0 <= variable < size."""
+    return Constraint(symbol(variable)), Constraint(size - 1 - symbol(variable))
+
+
+@dataclass(frozen=True)
+class Read:
+    """An element of an input."""
+
+    tensor: str
+    indices: tuple[Poly, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A size, index or attribute as a number."""
+
+    symbol: str
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A scalar function, of which nothing is known but what `apply` makes use of."""
+
+    function: str
+    arguments: tuple[Form, ...]
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The `max`, `min` or `prod` over several (binders, domain) of their forms."""
+
+    reducer: str
+    parts: tuple[Bound, ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A form under binders."""
+
+    binders: tuple[str, ...]
+    domain: frozenset[Constraint]
+    body: Form
+
+
+Factor: TypeAlias = Read | Value | Apply | Extreme
+
+
+@dataclass(frozen=True)
+class Mono:
+    coefficient: Fraction
+    binders: tuple[str, ...] = ()
+    domain: frozenset[Constraint] = frozenset()
+    factors: tuple[Factor, ...] = ()
+
+    @cached_property
+    def free(self) -> frozenset[str]:
+        """Symbols that are not bound here."""
+        return frozenset[str]().union(
+            *(c.poly.symbols for c in self.domain), *(free_symbols(f) for f in self.factors)
+        ) - set(self.binders)
+
+
+Form: TypeAlias = tuple[Mono, ...]
+
+
+def free_symbols(factor: Factor) -> frozenset[str]:
+    """The symbols a factor depends on."""
+    match factor:
+        case Read(_, indices):
+            return frozenset[str]().union(*(i.symbols for i in indices))
+        case Value(name):
+            return frozenset({name})
+        case Apply(_, arguments):
+            return frozenset[str]().union(*(m.free for form in arguments for m in form))
+        case Extreme(_, parts):
+            return frozenset[str]().union(*(_free_in(p) for p in parts))
+
+
+def _free_in(bound: Bound) -> frozenset[str]:
+    inner = (*(c.poly.symbols for c in bound.domain), *(m.free for m in bound.body))
+    return frozenset[str]().union(*inner) - set(bound.binders)
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+def constant(value: Fraction | int) -> Form:
+    return (Mono(Fraction(value)),) if value else ()
+
+
+def of_poly(poly: Poly) -> Form:
+    """A polynomial as a number."""
+    return tuple(Mono(Fraction(c), (), frozenset(), tuple(map(Value, m))) for m, c in poly.terms)
+
+
+def as_poly(form: Form) -> Poly | None:
+    """The polynomial a form is, if it is one with integer coefficients."""
+    out = number(0)
+    for m in form:
+        if m.binders or m.domain or m.coefficient.denominator != 1:
+            return None
+        term = number(int(m.coefficient))
+        for f in m.factors:
+            if not isinstance(f, Value):
+                return None
+            term = term * symbol(f.symbol)
+        out = out + term
+    return out
+
+
+def scaled(form: Form, by: Fraction | int) -> Form:
+    return tuple(Mono(m.coefficient * by, m.binders, m.domain, m.factors) for m in form)
+
+
+def times(left: Form, right: Form) -> Form:
+    """The product, multiplied out."""
+    out: list[Mono] = []
+    for a in left:
+        for b in right:
+            b = renamed(b)
+            out.append(
+                Mono(a.coefficient * b.coefficient, a.binders + b.binders, a.domain | b.domain, a.factors + b.factors)
+            )
+    return tuple(out)
+
+
+def guarded(form: Form, constraints: Iterable[Constraint]) -> Form:
+    """The form where the constraints hold, and 0 elsewhere."""
+    extra = frozenset(constraints)
+    return tuple(Mono(m.coefficient, m.binders, m.domain | extra, m.factors) for m in form)
+
+
+def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -> Form:
+    """The sum of the form over binders."""
+    extra = frozenset(domain)
+    return tuple(Mono(m.coefficient, binders + m.binders, m.domain | extra, m.factors) for m in form)
+
+
+def apply(function: str, arguments: tuple[Form, ...]) -> Form:
+    """
+    A function of forms. The laws made use of: exp of a sum, relu of relu, and what a reciprocal is of a product.
+    """
+    if function == "exp":
+        return _exp(arguments[0])
+    if function == "recip":
+        return _recip(arguments[0])
+    if function == "relu" and len(arguments[0]) == 1:
+        (mono,) = arguments[0]
+        inner = mono.factors[0] if len(mono.factors) == 1 and mono.coefficient == 1 else None
+        if isinstance(inner, Apply) and inner.function == "relu" and not mono.binders:
+            return arguments[0]
+    return (Mono(Fraction(1), (), frozenset(), (Apply(function, arguments),)),)
+
+
+def _exp(argument: Form) -> Form:
+    """exp(a + b) = exp(a) exp(b), where neither is a sum or guarded."""
+    if any(m.domain - _binder_boxes(m) for m in argument):
+        return (Mono(Fraction(1), (), frozenset(), (Apply("exp", (argument,)),)),)
+    factors = tuple(Apply("exp", ((m,),)) for m in argument)
+    return (Mono(Fraction(1), (), frozenset(), factors),)
+
+
+def _binder_boxes(mono: Mono) -> frozenset[Constraint]:
+    """The constraints of a monomial that are about its binders."""
+    return frozenset(c for c in mono.domain if not c.poly.symbols.isdisjoint(mono.binders))
+
+
+def _recip(argument: Form) -> Form:
+    if len(argument) == 1 and not argument[0].binders and not argument[0].domain:
+        (mono,) = argument
+        factors: list[Factor] = []
+        for f in mono.factors:
+            match f:
+                case Apply("exp", (inner,)):
+                    factors.append(Apply("exp", (scaled(inner, -1),)))
+                case _:
+                    factors.append(Apply("recip", ((Mono(Fraction(1), (), frozenset(), (f,)),),)))
+        return (Mono(1 / mono.coefficient, (), frozenset(), tuple(factors)),)
+    return (Mono(Fraction(1), (), frozenset(), (Apply("recip", (argument,)),)),)
+
+
+# --- substitution ----------------------------------------------------------------------------------------------------
+
+
+def renamed(mono: Mono) -> Mono:
+    """The same with binders nothing else has."""
+    if not mono.binders:
+        return mono
+    names = {b: fresh(b) for b in mono.binders}
+    values = {old: symbol(new) for old, new in names.items()}
+    return Mono(
+        mono.coefficient,
+        tuple(names.values()),
+        frozenset(c.substitute(values) for c in mono.domain),
+        tuple(substitute_factor(f, values) for f in mono.factors),
+    )
+
+
+def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
+    """With polynomials in the place of free symbols."""
+    return tuple(substitute_mono(m, values) for m in form)
+
+
+def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
+    used = {s: p for s, p in values.items() if s in mono.free}
+    if not used:
+        return mono
+    return Mono(
+        mono.coefficient,
+        mono.binders,
+        frozenset(c.substitute(used) for c in mono.domain),
+        tuple(substitute_factor(f, used) for f in mono.factors),
+    )
+
+
+def substitute_factor(factor: Factor, values: Mapping[str, Poly]) -> Factor:
+    """A `Value` may only get a symbol or a number that `numbers` then multiplies out."""
+    match factor:
+        case Read(tensor, indices):
+            return Read(tensor, tuple(i.substitute(values) for i in indices))
+        case Value(name):
+            return factor if name not in values else Apply("value", (of_poly(values[name]),))
+        case Apply(function, arguments):
+            return Apply(function, tuple(substitute(a, values) for a in arguments))
+        case Extreme(reducer, parts):
+            return Extreme(
+                reducer,
+                tuple(
+                    Bound(p.binders, frozenset(c.substitute(values) for c in p.domain), substitute(p.body, values))
+                    for p in parts
+                ),
+            )
+
+
+def multiplied_out(form: Form) -> Form:
+    """Without the `value` marks substitution leaves: numbers are multiplied into their monomials."""
+    out: list[Mono] = []
+    for mono in form:
+        marks = [f for f in mono.factors if isinstance(f, Apply) and f.function == "value"]
+        rest = tuple(_inner(f) for f in mono.factors if f not in marks)
+        product: Form = (Mono(mono.coefficient, mono.binders, mono.domain, rest),)
+        for mark in marks:
+            product = tuple(
+                Mono(a.coefficient * b.coefficient, a.binders, a.domain, a.factors + b.factors)
+                for a in product
+                for b in mark.arguments[0]
+            )
+        out += product
+    return tuple(out)
+
+
+def _inner(factor: Factor) -> Factor:
+    match factor:
+        case Apply(function, arguments):
+            return Apply(function, tuple(map(multiplied_out, arguments)))
+        case Extreme(reducer, parts):
+            return Extreme(reducer, tuple(Bound(p.binders, p.domain, multiplied_out(p.body)) for p in parts))
+        case _:
+            return factor
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def text(factor: Factor) -> str:
+    """A factor as text; equal ones have one text."""
+    match factor:
+        case Read(tensor, indices):
+            return f"{tensor}[{', '.join(map(str, indices))}]"
+        case Value(name):
+            return name
+        case Apply(function, arguments):
+            return f"{function}({', '.join(map(form_text, arguments))})"
+        case Extreme(reducer, parts):
+            return f"{reducer}({'; '.join(sorted(map(bound_text, parts)))})"
+
+
+def form_text(form: Form) -> str:
+    """A form as text."""
+    return " + ".join(sorted(map(mono_text, form))) or "0"
+
+
+def mono_text(mono: Mono) -> str:
+    """A monomial as text."""
+    factors = " ".join(text(f) for f in mono.factors)
+    return f"{mono.coefficient} {_over(mono.binders, mono.domain)}{factors}"
+
+
+def bound_text(bound: Bound) -> str:
+    """A form under binders as text."""
+    return f"{_over(bound.binders, bound.domain)}{form_text(bound.body)}"
+
+
+def _over(binders: tuple[str, ...], domain: frozenset[Constraint]) -> str:
+    if not binders and not domain:
+        return ""
+    return f"[{', '.join(binders)} | {', '.join(sorted(map(str, domain)))}] "

@@ -1,0 +1,277 @@
+"""
+Bringing forms to a shape in which equal ones look alike.
+
+All steps are equalities of finite sums: a binder that is given by an equation is replaced by it; a pair of binders that
+only occurs as `s*m + i` over a whole box is one binder over the product; a binder over an interval that no factor
+mentions is a number; a sum may run over `index + shift` instead of `index`.
+"""
+
+from __future__ import annotations
+
+from unity_ir.rules.poly import Poly, symbol
+from unity_ir.rules.proof.forms import (
+    Apply,
+    Bound,
+    Constraint,
+    Extreme,
+    Factor,
+    Form,
+    Mono,
+    Read,
+    Value,
+    bound_text,
+    box,
+    free_symbols,
+    fresh,
+    multiplied_out,
+    of_poly,
+    substitute_factor,
+    text,
+)
+from unity_ir.rules.proof.solver import Facts
+
+
+def normal(form: Form, facts: Facts) -> Form:
+    """The form with every monomial in normal form, those that cancel left out."""
+    found: dict[tuple[object, ...], Mono] = {}
+    for mono in multiplied_out(form):
+        for m in _normal(mono, facts):
+            key = (m.binders, m.domain, m.factors)
+            before = found.get(key)
+            found[key] = m if before is None else Mono(before.coefficient + m.coefficient, *key)
+    return tuple(m for m in found.values() if m.coefficient)
+
+
+def _normal(mono: Mono, facts: Facts) -> Form:
+    inner = facts.also(mono.domain)
+    mono = Mono(mono.coefficient, mono.binders, mono.domain, tuple(_factor(f, inner) for f in mono.factors))
+    mono = _pinned(mono)
+    mono = Mono(
+        mono.coefficient, mono.binders, frozenset(c for c in mono.domain if not _is_fact(c, facts)), mono.factors
+    )
+    if any(_is_false(c) for c in mono.domain):
+        return ()
+    mono = _fused(mono)
+    for counted in _counted(mono, facts):
+        return tuple(_named(_shifted(m)) for m in counted)
+    return (_named(_shifted(mono)),)
+
+
+def _is_fact(c: Constraint, facts: Facts) -> bool:
+    value = c.poly.constant
+    return c in facts.constraints or (value is not None and (value == 0 if c.equal else value >= 0))
+
+
+def _is_false(c: Constraint) -> bool:
+    value = c.poly.constant
+    return value is not None and not (value == 0 if c.equal else value >= 0)
+
+
+def _factor(factor: Factor, facts: Facts) -> Factor:
+    match factor:
+        case Apply(function, arguments):
+            return Apply(function, tuple(normal(a, facts) for a in arguments))
+        case Extreme(reducer, parts):
+            done = (Bound(p.binders, p.domain, normal(p.body, facts.also(p.domain))) for p in parts)
+            return Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=bound_text)))
+        case _:
+            return factor
+
+
+def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) -> Mono:
+    """With other binders; those that are replaced may stand anywhere in it."""
+    return Mono(
+        mono.coefficient,
+        binders,
+        frozenset(c.substitute(values) for c in mono.domain),
+        tuple(substitute_factor(f, values) for f in mono.factors),
+    )
+
+
+def _pinned(mono: Mono) -> Mono:
+    """Without binders an equation gives."""
+    for c in mono.domain:
+        if not c.equal:
+            continue
+        for b in mono.binders:
+            factor = c.poly.coefficient(b).constant
+            if factor in (1, -1) and b not in c.poly.without(b).symbols:
+                rest = c.poly.without(b)
+                value = -rest if factor == 1 else rest
+                return _pinned(_rewritten(mono, {b: value}, tuple(x for x in mono.binders if x != b)))
+    return mono
+
+
+def _size_of(mono: Mono, binder: str) -> Poly | None:
+    """The n of a binder whose constraints are just 0 <= binder < n."""
+    own = [c for c in mono.domain if binder in c.poly.symbols]
+    low = Constraint(symbol(binder))
+    if len(own) != 2 or low not in own:
+        return None
+    (high,) = (c for c in own if c != low)
+    size = high.poly + symbol(binder) + 1
+    return None if high.equal or binder in size.symbols or not size.symbols.isdisjoint(mono.binders) else size
+
+
+def _positions(factor: Factor) -> list[Poly]:
+    """Every polynomial of a factor in which an index may stand."""
+    match factor:
+        case Read(_, indices):
+            return list(indices)
+        case Value(name):
+            return [symbol(name)]
+        case Apply(_, arguments):
+            return [p for form in arguments for m in form for p in _mono_positions(m)]
+        case Extreme(_, parts):
+            return [
+                p
+                for part in parts
+                for p in (*(c.poly for c in part.domain), *(p for m in part.body for p in _mono_positions(m)))
+            ]
+
+
+def _mono_positions(mono: Mono) -> list[Poly]:
+    return [*(c.poly for c in mono.domain), *(p for f in mono.factors for p in _positions(f))]
+
+
+def _fused(mono: Mono) -> Mono:
+    """Pairs of binders s < d and i < m that occur as s*m + i only, as one binder below d*m."""
+    for i in mono.binders:
+        m = _size_of(mono, i)
+        if m is None:
+            continue
+        for s in mono.binders:
+            d = _size_of(mono, s)
+            if s == i or d is None:
+                continue
+            places = [p for f in mono.factors for p in _positions(f) if i in p.symbols or s in p.symbols]
+            if not places or not all(_is_radix(p, s, i, m) for p in places):
+                continue
+            k = fresh("k")
+            # s*m + i is k: put k for i and drop s.
+            rest = frozenset(c for c in mono.domain if s not in c.poly.symbols and i not in c.poly.symbols)
+            fused = Mono(
+                mono.coefficient,
+                (*(b for b in mono.binders if b not in (s, i)), k),
+                rest | frozenset(box(k, d * m)),
+                tuple(substitute_factor(f, {i: symbol(k), s: Poly(())}) for f in mono.factors),
+            )
+            return _fused(fused)
+    return mono
+
+
+def _is_radix(poly: Poly, s: str, i: str, m: Poly) -> bool:
+    factor = poly.coefficient(i)
+    linear = poly.without(i).without(s) + factor * symbol(i) + poly.coefficient(s) * symbol(s) == poly
+    return linear and poly.coefficient(s) == factor * m
+
+
+def _counted(mono: Mono, facts: Facts) -> list[Form]:
+    """A binder over an interval that no factor mentions, as the length of the interval."""
+    for b in mono.binders:
+        if any(b in free_symbols(f) for f in mono.factors):
+            continue
+        size = _size_of(mono, b)
+        if size is None or not facts.imply(Constraint(size)):
+            continue
+        rest = frozenset(c for c in mono.domain if b not in c.poly.symbols)
+        binders = tuple(x for x in mono.binders if x != b)
+        found: list[Mono] = []
+        for n in of_poly(size):
+            found += _normal(Mono(mono.coefficient * n.coefficient, binders, rest, mono.factors + n.factors), facts)
+        return [tuple(found)]
+    return []
+
+
+def _shifted(mono: Mono) -> Mono:
+    """Every binder b that some index has as b + rest, as that index."""
+    done: set[str] = set()
+    while True:
+        step = _shift(mono, done)
+        if step is None:
+            return mono
+        mono = step
+
+
+def _shift(mono: Mono, done: set[str]) -> Mono | None:
+    reads = sorted((f for f in mono.factors if isinstance(f, Read)), key=lambda f: (f.tensor, len(f.indices)))
+    for f in reads:
+        for index in f.indices:
+            if any(index == symbol(d) for d in done):
+                continue
+            for b in mono.binders:
+                factor = index.coefficient(b).constant
+                if b in done or factor not in (1, -1) or b in index.without(b).symbols:
+                    continue
+                if not index.symbols.isdisjoint(done):
+                    continue
+                k = fresh("k")
+                rest = index.without(b)
+                value = symbol(k) - rest if factor == 1 else rest - symbol(k)
+                done.add(k)
+                return _rewritten(mono, {b: value}, tuple(k if x == b else x for x in mono.binders))
+    return None
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _named(mono: Mono) -> Mono:
+    """Factors in order, binders named by where they first occur."""
+    factors, names = _ordered(mono.factors, mono.binders)
+    values = {old: symbol(new) for old, new in names.items()}
+    return Mono(
+        mono.coefficient,
+        tuple(sorted(names.values())),
+        frozenset(c.substitute(values) for c in mono.domain),
+        tuple(sorted((substitute_factor(f, values) for f in factors), key=text)),
+    )
+
+
+def _named_bound(bound: Bound) -> Bound:
+    factors = tuple(f for m in bound.body for f in m.factors)
+    _, found = _ordered(factors, bound.binders)
+    # Sums in the body have names of the same depth.
+    names = {old: new.replace("@", "@@") for old, new in found.items()}
+    values = {old: symbol(new) for old, new in names.items()}
+    whole = tuple(
+        Mono(
+            m.coefficient,
+            m.binders,
+            frozenset(c.substitute(values) for c in m.domain),
+            tuple(substitute_factor(f, values) for f in m.factors),
+        )
+        for m in bound.body
+    )
+    domain = frozenset(c.substitute(values) for c in bound.domain)
+    return Bound(tuple(sorted(names.values())), domain, whole)
+
+
+def _ordered(factors: tuple[Factor, ...], binders: tuple[str, ...]) -> tuple[list[Factor], dict[str, str]]:
+    """The factors sorted without regard to the names of binders, and new names in order of occurrence."""
+    if not binders:
+        return sorted(factors, key=text), {}
+    hidden = {b: symbol("_") for b in binders}
+    ordered = sorted(factors, key=lambda f: text(substitute_factor(f, hidden)))
+    seen: dict[str, None] = {}
+    for f in ordered:
+        for p in _positions(f):
+            for m, _ in p.terms:
+                seen.update(dict.fromkeys(s for s in m if s in binders))
+    seen.update(dict.fromkeys(sorted(binders)))
+    return ordered, {old: f"@{depth(factors)}.{i}" for i, old in enumerate(seen)}
+
+
+def depth(factors: tuple[Factor, ...]) -> int:
+    """How deep sums are nested in factors, so that names of different depths are different."""
+    return max((_factor_depth(f) for f in factors), default=0)
+
+
+def _factor_depth(factor: Factor) -> int:
+    match factor:
+        case Apply(_, arguments):
+            return 1 + max((depth(m.factors) for form in arguments for m in form), default=0)
+        case Extreme(_, parts):
+            return 1 + max((depth(m.factors) for p in parts for m in p.body), default=0)
+        case _:
+            return 0
