@@ -8,10 +8,10 @@ variable. This is the serial shape rule of every operator.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 from unity_ir.errors import UnityError
 from unity_ir.tdl.functions import ACTIVATIONS, DTYPES
@@ -98,9 +98,39 @@ def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue
     return _Binder(line, shapes, check_attributes(line, attributes), dtypes).bind()
 
 
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """
+    A line with packs and variadic names spelled out, but sizes, numbers given by attributes, and windows as written:
+    what holds at more sizes than those it was bound at.
+    """
+
+    bound: Bound
+    """Its windows are `Affine` still; names that are no index are attributes."""
+    sizes: Mapping[str, Entry | int]
+    """Index variables whose extent a clause gives."""
+    windows: Mapping[WrittenIndex, Entry | int]
+    """Windows of results, and the sizes of their dims."""
+
+
+def spell(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue]) -> Spelled:
+    """The line spelled out as at these shapes and attributes. Raises `UnityError` as `bind` does."""
+    return _Binder(line, shapes, check_attributes(line, attributes), (), keep=True).spell()
+
+
 class _Binder:
-    def __init__(self, line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str]):
+    def __init__(
+        self,
+        line: Line,
+        shapes: Sequence[Shape],
+        attributes: Mapping[str, AttrValue],
+        dtypes: Sequence[str],
+        keep: bool = False,
+    ):
         self.line = line
+        self.keep = keep
+        self.spelling = False
+        """Windows are left as they are written."""
         self.attributes = attributes
         self.dtypes = dtypes
         self.followed: str | None = None
@@ -254,6 +284,8 @@ class _Binder:
                 return [Var(f"{name}{copy or 0}")]
             case StarredSegments(name):
                 return [Segments(tuple(f"{name}{i}" for i in range(self.copies)), active=copy)]
+            case Affine() if self.spelling:
+                return [cast("Index", index)]
             case Affine(terms):
                 return [self._window(terms, self.sizes.get(index, 0))]
             case Var() | Composite() | Segments() | Window():
@@ -356,16 +388,19 @@ class _Binder:
                     if self.extents.get(new, 1) > self.extents.get(old, self.extents.get(new, 1)):
                         raise self.fail(f"{self.extents[new]} of {self.extents[old]} elements are too many; take fewer")
                 return bound
+            case Size(indices) if self.keep:
+                return Size(self.indices(indices, copy))
             case Position(indices):
                 names = [n for i in self.indices(indices, copy) for n in index_names(i)]
                 position: Expr = Name(names[0]) if names else Const(0.0)
                 for name in names[1:]:
-                    position = Binary("+", Binary("*", position, Const(float(self.extents[name]))), Name(name))
+                    size: Expr = Size((Var(name),)) if self.keep else Const(float(self.extents[name]))
+                    position = Binary("+", Binary("*", position, size), Name(name))
                 return position
             case Size(indices):
                 return Const(float(prod(self.extent_of(i) for i in self.indices(indices, copy))))
             case Name(name):
-                value = self.attributes.get(name)
+                value = None if self.keep else self.attributes.get(name)
                 return expr if value is None else Const(float(value)) if isinstance(value, int | float) else expr
             case _:
                 return expr
@@ -511,6 +546,7 @@ class _Binder:
 
     def bind(self) -> Bound:
         self._solve_extents()
+        self.spelling = self.keep
         results: list[Result] = []
         for written in self.line.results:
             dtype = self._dtype(written)
@@ -526,12 +562,29 @@ class _Binder:
                 results.append(Result(written.name, indices, Cases(branches), dtype))
             else:
                 results.append(Result(written.name, indices, self.expr(written.expr, None), dtype))
+        if self.keep:
+            return Bound(self.line.operator, self.operands, tuple(results), MappingProxyType(self.extents), {})
         order = _order(results)
         missing = [n for n in order if n not in self.extents]
         if missing:
             raise self.fail(f"the size of index {missing[0]} is not given by any operand; give it in a where clause")
         extents = MappingProxyType({n: self.extents[n] for n in order})
         return Bound(self.line.operator, self.operands, tuple(results), extents, self._free_degrees())
+
+    def spell(self) -> Spelled:
+        """See `spell`."""
+        bound = self.bind()
+        sizes: dict[str, Entry | int] = {}
+        windows: dict[WrittenIndex, Entry | int] = {}
+        for (kind, index), clause in self.clauses.items():
+            if kind == "size" and isinstance(index, Affine):
+                windows[index] = clause.value
+            elif kind == "size":
+                names = [n for b in self._all_copies(index) for n in index_names(b)]
+                value = clause.value
+                many = isinstance(value, Entry) and isinstance(index, Pack | Starred)
+                sizes |= {n: Entry(value.attribute, i) if many else value for i, n in enumerate(names)}  # pyright: ignore
+        return Spelled(bound, sizes, windows)
 
     def _dtype(self, written: WrittenResult) -> str | None:
         match written.elements:

@@ -8,6 +8,8 @@ mentions is a number; a sum may run over `index + shift` instead of `index`.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from unity_ir.rules.poly import Poly, symbol
 from unity_ir.rules.proof.forms import (
     Apply,
@@ -19,6 +21,7 @@ from unity_ir.rules.proof.forms import (
     Mono,
     Read,
     Value,
+    apply,
     bound_text,
     box,
     free_symbols,
@@ -44,8 +47,13 @@ def normal(form: Form, facts: Facts) -> Form:
 
 def _normal(mono: Mono, facts: Facts) -> Form:
     inner = facts.also(mono.domain)
-    mono = Mono(mono.coefficient, mono.binders, mono.domain, tuple(_factor(f, inner) for f in mono.factors))
-    mono = _pinned(mono)
+    coefficient, factors = mono.coefficient, list[Factor]()
+    for f in mono.factors:
+        # A function may turn out to be a product once its arguments are in normal form.
+        for part in _factor(f, inner):
+            coefficient *= part.coefficient
+            factors += part.factors
+    mono = _pinned(Mono(coefficient, mono.binders, mono.domain, tuple(factors)))
     mono = Mono(
         mono.coefficient, mono.binders, frozenset(c for c in mono.domain if not _is_fact(c, facts)), mono.factors
     )
@@ -67,15 +75,17 @@ def _is_false(c: Constraint) -> bool:
     return value is not None and not (value == 0 if c.equal else value >= 0)
 
 
-def _factor(factor: Factor, facts: Facts) -> Factor:
+def _factor(factor: Factor, facts: Facts) -> Form:
+    """The product a factor is, as one monomial without binders."""
     match factor:
         case Apply(function, arguments):
-            return Apply(function, tuple(normal(a, facts) for a in arguments))
+            return apply(function, tuple(normal(a, facts) for a in arguments))
         case Extreme(reducer, parts):
             done = (Bound(p.binders, p.domain, normal(p.body, facts.also(p.domain))) for p in parts)
-            return Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=bound_text)))
+            factor = Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=bound_text)))
         case _:
-            return factor
+            pass
+    return (Mono(Fraction(1), (), frozenset(), (factor,)),)
 
 
 def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) -> Mono:

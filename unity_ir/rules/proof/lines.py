@@ -1,0 +1,517 @@
+"""
+What a line of TDL says, as forms: tensors are functions from symbolic indices to forms, for all sizes at once.
+
+A line is spelled out at sample sizes, which settle ranks and the number of variadic operands; its index variables then
+get symbolic extents from the operands' symbolic shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TypeAlias
+
+from unity_ir.errors import UnityError
+from unity_ir.ops import operator as find_operator
+from unity_ir.ops.operator import Operator
+from unity_ir.rules.pattern import Attribute, Parameter
+from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
+from unity_ir.rules.proof.equal import Undecided
+from unity_ir.rules.proof.forms import (
+    Apply,
+    Bound,
+    Constraint,
+    Extreme,
+    Form,
+    Mono,
+    Read,
+    apply,
+    as_poly,
+    box,
+    constant,
+    fresh,
+    guarded,
+    of_poly,
+    scaled,
+    summed,
+    times,
+)
+from unity_ir.tdl import syntax
+from unity_ir.tdl.bind import Spelled, spell
+from unity_ir.tdl.syntax import (
+    Access,
+    Affine,
+    AttrValue,
+    Binary,
+    Call,
+    Cases,
+    Composite,
+    Const,
+    Entry,
+    Expr,
+    Name,
+    Segments,
+    Size,
+    Var,
+    accesses,
+)
+from unity_ir.tdl.syntax import Reduce as ReduceExpr
+
+Position: TypeAlias = tuple[Poly, ...]
+
+
+class Undivided(Exception):
+    """A position that is needed as quotient and remainder, and is not written so."""
+
+    def __init__(self, position: Poly, by: Poly):
+        super().__init__(f"position {position} is not written as a quotient and remainder by {by}")
+        self.position, self.by = position, by
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value at symbolic sizes: its shape, and its element at any position."""
+
+    shape: tuple[Poly, ...]
+    element: Callable[[Position], Form]
+
+
+def named(name: str, shape: tuple[Poly, ...]) -> Tensor:
+    """An input, of which nothing is known but its shape."""
+    return Tensor(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),))
+
+
+@dataclass
+class Lines:
+    """Applies lines. `sample` has a value for every symbol, at which lines are spelled out."""
+
+    sample: dict[str, int]
+    given: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+    """Values of attributes that a match gives: one each for those that name functions, any for numbers."""
+    assumed: list[Constraint] = field(default_factory=list[Constraint])
+    """What holds of the symbols this introduces, such as the number of windows that fit into a dim."""
+    counts: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
+    digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]] = field(
+        default_factory=dict[tuple[Poly, Poly], tuple[Poly, Poly]]
+    )
+    """Positions in dims of several variables, by what they are divided by: quotient and remainder."""
+    splits: dict[Poly, Poly] = field(default_factory=dict[Poly, Poly])
+    """Sizes whose indices are made as quotient and remainder by another."""
+    sizes: dict[Poly, Poly] = field(default_factory=dict[Poly, Poly])
+    """The size of the dim each index runs over."""
+
+    def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
+        """An index that runs over a dim: its position, its symbols, and their constraints."""
+        inner = self.splits.get(size)
+        outer = None if inner is None else _divided(size, inner)
+        if inner is None or outer is None:
+            name = fresh(stem)
+            self.sizes[symbol(name)] = size
+            return symbol(name), [name], list(box(name, size))
+        quotient, names, within = self.index(stem, outer)
+        remainder, more, also = self.index(stem, inner)
+        position = quotient * inner + remainder
+        self.digits[position, inner] = (quotient, remainder)
+        return position, [*names, *more], [*within, *also]
+
+    def apply(self, name: str, operands: Sequence[Tensor], attributes: Mapping[str, Attribute]) -> list[Tensor]:
+        """
+        The results of an operator. Raises `Undecided` for what forms cannot say, `UnityError` where it does not apply.
+        """
+        operator = find_operator(name)
+        if not isinstance(operator.tdl, str):
+            raise Undecided(f"the line of {name} depends on the sizes")
+        shapes = [tuple(s.at(self.sample) for s in t.shape) for t in operands]
+        values = {a: self._sample(v) for a, v in attributes.items()}
+        spelled = spell(operator.line, shapes, values)
+        return _Line(self, operator, spelled, operands, attributes).results()
+
+    def _sample(self, value: Attribute) -> AttrValue:
+        match value:
+            case Poly():
+                return value.at(self.sample)
+            case tuple():
+                return tuple(p.at(self.sample) for p in value)
+            case Parameter(name):
+                return self.given[name]
+            case _:
+                return value
+
+    def count(self, size: Poly, before: Poly, step: Poly, reach: Poly) -> Poly:
+        """
+        How many windows fit: the y with `step * (y - 1) + reach < size + before <= step * y + reach`.
+
+        `before` is what padding adds on both sides together, `reach` how far one window extends.
+        """
+        room = size + before - 1 - reach
+        if step.constant == 1:
+            return room + 1
+        key = (room, step)
+        if key not in self.counts:
+            name = fresh("y")
+            self.counts[key] = name
+            y = symbol(name)
+            self.sample[name] = room.at(self.sample) // step.at(self.sample) + 1
+            self.assumed += [Constraint(room - step * (y - 1)), Constraint(step * y - 1 - room), Constraint(y - 1)]
+        return symbol(self.counts[key])
+
+
+class _Line:
+    def __init__(
+        self,
+        lines: Lines,
+        operator: Operator,
+        spelled: Spelled,
+        operands: Sequence[Tensor],
+        attributes: Mapping[str, Attribute],
+    ):
+        self.lines = lines
+        self.spelled = spelled
+        self.name = operator.name
+        self.tensors = {p.name: t for p, t in zip(spelled.bound.operands, operands, strict=True)}
+        defaults = {a.name: a.default for a in operator.line.attributes if a.default is not None}
+        self.attributes: dict[str, Attribute] = {}
+        for name, value in {**defaults, **attributes}.items():
+            self.attributes[name] = _as_attribute(value)
+        self.extents = self._extents()
+
+    # -- sizes
+
+    def _number(self, of: Entry | int) -> Poly:
+        if isinstance(of, int):
+            return number(of)
+        value = self.attributes[of.attribute]
+        if isinstance(value, tuple) and of.at is not None:
+            value = value[of.at]
+        if not isinstance(value, Poly):
+            raise Undecided(f"attribute {of.attribute} is no number")
+        return value
+
+    def _terms(self, index: Affine) -> tuple[list[tuple[Poly, str]], Poly]:
+        """Factors and variables of a window, and its offset."""
+        found: list[tuple[Poly, str]] = []
+        offset = ZERO
+        for term in index.terms:
+            factor, variable = self._number(term.factor), term.variable
+            if variable in self.attributes:
+                factor, variable = factor * self._number(Entry(str(variable))), None
+            if variable is None:
+                offset = offset + factor * term.sign
+            else:
+                found.append((factor, variable))
+        return found, offset
+
+    def _extents(self) -> dict[str, Poly]:
+        extents: dict[str, Poly] = {v: self._number(of) for v, of in self.spelled.sizes.items()}
+        places: list[tuple[str, object, Poly]] = []
+        for result in self.spelled.bound.results:
+            for access in accesses(result.expr):
+                shape = self.tensors[access.tensor].shape
+                places += [(access.tensor, i, s) for i, s in zip(access.indices, shape, strict=True)]
+        for tensor, index, size in places:
+            if isinstance(index, Var):
+                self._set(extents, index.name, size, tensor)
+        for tensor, index, size in places:
+            if isinstance(index, Composite):
+                self._composite(extents, index, size, tensor)
+            elif isinstance(index, Affine):
+                self._window(extents, index, size)
+        for name, size in self.spelled.bound.extents.items():
+            # A dim of size 1 that is read at its only position.
+            extents.setdefault(name, number(size)) if size == 1 else None
+        return extents
+
+    def _set(self, extents: dict[str, Poly], name: str, size: Poly, where: str) -> None:
+        old = extents.setdefault(name, size)
+        if old != size:
+            raise UnityError(f"{self.name}: index {name} is {old} and, in {where}, {size}; they must be the same")
+
+    def _composite(self, extents: dict[str, Poly], index: Composite, size: Poly, tensor: str) -> None:
+        unknown = [n for n in index.names if n not in extents]
+        known = product(extents[n] for n in index.names if n in extents)
+        if not unknown:
+            if known != size:
+                raise UnityError(f"{self.name}: {tensor} has a dim of {size}, which {known} does not fill")
+            return
+        quotient = _divided(size, known)
+        if len(unknown) > 1 or quotient is None:
+            raise Undecided(f"{self.name}: {size} is not written as a product with {known}")
+        extents[unknown[0]] = quotient
+
+    def _window(self, extents: dict[str, Poly], index: Affine, size: Poly) -> None:
+        terms, offset = self._terms(index)
+        unknown = [(c, v) for c, v in terms if v not in extents]
+        if not unknown:
+            return
+        if len(unknown) > 1:
+            raise Undecided(f"{self.name}: a window has several indices of unknown size")
+        reach = ZERO
+        for c, v in terms:
+            if v in extents:
+                reach = reach + c * (extents[v] - 1)
+        ((factor, variable),) = unknown
+        padding = -offset - offset if _is_padding(offset) else -offset
+        extents[variable] = self.lines.count(size, padding, factor, reach)
+
+    # -- results
+
+    def results(self) -> list[Tensor]:
+        return [self._result(r) for r in self.spelled.bound.results]
+
+    def _result(self, result: syntax.Result) -> Tensor:
+        shape = tuple(self._extent(i) for i in result.indices)
+
+        def element(at: Position) -> Form:
+            return self._element(result, at)
+
+        return Tensor(shape, element)
+
+    def _extent(self, index: object) -> Poly:
+        match index:
+            case Var(name):
+                return self.extents[name]
+            case Composite(names):
+                return product(self.extents[n] for n in names)
+            case Segments(names):
+                total = ZERO
+                for n in names:
+                    total = total + self.extents[n]
+                return total
+            case Affine():
+                return self._number(self.spelled.windows[index])
+            case _:
+                raise Undecided(f"{self.name}: {index} is no index")
+
+    def _element(self, result: syntax.Result, at: Position) -> Form:
+        where: dict[str, Poly] = {}
+        guards: list[Constraint] = []
+        bound: list[str] = []
+        segment: tuple[tuple[str, ...], Poly] | None = None
+        for index, position in zip(result.indices, at, strict=True):
+            match index:
+                case Var(name):
+                    where[name] = position
+                case Composite(names):
+                    where |= self._digits(names, position)
+                case Segments(names):
+                    segment = (names, position)
+                case _:
+                    terms, offset = self._terms(index)  # pyright: ignore[reportArgumentType]
+                    reached = offset
+                    for factor, variable in terms:
+                        if variable not in where:
+                            where[variable], own, within = self.lines.index(variable, self.extents[variable])
+                            bound += own
+                            guards += within
+                        reached = reached + factor * where[variable]
+                    guards.append(Constraint(reached - position, equal=True))
+        if segment is not None and isinstance(result.expr, Cases):
+            return self._segments(result.expr, segment, where)
+        return summed(self._form(result.expr, where), tuple(bound), guards)
+
+    def _segments(self, cases: Cases, segment: tuple[tuple[str, ...], Poly], where: Mapping[str, Poly]) -> Form:
+        _, position = segment
+        out: list[Mono] = []
+        start = ZERO
+        for variable, expr in cases.branches:
+            end = start + self.extents[variable]
+            inside = (Constraint(position - start), Constraint(end - 1 - position))
+            out += guarded(self._form(expr, {**where, variable: position - start}), inside)
+            start = end
+        return tuple(out)
+
+    def _digits(self, names: Sequence[str], position: Poly) -> dict[str, Poly]:
+        """The variables of a dim from a position in it."""
+        if len(names) == 1:
+            return {names[0]: position}
+        inner = product(self.extents[n] for n in names[1:])
+        found = self.lines.digits.get((position, inner))
+        if found is None:
+            raise Undivided(position, inner)
+        quotient, remainder = found
+        return {names[0]: quotient, **self._digits(names[1:], remainder)}
+
+    # -- expressions
+
+    def _form(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
+        match expr:
+            case Const(value):
+                return constant(Fraction(value).limit_denominator(10**12) if value == int(value) else Fraction(value))
+            case Name(name):
+                return of_poly(where[name]) if name in where else self._attribute(name)
+            case Size(indices):
+                return of_poly(product(self._extent(i) for i in indices))
+            case Access():
+                return self._access(expr, where)
+            case Binary(op, left, right):
+                return self._binary(op, self._form(left, where), self._form(right, where))
+            case Call("where", (condition, yes, no)):
+                return self._where(condition, self._form(yes, where), self._form(no, where), where)
+            case Call(function, args):
+                return apply(function, tuple(self._form(a, where) for a in args))
+            case ReduceExpr():
+                return self._reduce(expr, where)
+            case _:
+                raise Undecided(f"{self.name}: forms cannot say {type(expr).__name__.lower()}")
+
+    def _attribute(self, name: str) -> Form:
+        value = self.attributes.get(name)
+        match value:
+            case Poly():
+                return of_poly(value)
+            case Parameter(parameter):
+                return of_poly(symbol(parameter))
+            case int() | float():
+                return constant(Fraction(value))
+            case _:
+                raise Undecided(f"{self.name}: attribute {name} is no number")
+
+    def _access(self, access: Access, where: Mapping[str, Poly]) -> Form:
+        tensor = self.tensors[access.tensor]
+        position: list[Poly] = []
+        guards: list[Constraint] = []
+        for index, size in zip(access.indices, tensor.shape, strict=True):
+            match index:
+                case Var(name):
+                    position.append(where.get(name, ZERO) if self.extents[name] == ONE else where[name])
+                case Composite(names):
+                    at = ZERO
+                    for n in names:
+                        at = at * self.extents[n] + where[n]
+                    self._remember(names, at, where)
+                    position.append(at)
+                case Segments(names, active) if active is not None:
+                    start = ZERO
+                    for n in names[:active]:
+                        start = start + self.extents[n]
+                    position.append(where[names[active]] + start)
+                case _:
+                    at, inside = self._inside(index, size, where)
+                    position.append(at)
+                    guards += inside
+        return guarded(tensor.element(tuple(position)), guards)
+
+    def _remember(self, names: Sequence[str], at: Poly, where: Mapping[str, Poly]) -> None:
+        inner = product(self.extents[n] for n in names[1:])
+        rest = ZERO
+        for n in names[1:]:
+            rest = rest * self.extents[n] + where[n]
+        self.lines.digits[at, inner] = (where[names[0]], rest)
+
+    def _inside(self, index: object, size: Poly, where: Mapping[str, Poly]) -> tuple[Poly, list[Constraint]]:
+        """The position of a window, and the constraints that it lies in the dim."""
+        if not isinstance(index, Affine):
+            raise Undecided(f"{self.name}: {index} is no index")
+        terms, at = self._terms(index)
+        for factor, variable in terms:
+            at = at + factor * where[variable]
+        return at, [Constraint(at), Constraint(size - 1 - at)]
+
+    def _binary(self, op: str, left: Form, right: Form) -> Form:
+        match op:
+            case "+":
+                return (*left, *right)
+            case "-":
+                return (*left, *scaled(right, -1))
+            case "*":
+                return times(left, right)
+            case _:
+                return times(left, apply("recip", (right,)))
+
+    def _where(self, condition: Expr, yes: Form, no: Form, where: Mapping[str, Poly]) -> Form:
+        """A condition on indices is a guard; one on values is a factor of which nothing is known."""
+        match condition:
+            case Call(comparison, (a, b)) if comparison in ("gt", "ge", "lt", "le", "eq", "ne"):
+                left, right = self._form(a, where), self._form(b, where)
+                difference = as_poly((*left, *scaled(right, -1)))
+                if difference is not None:
+                    holds, fails = _guards(comparison, difference)
+                    return (*(m for g in holds for m in guarded(yes, g)), *(m for g in fails for m in guarded(no, g)))
+                factor = (Mono(Fraction(1), (), frozenset(), (Apply(comparison, (left, right)),)),)
+            case Call(function, args):
+                known = Apply(function, tuple(self._form(a, where) for a in args))
+                factor = (Mono(Fraction(1), (), frozenset(), (known,)),)
+            case _:
+                factor = self._form(condition, where)
+        return (*times(factor, yes), *no, *scaled(times(factor, no), -1))
+
+    def _reduce(self, expr: ReduceExpr, where: Mapping[str, Poly]) -> Form:
+        inner = dict(where)
+        binders: list[str] = []
+        domain: list[Constraint] = []
+        for name in expr.names:
+            inner[name], own, within = self.lines.index(name, self.extents[name])
+            binders += own
+            domain += within
+        # A reduction passes over the positions at which a window of its body lies outside.
+        for access in accesses(expr.body):
+            for index, size in zip(access.indices, self.tensors[access.tensor].shape, strict=True):
+                if isinstance(index, Affine) and any(t.variable in expr.names for t in index.terms):
+                    free = {t.variable for t in index.terms if t.variable is not None} - self.attributes.keys()
+                    if free <= inner.keys():
+                        domain += self._inside(index, size, inner)[1]
+        body = self._form(expr.body, inner)
+        if expr.reducer == "sum":
+            return summed(body, tuple(binders), domain)
+        part = Bound(tuple(binders), frozenset(domain), body)
+        return (Mono(Fraction(1), (), frozenset(), (Extreme(expr.reducer, (part,)),)),)
+
+
+def _as_attribute(value: object) -> Attribute:
+    match value:
+        case bool():
+            raise Undecided("an attribute is a truth value")
+        case int():
+            return number(value)
+        case tuple():
+            return tuple(number(v) if isinstance(v, int) else v for v in value)  # pyright: ignore
+        case Poly() | Parameter() | float() | str():
+            return value
+        case _:
+            raise Undecided(f"{value!r} is no attribute")
+
+
+def _is_padding(offset: Poly) -> bool:
+    """Whether an offset lies before the dim: `-p`."""
+    return all(c < 0 for _, c in offset.terms) and bool(offset.terms)
+
+
+def _divided(size: Poly, by: Poly) -> Poly | None:
+    """The quotient of two polynomials, where the divisor is one monomial that divides every term."""
+    if by == ONE:
+        return size
+    if len(by.terms) != 1:
+        return ONE if size == by else None
+    ((names, factor),) = by.terms
+    out: list[tuple[tuple[str, ...], int]] = []
+    for m, c in size.terms:
+        left = list(m)
+        for n in names:
+            if n not in left:
+                return None
+            left.remove(n)
+        if c % factor:
+            return None
+        out.append((tuple(left), c // factor))
+    return Poly(tuple(sorted(out)))
+
+
+def _guards(comparison: str, difference: Poly) -> tuple[list[tuple[Constraint, ...]], list[tuple[Constraint, ...]]]:
+    """The disjoint cases in which `difference` compares so with 0, and those in which it does not."""
+    above, below = Constraint(difference - 1), Constraint(-difference - 1)
+    zero = Constraint(difference, equal=True)
+    not_below, not_above = Constraint(difference), Constraint(-difference)
+    match comparison:
+        case "gt":
+            return [(above,)], [(not_above,)]
+        case "ge":
+            return [(not_below,)], [(below,)]
+        case "lt":
+            return [(below,)], [(not_below,)]
+        case "le":
+            return [(not_above,)], [(above,)]
+        case "eq":
+            return [(zero,)], [(above,), (below,)]
+        case _:
+            return [(above,), (below,)], [(zero,)]
