@@ -264,12 +264,14 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 
 
 def substitute_factor(factor: Factor, values: Mapping[str, Poly]) -> Factor:
-    """A `Value` may only get a symbol or a number that `numbers` then multiplies out."""
+    """A `Value` that gets more than another name is marked, for `multiplied_out` to take apart."""
     match factor:
         case Read(tensor, indices):
             return Read(tensor, tuple(i.substitute(values) for i in indices))
         case Value(name):
-            return factor if name not in values else Apply("value", (of_poly(values[name]),))
+            new = values.get(name, symbol(name))
+            other = new.terms[0][0] if len(new.terms) == 1 and new.terms[0][1] == 1 else ()
+            return Value(*other) if len(other) == 1 else Apply("value", (of_poly(new),))
         case Apply(function, arguments):
             return Apply(function, tuple(substitute(a, values) for a in arguments))
         case Extreme(reducer, parts):

@@ -125,7 +125,7 @@ class Lines:
         shapes = [tuple(s.at(self.sample) for s in t.shape) for t in operands]
         values = {a: self._sample(v) for a, v in attributes.items()}
         spelled = spell(operator.line, shapes, values)
-        return _Line(self, operator, spelled, operands, attributes).results()
+        return Line(self, operator, spelled, operands, attributes).results()
 
     def _sample(self, value: Attribute) -> AttrValue:
         match value:
@@ -157,7 +157,9 @@ class Lines:
         return symbol(self.counts[key])
 
 
-class _Line:
+class Line:
+    """A line applied to tensors."""
+
     def __init__(
         self,
         lines: Lines,
@@ -175,6 +177,8 @@ class _Line:
         for name, value in {**defaults, **attributes}.items():
             self.attributes[name] = _as_attribute(value)
         self.extents = self._extents()
+        self.divided: dict[str, tuple[Poly, Poly]] = {}
+        """Reduced variables of which only a piece is taken: which one, and of what size."""
 
     # -- sizes
 
@@ -257,6 +261,7 @@ class _Line:
     # -- results
 
     def results(self) -> list[Tensor]:
+        """The tensors it makes."""
         return [self._result(r) for r in self.spelled.bound.results]
 
     def _result(self, result: syntax.Result) -> Tensor:
@@ -428,7 +433,8 @@ class _Line:
                 if difference is not None:
                     holds, fails = _guards(comparison, difference)
                     return (*(m for g in holds for m in guarded(yes, g)), *(m for g in fails for m in guarded(no, g)))
-                factor = (Mono(Fraction(1), (), frozenset(), (Apply(comparison, (left, right)),)),)
+                known = Apply(comparison, (_position(left), _position(right)))
+                factor = (Mono(Fraction(1), (), frozenset(), (known,)),)
             case Call(function, args):
                 known = Apply(function, tuple(self._form(a, where) for a in args))
                 factor = (Mono(Fraction(1), (), frozenset(), (known,)),)
@@ -441,7 +447,9 @@ class _Line:
         binders: list[str] = []
         domain: list[Constraint] = []
         for name in expr.names:
-            inner[name], own, within = self.lines.index(name, self.extents[name])
+            task, size = self.divided.get(name, (ZERO, self.extents[name]))
+            position, own, within = self.lines.index(name, size)
+            inner[name] = task * size + position
             binders += own
             domain += within
         # A reduction passes over the positions at which a window of its body lies outside.
@@ -456,6 +464,12 @@ class _Line:
             return summed(body, tuple(binders), domain)
         part = Bound(tuple(binders), frozenset(domain), body)
         return (Mono(Fraction(1), (), frozenset(), (Extreme(expr.reducer, (part,)),)),)
+
+
+def _position(form: Form) -> Form:
+    """An index that is compared with a value, as the element at that index of a tensor of all indices."""
+    poly = as_poly(form)
+    return form if poly is None else (Mono(Fraction(1), (), frozenset(), (Read("#", (poly,)),)),)
 
 
 def _as_attribute(value: object) -> Attribute:

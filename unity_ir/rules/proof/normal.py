@@ -112,15 +112,16 @@ def _pinned(mono: Mono) -> Mono:
     return mono
 
 
-def _size_of(mono: Mono, binder: str) -> Poly | None:
-    """The n of a binder whose constraints are just 0 <= binder < n."""
+def _size_of(mono: Mono, binder: str, alone: bool = True) -> Poly | None:
+    """The n of a binder with 0 <= binder < n; `alone` if nothing else constrains it."""
     own = [c for c in mono.domain if binder in c.poly.symbols]
-    low = Constraint(symbol(binder))
-    if len(own) != 2 or low not in own:
+    if Constraint(symbol(binder)) not in own or (alone and len(own) != 2):
         return None
-    (high,) = (c for c in own if c != low)
-    size = high.poly + symbol(binder) + 1
-    return None if high.equal or binder in size.symbols or not size.symbols.isdisjoint(mono.binders) else size
+    for c in sorted(own, key=str):
+        size = c.poly + symbol(binder) + 1
+        if not c.equal and binder not in size.symbols and size.symbols.isdisjoint(mono.binders):
+            return size
+    return None
 
 
 def _positions(factor: Factor) -> list[Poly]:
@@ -147,24 +148,27 @@ def _mono_positions(mono: Mono) -> list[Poly]:
 def _fused(mono: Mono) -> Mono:
     """Pairs of binders s < d and i < m that occur as s*m + i only, as one binder below d*m."""
     for i in mono.binders:
-        m = _size_of(mono, i)
+        m = _size_of(mono, i, alone=False)
         if m is None:
             continue
         for s in mono.binders:
-            d = _size_of(mono, s)
+            d = _size_of(mono, s, alone=False)
             if s == i or d is None:
                 continue
-            places = [p for f in mono.factors for p in _positions(f) if i in p.symbols or s in p.symbols]
+            boxes = {*box(i, m), *box(s, d)}
+            guards = [c for c in mono.domain if c not in boxes]
+            places = [p for f in mono.factors for p in _positions(f)] + [c.poly for c in guards]
+            places = [p for p in places if i in p.symbols or s in p.symbols]
             if not places or not all(_is_radix(p, s, i, m) for p in places):
                 continue
             k = fresh("k")
             # s*m + i is k: put k for i and drop s.
-            rest = frozenset(c for c in mono.domain if s not in c.poly.symbols and i not in c.poly.symbols)
+            values = {i: symbol(k), s: Poly(())}
             fused = Mono(
                 mono.coefficient,
                 (*(b for b in mono.binders if b not in (s, i)), k),
-                rest | frozenset(box(k, d * m)),
-                tuple(substitute_factor(f, {i: symbol(k), s: Poly(())}) for f in mono.factors),
+                frozenset(c.substitute(values) for c in guards) | frozenset(box(k, d * m)),
+                tuple(substitute_factor(f, values) for f in mono.factors),
             )
             return _fused(fused)
     return mono
