@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -15,8 +15,13 @@ z3: Any = import_module("z3")  # Its types are not known.
 TIMEOUT = 4000
 """Milliseconds a question may take; without an answer nothing is concluded."""
 
+FAST = 500
+"""Milliseconds for a first try with the solver that starts fastest."""
 
-@lru_cache(maxsize=65536)
+MODELS = 32
+"""Models kept for later questions of one proof."""
+
+
 def _z3(poly: Poly) -> Any:
     total: Any = z3.IntVal(0)
     for m, c in poly.terms:
@@ -27,29 +32,96 @@ def _z3(poly: Poly) -> Any:
     return total
 
 
+@lru_cache(maxsize=4096)
 def condition(constraint: Constraint) -> Any:
     """A constraint as Z3 has it."""
     expression = _z3(constraint.poly)
     return expression == 0 if constraint.equal else expression >= 0
 
 
+def holds(constraint: Constraint, values: Mapping[str, int]) -> bool:
+    """Whether a constraint holds at values of all its symbols."""
+    value = constraint.poly.at(values)
+    return value == 0 if constraint.equal else value >= 0
+
+
+class _Model(dict[str, int]):
+    """Values of symbols; those it does not have are 1."""
+
+    def __missing__(self, key: str) -> int:
+        return 1
+
+
+class _Answers:
+    """What Z3 has answered in one proof, so that it is not asked twice."""
+
+    def __init__(self) -> None:
+        self.questions = 0
+        self.known: dict[object, bool] = {}
+        self.models: list[_Model] = []
+        """Values at which some question had an answer; often they are an answer to the next one."""
+
+    def unsatisfiable(self, constraints: frozenset[Constraint]) -> bool:
+        """Whether no integers satisfy all constraints; False, too, where Z3 does not say."""
+        known = self.known.get(constraints)
+        if known is None:
+            known = self.known[constraints] = not self._at_hand(constraints) and self._ask(constraints)
+        return known
+
+    def cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
+        """Whether, wherever the facts hold, the weights of the constraints that hold add up to 0."""
+        known = self.known.get((weighted, facts))
+        if known is None:
+            held = [z3.If(z3.And([condition(c) for c in domain]), w, 0) for w, domain in weighted]
+            answer, _ = self.check([z3.Sum(held) != 0, *map(condition, sorted(facts, key=str))])
+            known = self.known[weighted, facts] = bool(answer == z3.unsat)
+        return known
+
+    def _at_hand(self, constraints: frozenset[Constraint]) -> bool:
+        """Whether a model is known already. The one found moves to the front."""
+        for i, model in enumerate(self.models):
+            if all(holds(c, model) for c in constraints):
+                self.models.insert(0, self.models.pop(i))
+                return True
+        return False
+
+    def _ask(self, constraints: frozenset[Constraint]) -> bool:
+        answer, solver = self.check([condition(c) for c in sorted(constraints, key=str)])
+        if answer == z3.sat:
+            found = solver.model()
+            model = _Model((d.name(), found[d].as_long()) for d in found.decls() if d.arity() == 0)
+            self.models = [model, *self.models[: MODELS - 1]]
+        return bool(answer == z3.unsat)
+
+    def check(self, assertions: Sequence[Any]) -> tuple[Any, Any]:
+        """Z3's answer and the solver that has it: the one that starts fastest, or else the one that knows most."""
+        self.questions += 1
+        answer = solver = None
+        for make, milliseconds in ((z3.SimpleSolver, FAST), (z3.Solver, TIMEOUT)):
+            solver = make()
+            solver.set("timeout", milliseconds)
+            solver.add(*assertions)
+            answer = solver.check()
+            if answer != z3.unknown:
+                break
+        return answer, solver
+
+
 class Facts:
     """What is known of the symbols: sizes and degrees are at least 1, and what a case assumes."""
 
-    def __init__(self, constraints: Iterable[Constraint], memory: dict[object, bool] | None = None):
+    def __init__(self, constraints: Iterable[Constraint], answers: _Answers | None = None):
         self.constraints = frozenset(constraints)
-        self._memory: dict[object, bool] = {} if memory is None else memory
-        """Answers to questions, by what they were asked of: shared with facts that are derived from these."""
+        self._answers = answers or _Answers()
 
     @property
     def questions(self) -> int:
-        """How many different questions have been asked of Z3."""
-        return len(self._memory)
+        """Asked of Z3 about these facts and those made from them."""
+        return self._answers.questions
 
     def also(self, constraints: Iterable[Constraint]) -> Facts:
-        """With more facts."""
-        more = frozenset(constraints) - self.constraints
-        return Facts(self.constraints | more, self._memory) if more else self
+        found = frozenset(constraints)
+        return self if found <= self.constraints else Facts(self.constraints | found, self._answers)
 
     def imply(self, claim: Constraint) -> bool:
         """Whether a constraint follows."""
@@ -57,10 +129,9 @@ class Facts:
             return True
         if claim.poly.constant is not None:
             return False
-        return all(self._impossible(frozenset({c})) for c in claim.negated())
+        return all(self._unsatisfiable(frozenset({case})) for case in claim.negated())
 
     def imply_all(self, claims: Iterable[Constraint]) -> bool:
-        """Whether all of them follow."""
         return all(map(self.imply, claims))
 
     def contradict(self, constraints: Iterable[Constraint]) -> bool:
@@ -69,50 +140,31 @@ class Facts:
         if any(c.poly.constant is not None for c in found):
             return True
         opposite = {Constraint(-c.poly - 1) for c in found if not c.equal}
-        if not opposite.isdisjoint(found) or not opposite.isdisjoint(self.constraints):
+        if opposite & (found | self.constraints):
             return True
-        return bool(found) and self._impossible(found)
+        return bool(found) and self._unsatisfiable(found)
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
         """Whether, for all values of the symbols, the weights of the constraints that hold add up to 0."""
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
-        about = self._about(symbols)
-        key = (about, tuple(weighted))
-        if key not in self._memory:
-            total = z3.Sum(
-                [z3.If(z3.And([condition(c) for c in domain]), z3.IntVal(w), z3.IntVal(0)) for w, domain in weighted]
-            )
-            self._memory[key] = _unsatisfiable([total != 0], about)
-        return self._memory[key]
+        return self._answers.cancel(tuple(weighted), frozenset(self._about(symbols)))
 
     @staticmethod
     def _trivial(claim: Constraint) -> bool:
         value = claim.poly.constant
         return value is not None and (value == 0 if claim.equal else value >= 0)
 
-    def _impossible(self, constraints: frozenset[Constraint]) -> bool:
+    def _unsatisfiable(self, constraints: frozenset[Constraint]) -> bool:
         symbols = frozenset[str]().union(*(c.poly.symbols for c in constraints))
-        about = self._about(symbols)
-        key = (about, constraints)
-        if key not in self._memory:
-            self._memory[key] = _unsatisfiable([condition(c) for c in constraints], about)
-        return self._memory[key]
+        return self._answers.unsatisfiable(constraints | frozenset(self._about(symbols)))
 
-    def _about(self, symbols: frozenset[str]) -> frozenset[Constraint]:
+    def _about(self, symbols: frozenset[str]) -> list[Constraint]:
         """The facts that have to do with some symbols, directly or through others."""
-        left, found = set(self.constraints), set[Constraint]()
+        left, found = set(self.constraints), list[Constraint]()
         while True:
-            near = {c for c in left if not c.poly.symbols.isdisjoint(symbols)}
+            near = [c for c in left if not c.poly.symbols.isdisjoint(symbols)]
             if not near:
-                return frozenset(found)
-            found |= near
-            left -= near
+                return found
+            found += near
+            left -= set(near)
             symbols = symbols.union(*(c.poly.symbols for c in near))
-
-
-def _unsatisfiable(assertions: Sequence[Any], facts: Iterable[Constraint]) -> bool:
-    solver = z3.Solver()
-    solver.set("timeout", TIMEOUT)
-    solver.add(*assertions)
-    solver.add(*(condition(c) for c in sorted(facts, key=str)))
-    return bool(solver.check() == z3.unsat)
