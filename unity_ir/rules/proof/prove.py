@@ -2,8 +2,8 @@
 Proofs of substitutions, for all sizes, degrees and attributes.
 
 Parallel operators are identities on meaning, so both sides are compared without them; that both have the same boundary
-types is checked at samples. A substitution is `refuted` when some sample gives different values, `proved` when all
-results are equal as forms, and `undecided` otherwise: a proof is never guessed.
+types is checked at samples. A substitution is `refuted` when some sample gives different values or no degrees above 1
+fit its types, `proved` when all results are equal as forms, and `undecided` otherwise: a proof is never guessed.
 """
 
 from __future__ import annotations
@@ -17,34 +17,20 @@ from time import perf_counter
 import numpy as np
 
 from unity_ir.errors import UnityError
-from unity_ir.ops import operator as find_operator
-from unity_ir.pcg.graph import Graph, Node, Value, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import Array, interpret
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import (
-    Attribute,
-    Bindings,
-    Input,
-    Operation,
-    Pack,
-    Parameter,
-    Substitution,
-    Term,
-    build,
-    input_type,
-)
+from unity_ir.rules.pattern import Attribute, Input, Operation, Pack, Substitution, Term
 from unity_ir.rules.poly import Poly, number, symbol
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import Constraint
 from unity_ir.rules.proof.lines import Lines, Tensor, Undivided, named
+from unity_ir.rules.proof.sides import PACK_RANKS, ill_typed, names_function, packs, parameters, samples, sides
 from unity_ir.rules.proof.solver import Facts
 from unity_ir.tdl.functions import ACTIVATIONS
 
 SAMPLES = 6
 """Samples a substitution has to survive."""
-
-PACK_RANKS = (0, 1, 2)
-"""Dims of a pack for which a substitution is proved; lines treat all dims of a pack alike."""
 
 SPLITS = 6
 """Sizes whose indices are taken apart, one after the other, before a proof is given up."""
@@ -70,7 +56,7 @@ def prove(rule: Substitution, seed: int = 0) -> Proof:
     begin = perf_counter()
     verdict, detail, questions = "undecided", "", 0
     try:
-        counterexample = refute(rule, seed)
+        counterexample = ill_typed(rule) or refute(rule, seed)
         if counterexample is not None:
             verdict, detail = "refuted", counterexample
         else:
@@ -84,71 +70,6 @@ def prove(rule: Substitution, seed: int = 0) -> Proof:
 
 
 # --- samples ---------------------------------------------------------------------------------------------------------
-
-
-def packs(rule: Substitution) -> list[str]:
-    """The packs of a rule."""
-    return sorted({s.name for i in rule.inputs for s in i.shape if isinstance(s, Pack)})
-
-
-def parameters(rule: Substitution) -> dict[str, str]:
-    """The attributes the match gives, and an operator's attribute each is."""
-    found: dict[str, str] = {}
-    for operation in rule.operations((*rule.source, *rule.target)):
-        for name, value in operation.attributes:
-            if isinstance(value, Parameter):
-                found.setdefault(value.name, f"{operation.op}.{name}")
-    return found
-
-
-def samples(rule: Substitution, count: int, seed: int = 0) -> Iterator[Bindings]:
-    """Bindings at which both sides are well typed, sizes small and mostly unequal."""
-    random = Random(seed)
-    symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
-    found = 0
-    last: UnityError | None = None
-    for attempt in range(400):
-        most = 2 + attempt // 40
-        bindings: dict[str, int | float | str | tuple[int, ...]] = {s: random.randint(1, most + 1) for s in symbols}
-        bindings |= {p: tuple(random.randint(1, 3) for _ in range(random.choice(PACK_RANKS))) for p in packs(rule)}
-        bindings |= {p: _attribute(of, random) for p, of in parameters(rule).items()}
-        try:
-            sides(rule, bindings)
-        except UnityError as error:
-            last = error
-            continue
-        yield bindings
-        found += 1
-        if found == count:
-            return
-    if not found:
-        raise UnityError(f"rule {rule.name}: no small sizes fit both sides ({last})")
-
-
-def _names_function(of: str) -> bool:
-    """Whether an operator's attribute names a function."""
-    operator, _, name = of.partition(".")
-    return any(a.name == name and a.kind == "name" for a in find_operator(operator).line.attributes)
-
-
-def _attribute(of: str, random: Random) -> float | str:
-    return random.choice(ACTIVATIONS) if _names_function(of) else random.choice([0.5, 1.5, 2.0])
-
-
-def sides(rule: Substitution, bindings: Bindings) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
-    """The inputs and both sides at bindings. Raises `UnityError` where they are not well typed or differ in type."""
-    for condition in rule.conditions:
-        values = {s: v for s, v in bindings.items() if isinstance(v, int)}
-        values |= {f"#{s}": len(v) for s, v in bindings.items() if isinstance(v, tuple)}
-        if condition.poly.at(values) < 0:
-            raise UnityError(f"rule {rule.name}: {condition.poly} >= 0 does not hold")
-    leaves = [leaf("input", input_type(i, "i64" if i.integer else "f64", bindings), name=i.name) for i in rule.inputs]
-    inputs = {n.name: n.result for n in leaves}
-    source, target = build(rule.source, inputs, bindings), build(rule.target, inputs, bindings)
-    for a, b in zip(source, target, strict=True):
-        if a.type != b.type:
-            raise UnityError(f"rule {rule.name}: its sides are of types {a.type} and {b.type}")
-    return leaves, source, target
 
 
 def refute(rule: Substitution, seed: int = 0) -> str | None:
@@ -183,7 +104,7 @@ def _pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
 def _given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
     """Every choice of functions for attributes that name them, and some number for the others, which stay symbols."""
     own = parameters(rule)
-    names = [p for p, of in own.items() if _names_function(of)]
+    names = [p for p, of in own.items() if names_function(of)]
     numbers: dict[str, float | str] = dict.fromkeys((p for p in own if p not in names), 0.5)
     for choice in product(ACTIVATIONS, repeat=len(names)):
         yield {**numbers, **dict(zip(names, choice, strict=True))}
