@@ -246,16 +246,18 @@ class Line:
     def _window(self, extents: dict[str, Poly], index: Affine, size: Poly) -> None:
         terms, offset = self._terms(index)
         unknown = [(c, v) for c, v in terms if v not in extents]
-        if not unknown:
-            return
         if len(unknown) > 1:
             raise Undecided(f"{self.name}: a window has several indices of unknown size")
         reach = ZERO
         for c, v in terms:
             if v in extents:
                 reach = reach + c * (extents[v] - 1)
-        ((factor, variable),) = unknown
         padding = -offset - offset if _is_padding(offset) else -offset
+        if not unknown:
+            # Where the line applies at all, windows end in the dim, or in the padding behind it.
+            self.lines.assumed.append(Constraint(size - 1 + padding - reach))
+            return
+        ((factor, variable),) = unknown
         extents[variable] = self.lines.count(size, padding, factor, reach)
 
     # -- results

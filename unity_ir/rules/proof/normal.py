@@ -8,6 +8,7 @@ mentions is a number; a sum may run over `index + shift` instead of `index`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 from unity_ir.rules.poly import Poly, symbol
@@ -28,6 +29,7 @@ from unity_ir.rules.proof.forms import (
     fresh,
     multiplied_out,
     of_poly,
+    substitute,
     substitute_factor,
     text,
 )
@@ -81,11 +83,71 @@ def _factor(factor: Factor, facts: Facts) -> Form:
         case Apply(function, arguments):
             return apply(function, tuple(normal(a, facts) for a in arguments))
         case Extreme(reducer, parts):
-            done = (Bound(p.binders, p.domain, normal(p.body, facts.also(p.domain))) for p in parts)
+            done = (q for p in parts for q in extremes(reducer, p, facts))
             factor = Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=bound_text)))
         case _:
             pass
     return (Mono(Fraction(1), (), frozenset(), (factor,)),)
+
+
+def extremes(reducer: str, part: Bound, facts: Facts) -> Iterator[Bound]:
+    """
+    A part of a maximum, taken apart: by guards on its binders, and where it is a maximum itself. Both keep the set of
+    values, which is all a maximum or minimum depends on.
+    """
+    if reducer not in ("max", "min"):
+        yield Bound(part.binders, part.domain, normal(part.body, facts.also(part.domain)))
+        return
+    guard = next((c for m in part.body for c in sorted(m.domain, key=str) if _splits(c, m, part)), None)
+    if guard is not None:
+        for case in ((guard,), *((c,) for c in guard.negated())):
+            domain = part.domain | frozenset(case)
+            if not facts.contradict(domain):
+                yield from extremes(reducer, Bound(part.binders, domain, _within(part.body, domain)), facts)
+        return
+    body = normal(part.body, facts.also(part.domain))
+    only = body[0] if len(body) == 1 and body[0].coefficient == 1 and not body[0].binders else None
+    if only is not None and not only.domain and len(only.factors) == 1:
+        (factor,) = only.factors
+        if isinstance(factor, Extreme) and factor.reducer == reducer:
+            for inner in factor.parts:
+                names = {b: fresh(b) for b in inner.binders}
+                values = {old: symbol(new) for old, new in names.items()}
+                yield Bound(
+                    part.binders + tuple(names.values()),
+                    part.domain | frozenset(c.substitute(values) for c in inner.domain),
+                    substitute(inner.body, values),
+                )
+            return
+    yield _shifted_bound(Bound(part.binders, part.domain, body))
+
+
+def _splits(c: Constraint, mono: Mono, part: Bound) -> bool:
+    """Whether a guard is about the binders of the part, and not decided by its domain."""
+    symbols = c.poly.symbols
+    about = not symbols.isdisjoint(part.binders) and symbols.isdisjoint(mono.binders)
+    return about and c not in part.domain
+
+
+def _within(body: Form, domain: frozenset[Constraint]) -> Form:
+    """The body without guards that are in the domain, and without what guards leave out whose opposite is in it."""
+    out: list[Mono] = []
+    for m in body:
+        if any(not c.equal and c.negated()[0] in domain for c in m.domain):
+            continue
+        out.append(Mono(m.coefficient, m.binders, m.domain - domain, m.factors))
+    return tuple(out)
+
+
+def _shifted_bound(part: Bound) -> Bound:
+    """Every binder that an index of the body has as binder + rest, as that index."""
+    if len(part.body) != 1:
+        return part
+    (mono,) = part.body
+    shifted = _shifted(Mono(Fraction(1), part.binders, part.domain, mono.factors))
+    if mono.binders or mono.domain:
+        return part
+    return Bound(shifted.binders, shifted.domain, (Mono(mono.coefficient, (), frozenset(), shifted.factors),))
 
 
 def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) -> Mono:

@@ -1,4 +1,4 @@
-"""Every parallelization rule follows from the operator's line, for all sizes and degrees; what does not, is not proved."""
+"""Every parallelization rule follows from the operator's line, for all sizes and degrees; what does not is not."""
 
 from __future__ import annotations
 
