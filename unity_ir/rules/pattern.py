@@ -85,6 +85,15 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """What a prover has said of a rule: its verdict, the seconds it took, and the conditions it took for granted."""
+
+    verdict: str
+    seconds: float
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Substitution:
     """`source` may be replaced by `target`, result by result."""
 
@@ -95,6 +104,8 @@ class Substitution:
     conditions: tuple[Condition, ...] = ()
     exact: bool = False
     """Both sides round alike; otherwise the order of floating point additions may differ."""
+    proof: Proof | None = None
+    """None where nothing has been proved."""
 
     def operations(self, side: tuple[Term, ...]) -> list[Operation]:
         """The operations of a side, operands first."""

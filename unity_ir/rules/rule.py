@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import heapq
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Update, Value, rebuild, topological
+from unity_ir.rules.match import Index, Match, matches
+from unity_ir.rules.pattern import Bindings, Substitution
 
 MOST_AT_ONCE = 1000
 """Applications of one rule in one go; a rule that undoes itself would never end."""
 
-Users = Mapping[Value, list[tuple[Node, int]]]
-Match = Mapping[Value, Value]
-"""Values of the graph, each with the value that may stand in its place."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """
-    A substitution. `match` says, for a node, what may replace which values; the replacement is written over values of
-    the same graph that do not depend on those replaced.
-    """
+    """Substitutions under one name: the cases of one idea, such as fusing one activation or another."""
 
     name: str
-    match: Callable[[Node, Users], Iterator[Match]]
+    cases: tuple[Substitution, ...]
 
-    def applications(self, graph: Graph) -> Iterator[tuple[str, Graph]]:
+    def matches(self, graph: Graph, given: Bindings | None = None) -> Iterator[Match]:
+        """Every match of every case, in the order of the operators they are at. See `match.matches`."""
+        index = Index(graph)
+        found = (matches(case, index, given) for case in self.cases)
+        return heapq.merge(*found, key=lambda m: index.number[m.at])
+
+    def applications(self, graph: Graph, given: Bindings | None = None) -> Iterator[tuple[str, Graph]]:
         """
-        Every way to apply the rule once: the operator it was applied at, and the graph after it.
+        Every way to apply the rule once that does no work twice: the place, and the graph after it.
 
+        The place is the operator that makes the first replaced value; `matmul#3.2` is the second way at `matmul#3`.
         Every weight that had a gradient still has one: a rewrite may not lose a weight whose part in the loss is zero.
         """
-        users = graph.users()
         weights = _trained_weights(graph)
-        for number, node in enumerate(graph.nodes()):
-            if node.is_compute:
-                for match in self.match(node, users):
-                    after = substitute(graph, match)
-                    if weights <= _trained_weights(after):
-                        yield f"{node.op}#{number}", after
+        last, ways = None, 0
+        for match in self.matches(graph, given):
+            if match.repeated:
+                continue
+            after = substitute(graph, match.replaced)
+            if weights <= _trained_weights(after):
+                ways = ways + 1 if match.at is last else 1
+                last = match.at
+                yield match.place if ways == 1 else f"{match.place}.{ways}", after
 
-    def everywhere(self, graph: Graph) -> tuple[list[str], Graph]:
-        """The rule applied until it applies no more: the operators it was applied at, in order, and the graph."""
+    def everywhere(self, graph: Graph, given: Bindings | None = None) -> tuple[list[str], Graph]:
+        """The rule applied until it applies no more: the places it was applied at, in order, and the graph."""
         at: list[str] = []
-        while (found := next(self.applications(graph), None)) is not None and len(at) < MOST_AT_ONCE:
+        while (found := next(self.applications(graph, given), None)) is not None and len(at) < MOST_AT_ONCE:
             at.append(found[0])
             graph = found[1]
         return at, graph
@@ -54,15 +59,20 @@ def _trained_weights(graph: Graph) -> set[Node]:
     return {n for n in trained(graph) if n.op == "weight"}
 
 
-def substitute(graph: Graph, match: Match) -> Graph:
-    """The graph with every matched value replaced, and all that depends on it rebuilt."""
+def substitute(graph: Graph, replaced: Mapping[Value, Value]) -> Graph:
+    """
+    The graph with values replaced, and all that depends on them rebuilt.
+
+    The replacements are values of the same graph, or new ones over such that do not depend on those replaced.
+    """
     new: dict[Value, Value] = {}
 
     def now(value: Value) -> Value:
-        return new[match.get(value, value)]
+        return replaced[value] if value in replaced else new[value]
 
-    for node in topological((*match.values(), *graph.roots), first=graph.inputs):
-        built = node if node.is_leaf else rebuild(node, [now(v) for v in node.operands], node.view)
+    for node in topological(graph.roots, first=graph.inputs):
+        operands = [now(v) for v in node.operands]
+        built = node if tuple(operands) == node.operands else rebuild(node, operands, node.view)
         new.update(zip(node.results, built.results, strict=True))
     updates = tuple(Update(now(u.weight), now(u.grad)) for u in graph.updates)
     return replace(graph, outputs=tuple(map(now, graph.outputs)), updates=updates)

@@ -8,7 +8,7 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
-from unity_ir.rules.algebraic import ALGEBRAIC
+from unity_ir.rules.algebraic import algebraic
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.joint import Progress, joint
 from unity_ir.search.result import SearchResult
@@ -43,7 +43,7 @@ def run(
         parallel = sample(serial, machine, seed) if strategy == "random" else data_parallel(serial, machine)
         result = SearchResult(strategy, parallel, cost(parallel, machine, optimizer), seconds=perf_counter() - start)
     else:
-        found = joint(serial, machine, ALGEBRAIC, optimizer, progress=progress)
+        found = joint(serial, machine, algebraic(), optimizer, progress=progress)
         result = SearchResult(
             strategy,
             found.graph,

@@ -15,8 +15,9 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
-from unity_ir.rules.algebraic import ALGEBRAIC
+from unity_ir.rules.algebraic import algebraic
 
+ALGEBRAIC = algebraic()
 RULES = {r.name: r for r in ALGEBRAIC}
 
 

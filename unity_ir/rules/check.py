@@ -1,0 +1,234 @@
+"""
+Whether a rule means anything: names, operators and attributes exist, and both sides have the same types.
+
+The latter is tried at two choices of small sizes, unequal ones for unequal symbols. It is a check of the writing, which
+finds a forgotten transpose; that both sides are equal for all sizes is for a prover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import lru_cache
+from random import Random
+
+from unity_ir.errors import UnityError
+from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.graph import Value, leaf
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.pattern import (
+    Attribute,
+    Bindings,
+    Input,
+    Operation,
+    Pack,
+    Parameter,
+    Result,
+    Substitution,
+    Term,
+    attribute_value,
+    build,
+    input_type,
+    ints,
+)
+from unity_ir.rules.poly import Poly
+
+TRIES = 400
+"""Choices of sizes tried to find one that the source takes."""
+
+SAMPLES = 2
+"""Choices of sizes both sides are built at."""
+
+_PARAMETERS = {"name": "relu", "float": 0.5, "dtype": "f32"}
+"""What an attribute that the match gives is taken for, by kind."""
+
+
+def attribute_kinds(op: str) -> dict[str, str]:
+    """The attributes of an operator and their kinds. Raises `UnityError` for an unknown one."""
+    if op in PARALLEL_OPERATORS:
+        return dict.fromkeys(PARALLEL_OPERATORS[op].attributes, "int")
+    return {a.name: a.kind for a in find_operator(op).line.attributes}
+
+
+@lru_cache(maxsize=1024)
+def attribute_defaults(op: str) -> dict[str, Attribute]:
+    """The defaults of an operator's attributes; those without one are not there."""
+    if op in PARALLEL_OPERATORS:
+        return {}
+    found = {a.name: a.default for a in find_operator(op).line.attributes}
+    return {name: _as_attribute(value) for name, value in found.items() if value is not None}
+
+
+def _as_attribute(value: int | float | str | tuple[int, ...]) -> Attribute:
+    from unity_ir.rules.poly import number
+
+    match value:
+        case int():
+            return number(value)
+        case tuple():
+            return tuple(map(number, value))
+        case _:
+            return value
+
+
+def check(rule: Substitution) -> None:
+    """Raises `UnityError` for a rule that does not hold together."""
+    try:
+        if not rule.name:
+            raise UnityError("the name is empty; give it one")
+        for operation in rule.operations((*rule.source, *rule.target)):
+            _check_operation(operation)
+        _check_bound(rule)
+        _check_types(rule)
+    except UnityError as error:
+        raise UnityError(f'subst.rule "{rule.name}": {error}') from error
+
+
+def _check_operation(operation: Operation) -> None:
+    op, given = operation.op, dict(operation.attributes)
+    known = attribute_kinds(op)
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}" if near else f"it has {', '.join(known) or 'none'}"
+            raise UnityError(f"{op} has no attribute {name}; {hint}")
+    for name, kind in known.items():
+        if name not in given and name not in attribute_defaults(op):
+            raise UnityError(f"{op} needs the attribute {name}; add it")
+        if name in given and not _fits(kind, given[name]):
+            raise UnityError(f"{op}: attribute {name} is of kind {kind}; write it so")
+    if op in PARALLEL_OPERATORS:
+        least, variadic = 1, False
+    else:
+        parameters = find_operator(op).line.parameters
+        least, variadic = len(parameters), any(p.variadic for p in parameters)
+    found = len(operation.operands)
+    if found < least or (found > least and not variadic):
+        raise UnityError(f"{op} takes {least}{' or more' * variadic} operands, not {found}")
+
+
+def _fits(kind: str, value: Attribute) -> bool:
+    match kind:
+        case "int":
+            return isinstance(value, Poly)
+        case "ints":
+            return isinstance(value, tuple)
+        case "float":
+            return isinstance(value, float | Parameter) or (isinstance(value, Poly) and value.constant is not None)
+        case _:
+            return isinstance(value, str | Parameter)
+
+
+def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
+    """The attributes a match gives, with their kinds."""
+    return {
+        value.name: attribute_kinds(o.op)[name]
+        for o in rule.operations(side)
+        for name, value in o.attributes
+        if isinstance(value, Parameter)
+    }
+
+
+def _inputs(rule: Substitution, side: tuple[Term, ...]) -> set[str]:
+    terms = (*side, *(t for o in rule.operations(side) for t in o.operands))
+    return {t.name for t in terms if isinstance(t, Input)}
+
+
+def _check_bound(rule: Substitution) -> None:
+    if len(rule.source) != len(rule.target) or not rule.source:
+        raise UnityError(f"the source yields {len(rule.source)} values, the target {len(rule.target)}; yield as many")
+    if not all(isinstance(t, Result) for t in rule.source):
+        raise UnityError("the source yields an input, which nothing can match; yield results")
+    for item in rule.inputs:
+        if item.name not in _inputs(rule, rule.source):
+            raise UnityError(f"input %{item.name} is not in the source, so a match does not give it; remove it")
+    for name in parameters(rule, rule.target):
+        if name not in parameters(rule, rule.source):
+            raise UnityError(f"${name} is not in the source, so a match does not give it; write a value")
+    packs = {p.name for i in rule.inputs for p in i.shape if isinstance(p, Pack)}
+    for s in sorted(rule.symbols):
+        if s.startswith("#") and s[1:] not in packs:
+            raise UnityError(f"{s} is the number of dims in {s[1:]}.., which no input has; add it to one")
+        if s in packs:
+            raise UnityError(f"{s} is a size and the dims {s}..; rename one")
+
+
+def _check_types(rule: Substitution) -> None:
+    found, reason = 0, "their conditions hold at none"
+    for bindings in samples(rule):
+        try:
+            inputs = sample_inputs(rule, bindings)
+            source = build(rule.source, inputs, bindings)
+        except (UnityError, IndexError) as error:
+            reason = str(error)
+            continue
+        sizes = ", ".join(f"{name} = {value}" for name, value in sorted(bindings.items()))
+        try:
+            target = build(rule.target, inputs, bindings)
+        except IndexError:
+            raise UnityError("the target names more results than an operator has; remove some") from None
+        except UnityError as error:
+            raise UnityError(f"the target is ill typed at {sizes}: {error}") from error
+        for i, (old, new) in enumerate(zip(source, target, strict=True)):
+            if old.type != new.type:
+                raise UnityError(f"result {i} is {old.type} in the source and {new.type} in the target at {sizes}")
+        found += 1
+        if found == SAMPLES:
+            return
+    if not found:
+        raise UnityError(f"no small sizes make the source well typed: {reason}")
+
+
+def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
+    """Leaves of the inputs' types. Raises `UnityError` for types there are not."""
+    found: dict[str, Value] = {}
+    for item in rule.inputs:
+        type = input_type(item, "i64" if item.integer else "f32", bindings)
+        found[item.name] = leaf("input", type, name=item.name).result
+    return found
+
+
+def samples(rule: Substitution) -> Iterator[Bindings]:
+    """Small sizes, unequal for unequal symbols, at which the conditions hold; degrees are 2. The same in every run."""
+    symbols = {s for s in rule.symbols if not s.startswith("#")}
+    shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))
+    degrees = _degrees(rule)
+    sizes, others = sorted((symbols & shapes) - degrees), sorted(symbols - shapes - degrees)
+    packs = sorted({p.name for i in rule.inputs for p in i.shape if isinstance(p, Pack)})
+    named = {p: _PARAMETERS[kind] for p, kind in parameters(rule, rule.source).items() if kind in _PARAMETERS}
+    for seed in range(TRIES):
+        random = Random(seed)
+        numbers = iter(random.sample(range(2, 8 + 2 * len(sizes) + 4 * len(packs)), len(sizes) + 2 * len(packs)))
+        bindings: dict[str, int | float | str | tuple[int, ...]] = {**named}
+        bindings |= {s: next(numbers) for s in sizes}
+        bindings |= {s: random.randint(1, 3) for s in others}
+        bindings |= dict.fromkeys(degrees, 2)
+        bindings |= {p: tuple(next(numbers) for _ in range(random.randint(0, 2))) for p in packs}
+        if all(ints(c.poly, bindings) >= 0 for c in rule.conditions):
+            yield bindings
+
+
+def _degrees(rule: Substitution) -> frozenset[str]:
+    """The symbols of degrees, of sums and copies, and of what parallel operators divide by."""
+    polys = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy)]
+    for o in rule.operations((*rule.source, *rule.target)):
+        if o.op in PARALLEL_OPERATORS:
+            polys += [v for name, v in o.attributes if name == "by" and isinstance(v, Poly)]
+    return frozenset[str]().union(*(p.symbols for p in polys))
+
+
+def free(rule: Substitution) -> frozenset[str]:
+    """The symbols a match does not give, such as the degree a target divides by."""
+    given: set[str] = set()
+    for item in rule.inputs:
+        for p in (*(s for s in item.shape if isinstance(s, Poly)), *item.degrees, item.sum, item.copy):
+            given |= p.symbols
+        given |= {f"#{p.name}" for p in item.shape if isinstance(p, Pack)}
+    for o in rule.operations(rule.source):
+        for _, value in o.attributes:
+            for p in value if isinstance(value, tuple) else (value,):
+                given |= p.symbols if isinstance(p, Poly) else set()
+    return rule.symbols - given
+
+
+__all__ = ["attribute_defaults", "attribute_kinds", "attribute_value", "check", "free", "parameters", "samples"]

@@ -1,0 +1,82 @@
+"""
+The rules that come with the compiler: text, one file per family, the form of which is in `unity_ir.rules.text`.
+
+A rule's name is its family's idea and, after a dot, the case: `fuse-activation.relu` and `fuse-activation.gelu` are the
+cases of the rule `fuse-activation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from unity_ir.errors import UnityError
+from unity_ir.rules.check import check
+from unity_ir.rules.pattern import Substitution
+from unity_ir.rules.rule import Rule
+from unity_ir.rules.text import parse_rules
+
+
+@cache
+def family(name: str) -> tuple[Substitution, ...]:
+    """The substitutions of one file of the library: `family("algebraic")`."""
+    file = files(__name__).joinpath(f"{name}.pcg")
+    return parse_rules(file.read_text(encoding="utf-8"), f"{name}.pcg")
+
+
+def families() -> tuple[str, ...]:
+    """The files of the library."""
+    return tuple(sorted(f.name.removesuffix(".pcg") for f in files(__name__).iterdir() if f.name.endswith(".pcg")))
+
+
+def load() -> tuple[Substitution, ...]:
+    """Every substitution of the library, by family and in the order of the text."""
+    return tuple(rule for name in families() for rule in family(name))
+
+
+def read(path: str) -> tuple[Substitution, ...]:
+    """
+    The substitutions of a file, checked.
+
+    Raises `UnityError` for text that is no rule, and rules that do not hold together; `OSError` for the file.
+    """
+    try:
+        rules = parse_rules(Path(path).read_text(encoding="utf-8"), path)
+    except UnicodeDecodeError as error:
+        raise UnityError(f"{path}: byte {error.start} is not UTF-8 text") from error
+    for rule in rules:
+        check(rule)
+    return rules
+
+
+def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
+    """Rules by name, with their cases. Raises `UnityError` where one case is given twice."""
+    cases: dict[str, list[Substitution]] = {}
+    seen: set[str] = set()
+    for substitution in substitutions:
+        if substitution.name in seen:
+            raise UnityError(f'subst.rule "{substitution.name}": there are two of this name; rename one')
+        seen.add(substitution.name)
+        cases.setdefault(substitution.name.partition(".")[0], []).append(substitution)
+    return {name: Rule(name, tuple(found)) for name, found in cases.items()}
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """Every rule of the library by name."""
+    return group(load())
+
+
+def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
+    """A rule by name, or one case of it. Raises `UnityError` naming the nearest ones if there is none."""
+    known = rules() if known is None else known
+    if name in known:
+        return known[name]
+    cases = {case.name: case for rule in known.values() for case in rule.cases}
+    if name in cases:
+        return Rule(name, (cases[name],))
+    near = get_close_matches(name, (*known, *cases), n=3)
+    raise UnityError(f"rules: unknown rule {name}; " + (f"did you mean {' or '.join(near)}" if near else "see docs/rules.md"))

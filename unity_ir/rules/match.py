@@ -1,0 +1,273 @@
+"""
+Where a substitution matches a graph.
+
+A pattern is laid over the graph from the operator that makes its first result: operands lead to operands, and to a
+result that these do not reach, the users of a value that has already been found. Sizes and attributes are solved for
+last, since most places are ruled out by the names of operators.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph, Node, Value, topological
+from unity_ir.rules.check import attribute_defaults, free
+from unity_ir.rules.pattern import Attribute, Bindings, Input, Operation, Result, Substitution, Term, build
+from unity_ir.rules.poly import Poly
+from unity_ir.rules.solve import solve
+from unity_ir.tdl.syntax import AttrValue
+
+COMMUTATIVE = ("add", "mul", "maximum", "minimum")
+"""Operators whose two operands a pattern finds in either order."""
+
+
+class Index:
+    """A graph's operators by name, and the users of its values. Made once for all rules."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.nodes = graph.nodes()
+        self.number = {node: i for i, node in enumerate(self.nodes)}
+        self.roots = frozenset(graph.roots)
+        self.by_op: dict[str, list[Node]] = {}
+        self.users: dict[Value, list[tuple[Node, int]]] = {}
+        for node in self.nodes:
+            if not node.is_leaf:
+                self.by_op.setdefault(node.op, []).append(node)
+            for i, operand in enumerate(node.operands):
+                self.users.setdefault(operand, []).append((node, i))
+
+    def place(self, node: Node) -> str:
+        """The name of an operator: `matmul#3`, with its number among the graph's nodes."""
+        return f"{node.op}#{self.number[node]}"
+
+    def depends(self, value: Value, nodes: set[Node]) -> bool:
+        """Whether a value is computed from one of these nodes' results."""
+        least = min(self.number[n] for n in nodes)
+        seen: set[Node] = set()
+        stack = [value.node]
+        while stack:
+            node = stack.pop()
+            # Nodes are numbered operands first.
+            if node in seen or self.number[node] < least:
+                continue
+            if node in nodes:
+                return True
+            seen.add(node)
+            stack += [v.node for v in node.operands]
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A place where a rule applies."""
+
+    rule: Substitution
+    index: Index
+    at: Node
+    """The operator that makes the first value to be replaced."""
+    inputs: Mapping[str, Value]
+    bindings: Bindings
+    replaced: Mapping[Value, Value]
+    """Values of the graph, each with the one that may stand in its place."""
+    nodes: frozenset[Node] = field(default=frozenset())
+    """The operators matched."""
+
+    @property
+    def place(self) -> str:
+        return self.index.place(self.at)
+
+    @cached_property
+    def kept(self) -> tuple[Node, ...]:
+        """The operators matched that remain, since others read them, or they are outputs."""
+        kept: set[Node] = set()
+        for node in sorted(self.nodes, key=lambda n: -self.index.number[n]):
+            for value in node.results:
+                users = (u for u, _ in self.index.users.get(value, ()))
+                read = value in self.index.roots or any(u not in self.nodes or u in kept for u in users)
+                if read and value not in self.replaced:
+                    kept.add(node)
+        return tuple(sorted(kept, key=lambda n: self.index.number[n]))
+
+    @cached_property
+    def repeated(self) -> tuple[str, ...]:
+        """
+        The operators of the target that do again what an operator that remains has done.
+
+        Given `relu(matmul(x, w)) -> matmul(x, w) {act}` where the product has other users, returns `matmul`.
+        """
+        if not self.kept:
+            return ()
+        kept = Counter(n.op for n in self.kept)
+        made = topological(self.replaced.values(), first=self.index.nodes)[len(self.index.nodes) :]
+        new = Counter(n.op for n in made)
+        new -= Counter(n.op for n in self.nodes if n not in self.kept)
+        return tuple(op for op in kept if new[op])
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A pattern laid over a graph so far."""
+
+    nodes: Mapping[int, Node]
+    values: Mapping[str, Value]
+
+
+class _Plan:
+    """What of a rule does not depend on the graph."""
+
+    def __init__(self, rule: Substitution):
+        self.rule = rule
+        self.operations = rule.operations(rule.source)
+        self.roots = [t for t in rule.source if isinstance(t, Result)]
+        self.first = self.roots[0].operation
+        self.attributes = {
+            id(o): {**attribute_defaults(o.op), **dict(o.attributes)} for o in self.operations
+        }
+        self.constants = {id(o): _constants(self.attributes[id(o)]) for o in self.operations}
+        self.ops = frozenset(o.op for o in self.operations)
+        self.free = free(rule)
+        self.several = len({id(t.operation) for t in self.roots}) > 1
+
+
+def _constants(attributes: Mapping[str, Attribute]) -> tuple[tuple[str, AttrValue], ...]:
+    """The attributes whose values the pattern fixes."""
+    found: list[tuple[str, AttrValue]] = []
+    for name, value in attributes.items():
+        match value:
+            case Poly():
+                if value.constant is not None:
+                    found.append((name, value.constant))
+            case float() | str():
+                found.append((name, value))
+            case _:
+                pass
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _plan(rule: Substitution) -> _Plan:
+    return _Plan(rule)
+
+
+def matches(rule: Substitution, index: Index, given: Bindings | None = None, at: Node | None = None) -> Iterator[Match]:
+    """
+    Every match of a rule, in the order of the operators it is at, or those at one operator.
+
+    `given` are values for symbols that no match gives, such as a degree to divide by; without them there is no match.
+    A match whose replacement would have other types, or would depend on what it replaces, is none. Of matches that
+    differ in the order of the replaced values only, or not at all in what they make, the first is given.
+    """
+    plan, given = _plan(rule), given or {}
+    if not plan.ops <= index.by_op.keys() or not plan.free <= given.keys():
+        return
+    orders: dict[frozenset[Value], tuple[Value, ...]] = {}
+    seen: set[tuple[tuple[Value, Value], ...]] = set()
+    for node in index.by_op[plan.first.op] if at is None else (at,):
+        for found in _assign(plan, index, plan.first, node, _Found({}, {}), []):
+            roots = tuple(Value(found.nodes[id(t.operation)], t.index) for t in plan.roots)
+            if len(set(roots)) < len(roots) or orders.setdefault(frozenset(roots), roots) != roots:
+                continue
+            match = _match(plan, index, node, found, roots, given)
+            if match is not None and (made := tuple(match.replaced.items())) not in seen:
+                seen.add(made)
+                yield match
+
+
+def _match(
+    plan: _Plan, index: Index, at: Node, found: _Found, roots: Sequence[Value], given: Bindings
+) -> Match | None:
+    """The match of a pattern laid over a graph, if its sizes, types and order are right."""
+    attributes = [
+        (plan.attributes[id(o)][name], value)
+        for o in plan.operations
+        for name, value in found.nodes[id(o)].attributes
+        if name in plan.attributes[id(o)]
+    ]
+    types = [(i, found.values[i.name].type) for i in plan.rule.inputs]
+    bindings = solve(types, attributes, plan.rule.conditions, given)
+    if bindings is None:
+        return None
+    nodes = {v.node for v in roots}
+    if plan.several and any(index.depends(v, nodes) for v in found.values.values()):
+        return None
+    try:
+        made = build(plan.rule.target, found.values, bindings)
+    except UnityError:
+        return None
+    if any(old.type != new.type for old, new in zip(roots, made, strict=True)) or tuple(made) == tuple(roots):
+        return None
+    replaced = dict(zip(roots, made, strict=True))
+    return Match(plan.rule, index, at, found.values, bindings, replaced, frozenset(found.nodes.values()))
+
+
+def _assign(
+    plan: _Plan, index: Index, operation: Operation, node: Node, found: _Found, todo: list[tuple[Term, Value]]
+) -> Iterator[_Found]:
+    """Every way to lay the rest of the pattern, with an operation at a node."""
+    if node.op != operation.op or len(node.operands) != len(operation.operands):
+        return
+    constants = plan.constants[id(operation)]
+    if constants:
+        attributes = dict(node.attributes)
+        if any(attributes[name] != value for name, value in constants):
+            return
+    after = _Found({**found.nodes, id(operation): node}, found.values)
+    orders = [node.operands]
+    if node.op in COMMUTATIVE and node.operands[0] != node.operands[1]:
+        orders.append(node.operands[::-1])
+    for operands in orders:
+        yield from _lay(plan, index, after, [*zip(operation.operands, operands, strict=True), *todo])
+
+
+def _lay(plan: _Plan, index: Index, found: _Found, todo: list[tuple[Term, Value]]) -> Iterator[_Found]:
+    """Every way to lay terms over the values given for them, and then what is left of the pattern."""
+    values = found.values
+    for i, (term, value) in enumerate(todo):
+        if isinstance(term, Input):
+            if values.get(term.name, value) != value:
+                return
+            if term.name not in values:
+                values = {**values, term.name: value}
+        elif value.index != term.index:
+            return
+        elif (node := found.nodes.get(id(term.operation))) is not None:
+            if node is not value.node:
+                return
+        else:
+            yield from _assign(plan, index, term.operation, value.node, replace(found, values=values), todo[i + 1 :])
+            return
+    found = replace(found, values=values)
+    left = [o for o in plan.operations if id(o) not in found.nodes]
+    if not left:
+        yield found
+        return
+    operation, nodes = _next(plan, index, found, left)
+    for node in nodes:
+        yield from _assign(plan, index, operation, node, found, [])
+
+
+def _next(
+    plan: _Plan, index: Index, found: _Found, left: Sequence[Operation]
+) -> tuple[Operation, Sequence[Node]]:
+    """An operation still to be laid, and the nodes it may be at: users of a value already found, if there is one."""
+    for operation in left:
+        for slot, term in enumerate(operation.operands):
+            value = _value(found, term)
+            if value is not None:
+                users = index.users.get(value, ())
+                either = operation.op in COMMUTATIVE
+                return operation, list(dict.fromkeys(n for n, s in users if n.op == operation.op and (either or s == slot)))
+    # The last one is a root of its own.
+    return left[-1], index.by_op[left[-1].op]
+
+
+def _value(found: _Found, term: Term) -> Value | None:
+    if isinstance(term, Input):
+        return found.values.get(term.name)
+    node = found.nodes.get(id(term.operation))
+    return None if node is None else Value(node, term.index)

@@ -1,0 +1,153 @@
+"""
+The sizes, degrees and attributes at which a pattern is what a graph has.
+
+Equations are `polynomial = number`. Each with one unknown left, to the first power, is solved; a pattern whose symbols
+do not come out so has no match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.types import TensorType
+from unity_ir.rules.pattern import Attribute, Bindings, Condition, Input, Pack, Parameter, ints
+from unity_ir.rules.poly import ONE, Poly
+from unity_ir.tdl.syntax import AttrValue
+
+
+@dataclass(slots=True)
+class Equations:
+    """What must hold, collected while a pattern is laid over a graph. Each method returns False where it cannot."""
+
+    known: dict[str, int] = field(default_factory=dict)
+    """Sizes, degrees, and ranks of packs as `#a`."""
+    packs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    parameters: dict[str, AttrValue] = field(default_factory=dict)
+    open: list[tuple[Poly, int]] = field(default_factory=list)
+
+    @staticmethod
+    def given(bindings: Bindings) -> Equations:
+        """With what a caller has chosen."""
+        equations = Equations()
+        for name, value in bindings.items():
+            if isinstance(value, int):
+                equations.known[name] = value
+        return equations
+
+    def equal(self, poly: Poly, value: int) -> bool:
+        """Solves `poly = value` if it can be, keeps it if not yet."""
+        constant = poly.constant
+        if constant is not None:
+            return constant == value
+        unknown = poly.symbols - self.known.keys()
+        if not unknown:
+            return poly.at(self.known) == value
+        if len(unknown) > 1:
+            self.open.append((poly, value))
+            return True
+        (symbol,) = unknown
+        factor, rest = poly.coefficient(symbol), poly.without(symbol)
+        if any(m.count(symbol) > 1 for m, _ in poly.terms):
+            return False
+        by, total = factor.at(self.known), value - rest.at(self.known)
+        if by == 0 or total % by:
+            return False
+        solved = total // by
+        if solved < (0 if symbol.startswith("#") else 1):
+            return False
+        self.known[symbol] = solved
+        return True
+
+    def attribute(self, pattern: Attribute, value: AttrValue) -> bool:
+        match pattern:
+            case Poly():
+                constant = pattern.constant
+                if constant is not None:
+                    return constant == value
+                return isinstance(value, int) and self.equal(pattern, value)
+            case tuple():
+                if not isinstance(value, tuple) or len(value) != len(pattern):
+                    return False
+                return all(self.equal(p, v) for p, v in zip(pattern, value, strict=True))
+            case Parameter(name):
+                return self.parameters.setdefault(name, value) == value
+            case _:
+                return pattern == value
+
+    def again(self) -> bool:
+        """Solves what was kept, as far as it goes."""
+        while self.open:
+            kept, self.open = self.open, []
+            if not all(self.equal(poly, value) for poly, value in kept):
+                return False
+            if len(self.open) == len(kept):
+                break
+        return True
+
+    def shape(self, item: Input, type: TensorType) -> bool | None:
+        """Lays an input's shape over a type; None while the ranks of its packs are not known."""
+        if type.halo or type.halo_sum or item.integer == type.is_floating:
+            return False
+        names = [p.name for p in item.shape if isinstance(p, Pack)]
+        unknown = [n for n in names if f"#{n}" not in self.known]
+        rest = len(type.shape) - (len(item.shape) - len(names))
+        rest -= sum(self.known[f"#{n}"] for n in names if n not in unknown)
+        if len(unknown) > 1:
+            return None
+        if rest < 0 or (not unknown and rest):
+            return False
+        if unknown:
+            self.known[f"#{unknown[0]}"] = rest
+        at = 0
+        degrees = item.degrees or (ONE,) * len(item.shape)
+        for size, degree in zip(item.shape, degrees, strict=True):
+            if isinstance(size, Pack):
+                end = at + self.known[f"#{size.name}"]
+                dims = type.shape[at:end]
+                if self.packs.setdefault(size.name, dims) != dims or any(d > 1 for d in type.degrees[at:end]):
+                    return False
+                at = end
+            elif self.equal(degree, type.degrees[at]) and self.equal(size, type.shape[at]):
+                at += 1
+            else:
+                return False
+        return self.equal(item.sum, type.sum) and self.equal(item.copy, type.copy)
+
+    def bindings(self) -> Bindings:
+        sizes = {name: value for name, value in self.known.items() if not name.startswith("#")}
+        return {**sizes, **self.packs, **self.parameters}
+
+
+def solve(
+    inputs: Iterable[tuple[Input, TensorType]],
+    attributes: Iterable[tuple[Attribute, AttrValue]],
+    conditions: Iterable[Condition],
+    given: Bindings,
+) -> Bindings | None:
+    """The bindings at which the inputs have these types and the attributes these values, or None."""
+    equations = Equations.given(given)
+    if not all(equations.attribute(pattern, value) for pattern, value in attributes):
+        return None
+    left = list(inputs)
+    while left:
+        waiting: list[tuple[Input, TensorType]] = []
+        for item, type in left:
+            laid = equations.shape(item, type)
+            if laid is False:
+                return None
+            if laid is None:
+                waiting.append((item, type))
+        if not equations.again() or len(waiting) == len(left):
+            return None
+        left = waiting
+    bindings = equations.bindings()
+    return bindings if not equations.open and _hold(conditions, bindings) else None
+
+
+def _hold(conditions: Iterable[Condition], bindings: Mapping[str, int | float | str | tuple[int, ...]]) -> bool:
+    try:
+        return all(ints(c.poly, bindings) >= 0 for c in conditions)
+    except UnityError:
+        return False
