@@ -1,6 +1,8 @@
 """One pass or target per module. A module is imported when its pass is asked for."""
 
 PASSES: dict[str, str] = {
+    "apply-derivation": "unity_ir.passes.apply_derivation:ApplyDerivation",
+    "apply-rule": "unity_ir.passes.apply_rule:ApplyRule",
     "lower-pcg-to-spmd": "unity_ir.passes.lower_to_spmd:LowerToSpmd",
     "pcg-differentiate": "unity_ir.passes.differentiate:Differentiate",
     "pcg-erase": "unity_ir.passes.erase:Erase",

@@ -67,7 +67,7 @@ def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | Floa
     """What says how the plan came about and how good it is."""
     found: dict[str, ArrayAttr[StringAttr] | FloatAttr] = {}
     if result.bound is not None:
-        found[DERIVATION] = ArrayAttr(StringAttr(f"{step.rule} at {step.at}") for step in result.derivation)
+        found[DERIVATION] = ArrayAttr(StringAttr(str(step)) for step in result.derivation)
         found[BOUND] = FloatAttr(result.bound, f64)
     return found
 

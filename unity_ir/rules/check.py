@@ -26,12 +26,12 @@ from unity_ir.rules.pattern import (
     Result,
     Substitution,
     Term,
-    attribute_value,
     build,
     input_type,
     ints,
 )
-from unity_ir.rules.poly import Poly
+from unity_ir.rules.poly import Poly, number
+from unity_ir.tdl.syntax import AttrValue
 
 TRIES = 400
 """Choices of sizes tried to find one that the source takes."""
@@ -59,9 +59,7 @@ def attribute_defaults(op: str) -> dict[str, Attribute]:
     return {name: _as_attribute(value) for name, value in found.items() if value is not None}
 
 
-def _as_attribute(value: int | float | str | tuple[int, ...]) -> Attribute:
-    from unity_ir.rules.poly import number
-
+def _as_attribute(value: AttrValue) -> Attribute:
     match value:
         case int():
             return number(value)
@@ -75,13 +73,13 @@ def check(rule: Substitution) -> None:
     """Raises `UnityError` for a rule that does not hold together."""
     try:
         if not rule.name:
-            raise UnityError("the name is empty; give it one")
+            raise UnityError("give it a name")
         for operation in rule.operations((*rule.source, *rule.target)):
             _check_operation(operation)
         _check_bound(rule)
         _check_types(rule)
     except UnityError as error:
-        raise UnityError(f'subst.rule "{rule.name}": {error}') from error
+        raise UnityError(f"subst.rule: {rule.name or 'without a name'}: {error}") from error
 
 
 def _check_operation(operation: Operation) -> None:
@@ -229,6 +227,3 @@ def free(rule: Substitution) -> frozenset[str]:
             for p in value if isinstance(value, tuple) else (value,):
                 given |= p.symbols if isinstance(p, Poly) else set()
     return rule.symbols - given
-
-
-__all__ = ["attribute_defaults", "attribute_kinds", "attribute_value", "check", "free", "parameters", "samples"]

@@ -125,9 +125,7 @@ class _Plan:
         self.operations = rule.operations(rule.source)
         self.roots = [t for t in rule.source if isinstance(t, Result)]
         self.first = self.roots[0].operation
-        self.attributes = {
-            id(o): {**attribute_defaults(o.op), **dict(o.attributes)} for o in self.operations
-        }
+        self.attributes = {id(o): {**attribute_defaults(o.op), **dict(o.attributes)} for o in self.operations}
         self.constants = {id(o): _constants(self.attributes[id(o)]) for o in self.operations}
         self.ops = frozenset(o.op for o in self.operations)
         self.free = free(rule)
@@ -178,9 +176,7 @@ def matches(rule: Substitution, index: Index, given: Bindings | None = None, at:
                 yield match
 
 
-def _match(
-    plan: _Plan, index: Index, at: Node, found: _Found, roots: Sequence[Value], given: Bindings
-) -> Match | None:
+def _match(plan: _Plan, index: Index, at: Node, found: _Found, roots: Sequence[Value], given: Bindings) -> Match | None:
     """The match of a pattern laid over a graph, if its sizes, types and order are right."""
     attributes = [
         (plan.attributes[id(o)][name], value)
@@ -251,9 +247,7 @@ def _lay(plan: _Plan, index: Index, found: _Found, todo: list[tuple[Term, Value]
         yield from _assign(plan, index, operation, node, found, [])
 
 
-def _next(
-    plan: _Plan, index: Index, found: _Found, left: Sequence[Operation]
-) -> tuple[Operation, Sequence[Node]]:
+def _next(plan: _Plan, index: Index, found: _Found, left: Sequence[Operation]) -> tuple[Operation, Sequence[Node]]:
     """An operation still to be laid, and the nodes it may be at: users of a value already found, if there is one."""
     for operation in left:
         for slot, term in enumerate(operation.operands):
@@ -261,7 +255,9 @@ def _next(
             if value is not None:
                 users = index.users.get(value, ())
                 either = operation.op in COMMUTATIVE
-                return operation, list(dict.fromkeys(n for n, s in users if n.op == operation.op and (either or s == slot)))
+                return operation, list(
+                    dict.fromkeys(n for n, s in users if n.op == operation.op and (either or s == slot))
+                )
     # The last one is a root of its own.
     return left[-1], index.by_op[left[-1].op]
 

@@ -36,7 +36,7 @@ from lark import (
     Transformer,
     v_args,  # pyright: ignore[reportUnknownVariableType]
 )
-from lark.exceptions import LarkError, UnexpectedInput, UnexpectedToken, VisitError
+from lark.exceptions import LarkError, UnexpectedInput, VisitError
 
 from unity_ir.errors import UnityError
 from unity_ir.rules.pattern import (
@@ -69,6 +69,17 @@ class _Statement:
     op: Token
     operands: tuple[Token, ...]
     attributes: tuple[tuple[str, Attribute], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    exact: bool
+    proof: Proof | None
 
 
 _Block = tuple[tuple[_Statement, ...], tuple[Token, ...]]
@@ -126,8 +137,8 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
         at_least, at_most = Condition(left - right), Condition(right - left)
         return {">=": (at_least,), "<=": (at_most,), "=": (at_least, at_most)}[str(relation)]
 
-    def where(self, *conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
-        return tuple(c for cs in conditions for c in cs)
+    def where(self, *conditions: tuple[Condition, ...]) -> _Where:
+        return _Where(tuple(c for cs in conditions for c in cs))
 
     def exact(self) -> bool:
         return True
@@ -141,8 +152,8 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
     def proof(self, verdict: Token, seconds: float, assumed: tuple[str, ...] | None) -> Proof:
         return Proof(verdict[1:-1], seconds, assumed or ())
 
-    def attributes(self, *flags: Any) -> list[Any]:
-        return [f for f in flags if f is not None]
+    def attributes(self, *flags: bool | Proof | None) -> _Flags:
+        return _Flags(True in flags, next((f for f in flags if isinstance(f, Proof)), None))
 
     def polys(self, *items: Poly | None) -> tuple[Poly, ...]:
         return tuple(i for i in items if i is not None)
@@ -180,23 +191,17 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
         return items[:-1], items[-1]
 
     def rule(self, name: Token, inputs: tuple[tuple[Token, Input], ...] | None, *rest: Any) -> Substitution:
-        *options, source, target = rest
+        options: tuple[_Where | _Flags, ...] = rest[:-2]
+        source, target = rest[-2:]
         bound: dict[str, Input] = {}
         for token, item in inputs or ():
             if item.name in bound:
                 raise _error(f"input {token} is declared twice; rename one", token)
             bound[item.name] = item
-        conditions = next((o for o in options if isinstance(o, tuple)), ())
-        flags = next((o for o in options if isinstance(o, list)), [])
-        return Substitution(
-            name[1:-1],
-            tuple(bound.values()),
-            _side(source, bound),
-            _side(target, bound),
-            conditions,
-            True in flags,
-            next((f for f in flags if isinstance(f, Proof)), None),
-        )
+        where = next((o for o in options if isinstance(o, _Where)), _Where(()))
+        flags = next((o for o in options if isinstance(o, _Flags)), _Flags(False, None))
+        sides = _side(source, bound), _side(target, bound)
+        return Substitution(name[1:-1], tuple(bound.values()), *sides, where.conditions, flags.exact, flags.proof)
 
     def start(self, *rules: Substitution) -> tuple[Substitution, ...]:
         return rules
@@ -234,13 +239,14 @@ def _grammar() -> Lark:
 def _parse(text: str, start: str) -> Any:
     try:
         tree: Any = _grammar().parse(text, start=start)  # pyright: ignore[reportUnknownMemberType]
-        return _Build().transform(tree)  # pyright: ignore[reportUnknownMemberType]
+        return cast("Any", _Build().transform(tree))  # pyright: ignore[reportUnknownMemberType]
     except VisitError as e:
         if isinstance(e.orig_exc, RuleTextError):
             raise e.orig_exc from None
         raise
     except UnexpectedInput as e:
-        ended = isinstance(e, UnexpectedToken) and e.token.type == "$END"
+        token: Any = getattr(e, "token", None)
+        ended = token is not None and token.type == "$END"
         position = len(text) if ended else e.pos_in_stream or 0
         found = text[position : position + 20].split("\n")[0].strip()
         raise RuleTextError(f"`{found}` is not expected here" if found else "the text ends too soon", position) from e
@@ -312,7 +318,7 @@ def _quoted(text: str) -> str:
     return '"' + " ".join(text.replace("\\", "/").replace('"', "'").split()) + '"'
 
 
-def rule_text(rule: Substitution, indent: str = "") -> str:
+def rule_text(rule: Substitution) -> str:
     """The text of a rule: `parse_rules` of it is the same rule, with results named after what makes them."""
     inputs = ", ".join(f"%{i.name}: {tensor_text(i)}" for i in rule.inputs)
     where = f" where {', '.join(map(condition_text, rule.conditions))}" if rule.conditions else ""
@@ -321,7 +327,7 @@ def rule_text(rule: Substitution, indent: str = "") -> str:
     lines = [f"subst.rule {_quoted(rule.name)} ({inputs}){where}{attributes} {{"]
     lines += [f"  {line}" for line in _side_text(rule, rule.source)]
     lines += ["} to {", *(f"  {line}" for line in _side_text(rule, rule.target)), "}"]
-    return "\n".join(indent + line for line in lines)
+    return "\n".join(lines)
 
 
 def _proof_text(proof: Proof) -> str:
@@ -329,14 +335,19 @@ def _proof_text(proof: Proof) -> str:
     return f"proof = {{verdict = {_quoted(proof.verdict)}, seconds = {proof.seconds!r}{assumed}}}"
 
 
-def _side_text(rule: Substitution, side: tuple[Term, ...]) -> Iterator[str]:
-    taken = {i.name for i in rule.inputs}
-    counts: Counter[str] = Counter()
+def applications(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Operation, int]]:
+    """The operations of a side, operands first, each with the number of its results that are used, 1 at least."""
     operations = rule.operations(side)
     results = {id(o): 1 for o in operations}
     for term in (*side, *(t for o in operations for t in o.operands)):
         if isinstance(term, Result):
             results[id(term.operation)] = max(results[id(term.operation)], term.index + 1)
+    return [(o, results[id(o)]) for o in operations]
+
+
+def _side_text(rule: Substitution, side: tuple[Term, ...]) -> Iterator[str]:
+    taken = {i.name for i in rule.inputs}
+    counts: Counter[str] = Counter()
     names: dict[int, list[str]] = {}
 
     def name(term: Term) -> str:
@@ -348,10 +359,9 @@ def _side_text(rule: Substitution, side: tuple[Term, ...]) -> Iterator[str]:
         taken.add(found)
         return found
 
-    for o in operations:
-        names[id(o)] = [fresh(o.op) for _ in range(results[id(o)])]
+    for o, results in applications(rule, side):
+        names[id(o)] = [fresh(o.op) for _ in range(results)]
         made = ", ".join(f"%{n}" for n in names[id(o)])
         values = ", ".join(f"{key} = {attribute_text(value)}" for key, value in o.attributes)
         yield f"{made} = {o.op} {', '.join(map(name, o.operands))}" + (f" {{{values}}}" if values else "")
     yield f"yield {', '.join(map(name, side))}"
-

@@ -15,10 +15,10 @@ from itertools import count
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.rules.derivation import Application
 from unity_ir.rules.rule import Rule
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.realise import realise
-from unity_ir.search.result import Application
 from unity_ir.search.space import Spaces
 
 Progress = Callable[[int, float], None]
@@ -33,6 +33,8 @@ class JointPlan:
     bound: float
     derivation: tuple[Application, ...]
     explored: int
+    rewritten: Graph
+    """The serial graph that the derivation leads to, of which `graph` is the parallelization."""
 
 
 def joint(
@@ -76,7 +78,7 @@ def joint(
             if progress is not None:
                 progress(len(seen), best[0])
     seconds, rewritten, plan, derivation = best
-    return JointPlan(realise(rewritten, plan, solver), seconds, derivation, len(seen))
+    return JointPlan(realise(rewritten, plan, solver), seconds, derivation, len(seen), rewritten)
 
 
 def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Application], Graph]]:

@@ -6,14 +6,7 @@ from dataclasses import dataclass
 
 from unity_ir.cost.plan import PlanCost
 from unity_ir.pcg.graph import Graph
-
-
-@dataclass(frozen=True, slots=True)
-class Application:
-    """One rule application of a derivation: the rule's name, and the operator it was applied to."""
-
-    rule: str
-    at: str
+from unity_ir.rules.derivation import Application
 
 
 @dataclass(frozen=True)

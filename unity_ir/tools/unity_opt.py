@@ -48,6 +48,9 @@ class UnityOpt(xDSLOptMain):
     imported: Imported | None = None
     """What `--from-torch` has read."""
 
+    derivation: str | None = None
+    """What goes into the file of `--derivation-out`."""
+
     def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
         super().register_all_arguments(arg_parser)
         arg_parser.prog = "unity-opt"
@@ -78,6 +81,11 @@ class UnityOpt(xDSLOptMain):
             "--machine",
             metavar="M",
             help="the machine to search for and to cost on: 2gpu, box:N, dgx-h100[:N], summit:N, or a .toml file",
+        )
+        arg_parser.add_argument(
+            "--derivation-out",
+            metavar="FILE",
+            help="write the rule applications a search has found, which the pass apply-derivation{file=...} does again",
         )
         arg_parser.add_argument(
             "--stats", action="store_true", help="after the passes, print what each function costs to stderr"
@@ -202,6 +210,8 @@ class UnityOpt(xDSLOptMain):
             if missing is None:
                 raise
             raise VerifyException(missing) from None
+        if self.args.derivation_out is not None:
+            self.derivation = derivation_text(prog)
         if self.args.stats:
             self.print_stats(prog)
 
@@ -230,6 +240,20 @@ class UnityOpt(xDSLOptMain):
         if self.output is not None:
             with open(self.args.output_file, "w", encoding="utf-8") as file:
                 file.write(self.output.getvalue())
+        if self.derivation is not None:
+            with open(self.args.derivation_out, "w", encoding="utf-8") as file:
+                file.write(self.derivation)
+
+
+def derivation_text(module: ModuleOp) -> str:
+    """The derivations of a module's functions, as a file has them. Raises `UnityError` where no search has left one."""
+    from unity_ir.dialects.convert import pcg_functions
+
+    found = {func.sym_name.data: _certificate(func)[0] for func in pcg_functions(module)}
+    lines = [line for name, steps in found.items() if steps is not None for line in (f"@{name}", *steps)]
+    if not lines:
+        raise UnityError("unity-opt: --derivation-out, but no function has a derivation; add --search")
+    return "\n".join(lines) + "\n"
 
 
 def _certificate(func: FuncOp) -> tuple[list[str] | None, float | None]:

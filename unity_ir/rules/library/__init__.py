@@ -58,7 +58,7 @@ def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
     seen: set[str] = set()
     for substitution in substitutions:
         if substitution.name in seen:
-            raise UnityError(f'subst.rule "{substitution.name}": there are two of this name; rename one')
+            raise UnityError(f"subst.rule: {substitution.name}: there are two of this name; rename one")
         seen.add(substitution.name)
         cases.setdefault(substitution.name.partition(".")[0], []).append(substitution)
     return {name: Rule(name, tuple(found)) for name, found in cases.items()}
@@ -78,5 +78,6 @@ def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
     cases = {case.name: case for rule in known.values() for case in rule.cases}
     if name in cases:
         return Rule(name, (cases[name],))
-    near = get_close_matches(name, (*known, *cases), n=3)
-    raise UnityError(f"rules: unknown rule {name}; " + (f"did you mean {' or '.join(near)}" if near else "see docs/rules.md"))
+    near = get_close_matches(name, {**known, **cases}, n=3)
+    hint = f"did you mean {' or '.join(near)}" if near else f"known are {', '.join(known)}"
+    raise UnityError(f"unknown rule {name}; {hint}")

@@ -1,0 +1,108 @@
+"""Attributes of a pattern's operators: polynomials, what a match gives, and fixed values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, StringAttr, f64
+from xdsl.ir import Attribute, Data
+from xdsl.irdl import irdl_attr_definition
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+
+from unity_ir.errors import UnityError
+from unity_ir.rules import pattern
+from unity_ir.rules.pattern import Parameter
+from unity_ir.rules.poly import Poly
+from unity_ir.rules.text import RuleTextError, parse_poly
+
+T = TypeVar("T")
+
+
+def parse_body(parser: AttrParser, read: Callable[[str], T]) -> T:
+    """
+    What `read` makes of the text in angle brackets.
+
+    MLIR's tokens do not cover it, so it is taken from the text, and the lexer sent on to its end.
+    """
+    text, start = parser.lexer.input.content, parser.pos
+    end = text.find(">", start)
+    if text[start : start + 1] != "<" or end < 0:
+        parser.raise_error("expected `<...>`")
+    try:
+        found = read(text[start + 1 : end])
+    except RuleTextError as error:
+        parser.raise_error(str(error), start + 1 + error.position, end)
+    except UnityError as error:
+        parser.raise_error(str(error), start + 1, end)
+    parser.lexer.pos = end
+    parser.parse_punctuation("<")
+    parser.parse_punctuation(">")
+    return found
+
+
+@irdl_attr_definition
+class PolyAttr(Data[Poly]):
+    """`#subst.poly<2*d*m + n - 1>`: see `unity_ir.rules.poly`."""
+
+    name = "subst.poly"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> Poly:
+        return parse_body(parser, parse_poly)
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(f"<{self.data}>")
+
+
+@irdl_attr_definition
+class ParameterAttr(Data[str]):
+    """`#subst.parameter<act>`: the value is the one the match has."""
+
+    name = "subst.parameter"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> str:
+        with parser.in_angle_brackets():
+            return parser.parse_identifier()
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(f"<{self.data}>")
+
+
+def to_attribute(value: pattern.Attribute) -> Attribute:
+    """The xDSL attribute of an attribute of a pattern."""
+    match value:
+        case Poly():
+            return PolyAttr(value)
+        case tuple():
+            return ArrayAttr(map(PolyAttr, value))
+        case Parameter(name):
+            return ParameterAttr(name)
+        case str():
+            return StringAttr(value)
+        case _:
+            return FloatAttr(value, f64)
+
+
+def from_attribute(name: str, attribute: Attribute) -> pattern.Attribute:
+    """The inverse of `to_attribute`. Raises `UnityError` for attributes no pattern has."""
+    match attribute:
+        case PolyAttr():
+            return attribute.data
+        case ArrayAttr():
+            items: list[Poly] = []
+            for item in attribute:
+                if not isinstance(item, PolyAttr):
+                    raise UnityError(f"subst.apply: attribute {name} has {item}; it must be a list of #subst.poly")
+                items.append(item.data)
+            return tuple(items)
+        case ParameterAttr():
+            return Parameter(attribute.data)
+        case StringAttr():
+            return attribute.data
+        case FloatAttr(type=t) if t == f64:
+            return attribute.value.data
+        case _:
+            raise UnityError(f"subst.apply: attribute {name} is {attribute}; it must be a #subst.poly, string or f64")

@@ -1,0 +1,62 @@
+"""`apply-rule`: one substitution, at one operator or everywhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from unity_ir.errors import UnityError
+from unity_ir.passes.graph_pass import GraphPass
+from unity_ir.pcg.graph import Graph
+
+
+@dataclass(frozen=True)
+class ApplyRule(GraphPass):
+    """
+    Apply a rule of the library, or of a file.
+
+    rewrite: source -> target, as the rule has it: matmul(x, a), matmul(x, b) -> split(matmul(x, concat(a, b)))
+    """
+
+    name = "apply-rule"
+
+    rule: str
+    """Its name, or that of one case: `fuse-activation`, `fuse-activation.relu`."""
+
+    at: str | None = None
+    """The operator that makes the first replaced value, `"matmul#3"`; by default everywhere, as long as it applies."""
+
+    function: str | None = None
+    """The only function to apply it in."""
+
+    file: str | None = None
+    """A file of rules to find it in, instead of the library."""
+
+    given: str = ""
+    """Values for symbols that no match gives: `"d=2,e=4"`."""
+
+    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
+        from unity_ir.rules.derivation import apply_at
+        from unity_ir.rules.library import find, group, read
+
+        if self.function not in (None, graph.name):
+            return graph
+        rule = find(self.rule, None if self.file is None else group(read(self.file)))
+        given = _given(self.given)
+        if self.at is not None:
+            return apply_at(graph, rule, self.at, given)
+        places, after = rule.everywhere(graph, given)
+        if not places:
+            raise UnityError(f"{rule.name}: applies nowhere in @{graph.name}")
+        return after
+
+
+def _given(text: str) -> dict[str, int]:
+    """Given `d=2,e=4`, returns `{"d": 2, "e": 4}`."""
+    found: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([1-9]\d{0,17})\s*", part, re.ASCII)
+        if match is None:
+            raise UnityError(f"apply-rule: given is {text!a}; write it as d=2,e=4, with numbers from 1")
+        found[match[1]] = int(match[2])
+    return found

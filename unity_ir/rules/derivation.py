@@ -1,0 +1,85 @@
+"""
+Derivations: the rule applications that lead from one graph to another, as text, and done again.
+
+    @mlp
+    fuse-activation at relu#4
+    merge-matmuls at matmul#3.2
+
+One application a line: the rule, and the operator it is applied at, numbered among the nodes of the graph as it is by
+then (`.2`: the second way at that operator). A line `@name` says for which function those after it are; before any,
+they are for every function. `//` begins a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph
+from unity_ir.rules.library import find
+from unity_ir.rules.pattern import Bindings
+from unity_ir.rules.rule import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """One rule application of a derivation: the rule's name, and the operator it was applied to."""
+
+    rule: str
+    at: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} at {self.at}"
+
+
+Derivations = Mapping[str, Sequence[Application]]
+"""By function; those for every function under the empty name."""
+
+_LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)", re.ASCII)
+
+
+def parse_derivations(text: str, where: str) -> Derivations:
+    """The derivations a file holds. Raises `UnityError` naming the line that is none."""
+    found: dict[str, list[Application]] = {}
+    function = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("//")[0].strip()
+        if not line:
+            continue
+        if line.startswith("@"):
+            function = line[1:]
+            found.setdefault(function, [])
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise UnityError(f"{where}:{number}: `{line[:60]}` is no step of a derivation; write `rule at operator#3`")
+        found.setdefault(function, []).append(Application(match["rule"], match["at"]))
+    return found
+
+
+def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -> Graph:
+    """The graph after one application. Raises `UnityError` where the rule does not apply there."""
+    places: list[str] = []
+    for place, after in rule.applications(graph, given):
+        if place == at:
+            return after
+        places.append(place)
+    shown = ", ".join(places[:6]) + ", .." * (len(places) > 6)
+    hint = f"it applies at {shown}" if places else "it applies nowhere"
+    raise UnityError(f"{rule.name}: does not apply at {at} of @{graph.name}; {hint}")
+
+
+def replay(graph: Graph, steps: Iterable[Application], known: dict[str, Rule] | None = None) -> Graph:
+    """
+    The graph after a derivation; `known` are rules beside which the library's are not looked for.
+
+    Raises `UnityError` for unknown rules, and steps that cannot be done.
+    """
+    for number, step in enumerate(steps, 1):
+        try:
+            graph = apply_at(graph, find(step.rule, known), step.at)
+        except UnityError as error:
+            raise UnityError(f"step {number}: {error}") from error
+    return graph
