@@ -13,8 +13,9 @@ from unity_ir.pcg.interpret import interpret
 from unity_ir.rules.check import check, sample_inputs, samples
 from unity_ir.rules.library import families, family, find, group, load, read, rules
 from unity_ir.rules.match import Index, matches
+from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import Bindings, Substitution, build
-from unity_ir.rules.text import parse_rules, rule_text
+from unity_ir.rules.text import rule_text
 
 LIBRARY = load()
 

@@ -1,4 +1,4 @@
-"""The subst dialect: substitutions as xDSL operations. Its text is read and written by `unity_ir.rules.text`."""
+"""The subst dialect: substitutions as xDSL operations. Its text is read and written by `unity_ir.rules.parse`."""
 
 from xdsl.ir import Dialect
 

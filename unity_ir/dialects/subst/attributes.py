@@ -13,9 +13,9 @@ from xdsl.printer import Printer
 
 from unity_ir.errors import UnityError
 from unity_ir.rules import pattern
+from unity_ir.rules.parse import RuleTextError, parse_poly
 from unity_ir.rules.pattern import Parameter
 from unity_ir.rules.poly import Poly
-from unity_ir.rules.text import RuleTextError, parse_poly
 
 T = TypeVar("T")
 

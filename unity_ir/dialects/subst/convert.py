@@ -11,8 +11,9 @@ from unity_ir.dialects.subst.attributes import PolyAttr, from_attribute, to_attr
 from unity_ir.dialects.subst.ops import ApplyOp, RuleOp, YieldOp
 from unity_ir.dialects.subst.types import SubstTensorType, SubstValueType
 from unity_ir.errors import UnityError
+from unity_ir.rules.parse import parse_tensor
 from unity_ir.rules.pattern import Condition, Input, Operation, Proof, Result, Substitution, Term
-from unity_ir.rules.text import applications, parse_tensor, tensor_text
+from unity_ir.rules.text import applications, tensor_text
 
 
 def from_rule(rule: Substitution) -> RuleOp:

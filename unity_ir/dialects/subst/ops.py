@@ -11,8 +11,8 @@ The operations of a rule.
     }
 
 is a `subst.rule` with a region for each side, whose block has the inputs as arguments, a `subst.apply` for every
-operator and a `subst.yield` for what is replaced, or replaces it. The text is `unity_ir.rules.text`'s; the generic form
-shows the operations.
+operator and a `subst.yield` for what is replaced, or replaces it. The text is `unity_ir.rules.parse`'s; the generic
+form shows the operations.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from xdsl.utils.exceptions import VerifyException
 from unity_ir.dialects.subst.types import SubstTensorType, SubstValueType
 from unity_ir.errors import UnityError
 from unity_ir.rules.check import check
-from unity_ir.rules.text import RuleTextError, parse_rules, rule_text
+from unity_ir.rules.parse import RuleTextError, parse_rules
+from unity_ir.rules.text import rule_text
 
 _VALUE: AttrConstraint = BaseAttr(SubstTensorType) | BaseAttr(SubstValueType)
 

@@ -8,7 +8,8 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
 from unity_ir.dialects.subst.attributes import parse_body
-from unity_ir.rules.text import parse_tensor, tensor_text
+from unity_ir.rules.parse import parse_tensor
+from unity_ir.rules.text import tensor_text
 
 
 @irdl_attr_definition

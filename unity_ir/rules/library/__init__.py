@@ -1,5 +1,5 @@
 """
-The rules that come with the compiler: text, one file per family, the form of which is in `unity_ir.rules.text`.
+The rules that come with the compiler: text, one file per family, the form of which is in `unity_ir.rules.parse`.
 
 A rule's name is its family's idea and, after a dot, the case: `fuse-activation.relu` and `fuse-activation.gelu` are the
 cases of the rule `fuse-activation`.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from unity_ir.errors import UnityError
 from unity_ir.rules.check import check
+from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.rule import Rule
-from unity_ir.rules.text import parse_rules
 
 
 @cache
@@ -78,6 +78,6 @@ def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
     cases = {case.name: case for rule in known.values() for case in rule.cases}
     if name in cases:
         return Rule(name, (cases[name],))
-    near = get_close_matches(name, {**known, **cases}, n=3)
-    hint = f"did you mean {' or '.join(near)}" if near else f"known are {', '.join(known)}"
+    near = get_close_matches(name, {**known, **cases}, n=3) or [k for k in known if name and name in k][:3]
+    hint = f"did you mean {' or '.join(near)}" if near else "docs/search.md says where they are"
     raise UnityError(f"unknown rule {name}; {hint}")

@@ -1,0 +1,81 @@
+"""Derivations: what a joint search did can be done again, from text."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from graphs import boxes, random_graph
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
+from unity_ir.pcg.types import tensor_type
+from unity_ir.rules.algebraic import algebraic
+from unity_ir.rules.derivation import Application, parse_derivations, replay
+from unity_ir.search.joint import joint
+
+
+def heads() -> Graph:
+    """A perceptron of three layers with two heads, whose results are put together."""
+    x, y = (leaf("input", tensor_type(s, "f32"), name=n).result for s, n in [((4096, 512), "x"), ((4096, 60), "y")])
+    value = x
+    for i in range(3):
+        w = leaf("weight", tensor_type((512, 512), "f32"), name=f"w{i}").result
+        value = apply("relu", [apply("matmul", [value, w]).result]).result
+    parts = [leaf("weight", tensor_type((512, 30), "f32"), name=n).result for n in "ab"]
+    both = apply("concat", [apply("matmul", [value, w]).result for w in parts], {"dim": 1}).result
+    return Graph("heads", (x.node, y.node), (apply("mse", [both, y]).result,))
+
+
+def test_replay_of_a_search_is_what_it_rewrote_to():
+    lengths: set[int] = set()
+    for graph in (heads(), *(random_graph(Random(seed), 6, dims=(4, 8)) for seed in range(16))):
+        plan = joint(graph, boxes(2, 2, overhead=1e-6), algebraic(), Optimizer())
+        text = f"@{graph.name}\n" + "\n".join(map(str, plan.derivation))
+        again = replay(graph, parse_derivations(text, "d.txt")[graph.name])
+        assert again == plan.rewritten
+        lengths.add(len(plan.derivation))
+    assert {1, 5} <= lengths
+
+
+def test_every_application_has_a_place_of_its_own():
+    for seed in range(40):
+        graph = random_graph(Random(seed), 10, dims=(2, 4))
+        for rule in algebraic():
+            found = list(rule.applications(graph))
+            assert len({place for place, _ in found}) == len(found)
+            for place, after in found:
+                assert replay(graph, [Application(rule.name, place)]) == after
+
+
+def test_text():
+    text = "// all\nfuse-activation at relu#4 // here\n\n@f\n  merge-matmuls at matmul#3.2\n@g\n"
+    assert parse_derivations(text, "d.txt") == {
+        "": [Application("fuse-activation", "relu#4")],
+        "f": [Application("merge-matmuls", "matmul#3.2")],
+        "g": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "line", ["fuse-activation", "fuse-activation at relu", "fuse activation at relu#4", "a at b#4."]
+)
+def test_malformed(line: str):
+    with pytest.raises(UnityError, match=r"^d\.txt:2: `.*` is no step of a derivation; write `rule at operator#3`$"):
+        parse_derivations(f"@f\n{line}\n", "d.txt")
+
+
+def test_steps_that_cannot_be_done():
+    x, w = (leaf("input", tensor_type((4, 4), "f32"), name=n).result for n in "xw")
+    graph = Graph("f", (x.node, w.node), (apply("relu", [apply("matmul", [x, w]).result]).result,))
+    fuse = Application("fuse-activation", "relu#3")
+    with pytest.raises(UnityError, match=r"^step 1: unknown rule fuse; did you mean "):
+        replay(graph, [Application("fuse", "relu#3")])
+    with pytest.raises(
+        UnityError, match=r"^step 1: fuse-activation: does not apply at relu#2 of @f; it applies at relu#"
+    ):
+        replay(graph, [Application("fuse-activation", "relu#2")])
+    with pytest.raises(
+        UnityError, match=r"^step 2: fuse-activation: does not apply at relu#3 of @f; it applies nowhere$"
+    ):
+        replay(graph, [fuse, fuse])
