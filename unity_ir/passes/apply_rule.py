@@ -36,6 +36,7 @@ class ApplyRule(GraphPass):
     """Values for symbols that no match gives: `"d=2,e=4"`."""
 
     def rewrite(self, graph: Graph, machine: str | None) -> Graph:
+        from unity_ir.rules.check import free
         from unity_ir.rules.derivation import apply_at
         from unity_ir.rules.library import find, group, read
 
@@ -47,7 +48,9 @@ class ApplyRule(GraphPass):
             return apply_at(graph, rule, self.at, given)
         places, after = rule.everywhere(graph, given)
         if not places:
-            raise UnityError(f"{rule.name}: applies nowhere in @{graph.name}")
+            missing = {s: None for case in rule.cases for s in free(case) if s not in given}
+            hint = f'; give a value for {" and ".join(missing)}, as in given="{next(iter(missing))}=2"' if missing else ""
+            raise UnityError(f"{rule.name}: applies nowhere in @{graph.name}{hint}")
         return after
 
 

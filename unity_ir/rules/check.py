@@ -152,7 +152,7 @@ def _check_bound(rule: Substitution) -> None:
 
 
 def _check_types(rule: Substitution) -> None:
-    found, reason = 0, "their conditions hold at none"
+    found, reason = 0, "its conditions hold at none"
     for bindings in samples(rule):
         try:
             inputs = sample_inputs(rule, bindings)
@@ -215,15 +215,27 @@ def _degrees(rule: Substitution) -> frozenset[str]:
     return frozenset[str]().union(*(p.symbols for p in polys))
 
 
-def free(rule: Substitution) -> frozenset[str]:
-    """The symbols a match does not give, such as the degree a target divides by."""
-    given: set[str] = set()
-    for item in rule.inputs:
-        for p in (*(s for s in item.shape if isinstance(s, Poly)), *item.degrees, item.sum, item.copy):
-            given |= p.symbols
-        given |= {f"#{p.name}" for p in item.shape if isinstance(p, Pack)}
+def free(rule: Substitution) -> tuple[str, ...]:
+    """
+    The symbols that whoever applies the rule has to give, since no match does: degrees, as far as that is enough.
+
+    Given `matmul(x, w)` of x [a.., d*k] to be divided by d, returns `d`.
+    """
+    known = {f"#{p.name}" for i in rule.inputs for p in i.shape if isinstance(p, Pack)}
+    equations = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy, *i.shape) if isinstance(p, Poly)]
     for o in rule.operations(rule.source):
         for _, value in o.attributes:
-            for p in value if isinstance(value, tuple) else (value,):
-                given |= p.symbols if isinstance(p, Poly) else set()
-    return rule.symbols - given
+            equations += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Poly)]
+    found: list[str] = []
+    while unknown := rule.symbols - known:
+        solved = {s for p in equations for s in p.symbols - known if _solves(p, s, known)}
+        if not solved:
+            found.append(min(unknown & _degrees(rule) or unknown))
+            solved = {found[-1]}
+        known |= solved
+    return tuple(found)
+
+
+def _solves(poly: Poly, symbol: str, known: set[str]) -> bool:
+    """Whether an equation of a polynomial gives a symbol, all others of it being known."""
+    return poly.symbols <= known | {symbol} and all(m.count(symbol) <= 1 for m, _ in poly.terms)

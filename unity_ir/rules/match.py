@@ -128,7 +128,7 @@ class _Plan:
         self.attributes = {id(o): {**attribute_defaults(o.op), **dict(o.attributes)} for o in self.operations}
         self.constants = {id(o): _constants(self.attributes[id(o)]) for o in self.operations}
         self.ops = frozenset(o.op for o in self.operations)
-        self.free = free(rule)
+        self.free = frozenset(free(rule))
         self.several = len({id(t.operation) for t in self.roots}) > 1
 
 
