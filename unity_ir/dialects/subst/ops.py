@@ -108,14 +108,17 @@ _TOKEN = re.compile(r'//[^\n]*|"[^"\n]*"|[{}]|\bto\b')
 
 def _end(text: str, start: int) -> int:
     """Where a rule ends: after the brace that closes its target, or at the end of the text."""
-    depth, target = 0, False
+    depth, target, last = 0, False, ""
     for token in _TOKEN.finditer(text, start):
-        if token[0] == "to":
+        if token[0].startswith("//"):
+            continue
+        if token[0] == "to" and last == "}":
             target |= depth == 0
         elif token[0] in "{}":
             depth += 1 if token[0] == "{" else -1
             if depth < 0 or (depth == 0 and target):
                 return token.end()
+        last = token[0]
     return len(text)
 
 

@@ -79,5 +79,5 @@ def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
     if name in cases:
         return Rule(name, (cases[name],))
     near = get_close_matches(name, {**known, **cases}, n=3) or [k for k in known if name and name in k][:3]
-    hint = f"did you mean {' or '.join(near)}" if near else "docs/search.md says where they are"
+    hint = f"did you mean {' or '.join(near)}" if near else "docs/rules.md says where they are"
     raise UnityError(f"unknown rule {name}; {hint}")
