@@ -49,7 +49,9 @@ class ApplyRule(GraphPass):
         places, after = rule.everywhere(graph, given)
         if not places:
             missing = {s: None for case in rule.cases for s in free(case) if s not in given}
-            hint = f'; give a value for {" and ".join(missing)}, as in given="{next(iter(missing))}=2"' if missing else ""
+            hint = (
+                f'; give a value for {" and ".join(missing)}, as in given="{next(iter(missing))}=2"' if missing else ""
+            )
             raise UnityError(f"{rule.name}: applies nowhere in @{graph.name}{hint}")
         return after
 

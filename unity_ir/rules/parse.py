@@ -45,7 +45,7 @@ from unity_ir.rules.pattern import (
     Operation,
     Pack,
     Parameter,
-    Proof,
+    ProofRecord,
     Result,
     Size,
     Substitution,
@@ -78,7 +78,7 @@ class _Where:
 @dataclass(frozen=True, slots=True)
 class _Flags:
     exact: bool
-    proof: Proof | None
+    proof: ProofRecord | None
 
 
 _Block = tuple[tuple[_Statement, ...], tuple[Token, ...]]
@@ -148,11 +148,11 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
     def strings(self, *items: Token) -> tuple[str, ...]:
         return tuple(s[1:-1] for s in items)
 
-    def proof(self, verdict: Token, seconds: float, assumed: tuple[str, ...] | None) -> Proof:
-        return Proof(verdict[1:-1], seconds, assumed or ())
+    def proof(self, verdict: Token, seconds: float, assumed: tuple[str, ...] | None) -> ProofRecord:
+        return ProofRecord(verdict[1:-1], seconds, assumed or ())
 
-    def attributes(self, *flags: bool | Proof | None) -> _Flags:
-        return _Flags(True in flags, next((f for f in flags if isinstance(f, Proof)), None))
+    def attributes(self, *flags: bool | ProofRecord | None) -> _Flags:
+        return _Flags(True in flags, next((f for f in flags if isinstance(f, ProofRecord)), None))
 
     def polys(self, *items: Poly | None) -> tuple[Poly, ...]:
         return tuple(i for i in items if i is not None)

@@ -85,7 +85,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ProofRecord:
     """What a prover has said of a rule: its verdict, the seconds it took, and the conditions it took for granted."""
 
     verdict: str
@@ -104,7 +104,7 @@ class Substitution:
     conditions: tuple[Condition, ...] = ()
     exact: bool = False
     """Both sides round alike; otherwise the order of floating point additions may differ."""
-    proof: Proof | None = None
+    proof: ProofRecord | None = None
     """None where nothing has been proved."""
 
     def operations(self, side: tuple[Term, ...]) -> list[Operation]:

@@ -12,7 +12,7 @@ from unity_ir.rules.pattern import (
     Operation,
     Pack,
     Parameter,
-    Proof,
+    ProofRecord,
     Result,
     Substitution,
     Term,
@@ -67,7 +67,7 @@ def rule_text(rule: Substitution) -> str:
     return "\n".join(lines)
 
 
-def _proof_text(proof: Proof) -> str:
+def _proof_text(proof: ProofRecord) -> str:
     assumed = f", assumed = [{', '.join(map(_quoted, proof.assumed))}]" if proof.assumed else ""
     return f"proof = {{verdict = {_quoted(proof.verdict)}, seconds = {proof.seconds!r}{assumed}}}"
 

@@ -72,7 +72,8 @@ def test_start_up_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["unity_ir.pcg.graph", "unity_ir.pcg.view", "unity_ir.ops", "unity_ir.tdl.parse", "unity_ir.rules.derivation"]
+    "module",
+    ["unity_ir.pcg.graph", "unity_ir.pcg.view", "unity_ir.ops", "unity_ir.tdl.parse", "unity_ir.rules.derivation"],
 )
 def test_core_does_not_import_xdsl(module: str) -> None:
     assert python(f"import sys, {module}; print('xdsl' in sys.modules)") == "False\n"

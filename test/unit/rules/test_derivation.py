@@ -35,7 +35,8 @@ def test_replay_of_a_search_is_what_it_rewrote_to():
         again = replay(graph, parse_derivations(text, "d.txt")[graph.name])
         assert again == plan.rewritten
         lengths.add(len(plan.derivation))
-    assert {1, 5} <= lengths
+    assert 5 in lengths
+    assert len(lengths) > 2
 
 
 def test_every_application_has_a_place_of_its_own():

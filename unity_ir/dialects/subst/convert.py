@@ -12,7 +12,7 @@ from unity_ir.dialects.subst.ops import ApplyOp, RuleOp, YieldOp
 from unity_ir.dialects.subst.types import SubstTensorType, SubstValueType
 from unity_ir.errors import UnityError
 from unity_ir.rules.parse import parse_tensor
-from unity_ir.rules.pattern import Condition, Input, Operation, Proof, Result, Substitution, Term
+from unity_ir.rules.pattern import Condition, Input, Operation, ProofRecord, Result, Substitution, Term
 from unity_ir.rules.text import applications, tensor_text
 
 
@@ -113,13 +113,13 @@ def _side(block: Block, inputs: Sequence[Input]) -> tuple[Term, ...]:
     raise UnityError("subst.rule: a side does not end in subst.yield; add it")
 
 
-def _proof(attribute: DictionaryAttr) -> Proof:
+def _proof(attribute: DictionaryAttr) -> ProofRecord:
     found = attribute.data
     verdict, seconds, assumed = (found.get(name) for name in ("verdict", "seconds", "assumed"))
     texts = [a.data for a in _items(assumed) if isinstance(a, StringAttr)]
     if not isinstance(verdict, StringAttr) or not isinstance(seconds, FloatAttr):
         raise UnityError(f"subst.rule: the proof is {attribute}; it must have a verdict and seconds")
-    return Proof(verdict.data, seconds.value.data, tuple(texts))
+    return ProofRecord(verdict.data, seconds.value.data, tuple(texts))
 
 
 def _items(attribute: Attribute | None) -> Sequence[Attribute]:
