@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from unity_ir.errors import UnityError
@@ -37,13 +36,13 @@ class ApplyRule(GraphPass):
 
     def rewrite(self, graph: Graph, machine: str | None) -> Graph:
         from unity_ir.rules.check import free
-        from unity_ir.rules.derivation import apply_at
+        from unity_ir.rules.derivation import apply_at, parse_given
         from unity_ir.rules.library import find, group, read
 
         if self.function not in (None, graph.name):
             return graph
         rule = find(self.rule, None if self.file is None else group(read(self.file)))
-        given = _given(self.given)
+        given = dict(parse_given(self.given))
         if self.at is not None:
             return apply_at(graph, rule, self.at, given)
         places, after = rule.everywhere(graph, given)
@@ -54,14 +53,3 @@ class ApplyRule(GraphPass):
             )
             raise UnityError(f"{rule.name}: applies nowhere in @{graph.name}{hint}")
         return after
-
-
-def _given(text: str) -> dict[str, int]:
-    """Given `d=2,e=4`, returns `{"d": 2, "e": 4}`."""
-    found: dict[str, int] = {}
-    for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([1-9]\d{0,17})\s*", part, re.ASCII)
-        if match is None:
-            raise UnityError(f"apply-rule: given is {text!a}; write it as d=2,e=4, with numbers from 1")
-        found[match[1]] = int(match[2])
-    return found

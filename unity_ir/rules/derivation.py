@@ -4,10 +4,11 @@ Derivations: the rule applications that lead from one graph to another, as text,
     @mlp
     fuse-activation at relu#4
     merge-matmuls at matmul#3.2
+    divide-matmul.sum at matmul#4 with d=2
 
-One application a line: the rule, and the operator it is applied at, numbered among the nodes of the graph as it is by
-then (`.2`: the second way at that operator). A line `@name` says for which function those after it are; before any,
-they are for every function. `//` begins a comment.
+One application a line: the rule, the operator it is applied at, numbered among the nodes of the graph as it is by then
+(`.2`: the second way at that operator), and values for symbols that no match gives. A line `@name` says for which
+function those after it are; before any, they are for every function. `//` begins a comment.
 """
 
 from __future__ import annotations
@@ -29,15 +30,29 @@ class Application:
 
     rule: str
     at: str
+    given: tuple[tuple[str, int], ...] = ()
+    """Values for symbols no match gives, such as the degree to divide by."""
 
     def __str__(self) -> str:
-        return f"{self.rule} at {self.at}"
+        given = ",".join(f"{name}={value}" for name, value in self.given)
+        return f"{self.rule} at {self.at}" + (f" with {given}" if given else "")
+
+
+def parse_given(text: str) -> tuple[tuple[str, int], ...]:
+    """Given `d=2,e=4`, returns `(("d", 2), ("e", 4))`. Raises `UnityError`."""
+    found: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([1-9]\d{0,17})\s*", part, re.ASCII)
+        if match is None:
+            raise UnityError(f"{text!a} gives no values; write d=2,e=4, with numbers from 1")
+        found[match[1]] = int(match[2])
+    return tuple(found.items())
 
 
 Derivations = Mapping[str, Sequence[Application]]
 """By function; those for every function under the empty name."""
 
-_LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)", re.ASCII)
+_LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with (?P<given>.+))?", re.ASCII)
 
 
 def parse_derivations(text: str, where: str) -> Derivations:
@@ -55,7 +70,11 @@ def parse_derivations(text: str, where: str) -> Derivations:
         match = _LINE.fullmatch(line)
         if match is None:
             raise UnityError(f"{where}:{number}: `{line[:60]}` is no step of a derivation; write `rule at operator#3`")
-        found.setdefault(function, []).append(Application(match["rule"], match["at"]))
+        try:
+            given = parse_given(match["given"] or "")
+        except UnityError as error:
+            raise UnityError(f"{where}:{number}: {error}") from error
+        found.setdefault(function, []).append(Application(match["rule"], match["at"], given))
     return found
 
 
@@ -79,7 +98,7 @@ def replay(graph: Graph, steps: Iterable[Application], known: dict[str, Rule] | 
     """
     for number, step in enumerate(steps, 1):
         try:
-            graph = apply_at(graph, find(step.rule, known), step.at)
+            graph = apply_at(graph, find(step.rule, known), step.at, dict(step.given))
         except UnityError as error:
             raise UnityError(f"step {number}: {error}") from error
     return graph

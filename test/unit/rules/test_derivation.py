@@ -8,7 +8,7 @@ import pytest
 from graphs import boxes, random_graph
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
+from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import algebraic
 from unity_ir.rules.derivation import Application, parse_derivations, replay
@@ -50,11 +50,13 @@ def test_every_application_has_a_place_of_its_own():
 
 
 def test_text():
-    text = "// all\nfuse-activation at relu#4 // here\n\n@f\n  merge-matmuls at matmul#3.2\n@g\n"
+    text = (
+        "// all\nfuse-activation at relu#4 // here\n\n@f\n  merge-matmuls at matmul#3.2\n@g\na.b at c#1 with d=2, e=3\n"
+    )
     assert parse_derivations(text, "d.txt") == {
         "": [Application("fuse-activation", "relu#4")],
         "f": [Application("merge-matmuls", "matmul#3.2")],
-        "g": [],
+        "g": [Application("a.b", "c#1", (("d", 2), ("e", 3)))],
     }
 
 
@@ -64,6 +66,22 @@ def test_text():
 def test_malformed(line: str):
     with pytest.raises(UnityError, match=r"^d\.txt:2: `.*` is no step of a derivation; write `rule at operator#3`$"):
         parse_derivations(f"@f\n{line}\n", "d.txt")
+
+
+@pytest.mark.parametrize("given", ["d", "d=0", "d=x", "=2", "d=2;e=3"])
+def test_malformed_values(given: str):
+    with pytest.raises(UnityError, match=r"^d\.txt:1: '.*' gives no values; write d=2,e=4, with numbers from 1$"):
+        parse_derivations(f"a at b#1 with {given}", "d.txt")
+
+
+def test_steps_of_hybrid_rules():
+    x, w = (leaf("input", tensor_type((4, 4), "f32"), name=n).result for n in "xw")
+    graph = Graph("f", (x.node, w.node), (apply("matmul", [x, w]).result,))
+    step = Application("divide-matmul.sum", "matmul#2", (("d", 4),))
+    assert parse_derivations(str(step), "d.txt") == {"": [step]}
+    after = replay(graph, [step])
+    assert [n.attribute("by") for n in after.nodes() if n.op == "reduce"] == [4]
+    assert erase(after) == graph
 
 
 def test_steps_that_cannot_be_done():
