@@ -8,7 +8,6 @@ last, since most places are ruled out by the names of operators.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -19,6 +18,7 @@ from unity_ir.rules.check import attribute_defaults, free
 from unity_ir.rules.pattern import Attribute, Bindings, Input, Operation, Result, Substitution, Term, build
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.solve import solve
+from unity_ir.tdl.counts import flops
 from unity_ir.tdl.syntax import AttrValue
 
 COMMUTATIVE = ("add", "mul", "maximum", "minimum")
@@ -94,19 +94,21 @@ class Match:
         return tuple(sorted(kept, key=lambda n: self.index.number[n]))
 
     @cached_property
-    def repeated(self) -> tuple[str, ...]:
+    def repeats_work(self) -> bool:
         """
-        The operators of the target that do again what an operator that remains has done.
+        Whether operators remain, and the new ones do more work than those that fall away: some of it is done twice.
 
-        Given `relu(matmul(x, w)) -> matmul(x, w) {act}` where the product has other users, returns `matmul`.
+        So it is with `relu(matmul(x, w)) -> matmul(x, w) {act}` where others read the product.
         """
         if not self.kept:
-            return ()
-        kept = Counter(n.op for n in self.kept)
-        made = topological(self.replaced.values(), first=self.index.nodes)[len(self.index.nodes) :]
-        new = Counter(n.op for n in made)
-        new -= Counter(n.op for n in self.nodes if n not in self.kept)
-        return tuple(op for op in kept if new[op])
+            return False
+        new = topological(self.replaced.values(), first=self.index.nodes)[len(self.index.nodes) :]
+        return sum(map(_work, new)) > sum(map(_work, self.nodes.difference(self.kept)))
+
+
+def _work(node: Node) -> int:
+    """Floating point operations, and elements written."""
+    return 0 if node.is_parallel else flops(node.analysis.bound) + sum(t.elements for t in node.types)
 
 
 @dataclass(frozen=True, slots=True)

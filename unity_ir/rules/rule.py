@@ -38,7 +38,7 @@ class Rule:
         weights = _trained_weights(graph)
         last, ways = None, 0
         for match in self.matches(graph, given):
-            if match.repeated:
+            if match.repeats_work:
                 continue
             after = substitute(graph, match.replaced)
             if weights <= _trained_weights(after):

@@ -244,16 +244,36 @@ def test_values_that_stay_are_told():
     p = op("matmul", x(2, 4), x(4, 6, name="w"))
     y = op("relu", p)
     (alone,), (read,), (output,) = (found("fuse-activation.relu", *o) for o in ((y,), (y, op("gelu", p)), (y, p)))
-    assert (alone.kept, alone.repeated) == ((), ())
-    assert (read.kept, read.repeated) == ((p.node,), ("matmul",))
-    assert (output.kept, output.repeated) == ((p.node,), ("matmul",))
+    assert (alone.kept, alone.repeats_work) == ((), False)
+    assert (read.kept, read.repeats_work) == ((p.node,), True)
+    assert (output.kept, output.repeats_work) == ((p.node,), True)
     assert not list(find("fuse-activation").applications(graph(y, p)))
     # A concat that stays is not done again where its parts are read instead.
     a, b = x(2, 4, name="a"), x(2, 6, name="b")
     joined = op("concat", a, b, dim=1)
     parts = apply("split", [joined], {"dim": 1, "sizes": (4, 6)}).results
     (match,) = found("split-of-concat", *parts, joined)
-    assert (match.kept, match.repeated) == ((joined.node,), ())
+    assert (match.kept, match.repeats_work) == ((joined.node,), False)
+
+
+def test_work_that_a_longer_operator_does_again_is_told():
+    """A product that others read stays; the longer one would compute it once more, with as many operators."""
+    p, q = (op("matmul", x(2, 4, name=f"x{n}"), x(4, 6, name=f"w{n}")) for n in "pq")
+    total = op("add", p, q)
+    assert not any(m.repeats_work for m in found("add-of-matmuls", total))
+    assert all(m.repeats_work for m in found("add-of-matmuls", total, p))
+    # relu(concat) is not free where the concatenation stays, though it has no arithmetic.
+    joined = op("concat", x(2, 4, name="a"), x(2, 6, name="b"), dim=1)
+    (match,) = found("activation-of-concat.relu", op("relu", joined), joined)
+    assert match.repeats_work
+
+
+def test_symbols_are_one_or_more_and_packs_are_whole():
+    longer = rule('subst.rule "r" (%x: [n + 2]) { %y = relu %x %z = relu %y yield %z } to { %y = relu %x yield %y }')
+    for size, number in ((2, 0), (3, 1)):
+        assert len(list(matches(longer, Index(graph(op("relu", op("relu", x(size)))))))) == number
+    assert len(found("relu-of-relu", op("relu", op("relu", x(4, 4))))) == 1
+    assert not found("relu-of-relu", op("relu", op("relu", x(4, 4, degrees=(1, 2)))))
 
 
 def test_replacement_may_hold_what_it_replaces():
