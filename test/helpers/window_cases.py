@@ -18,7 +18,7 @@ Pair = tuple[int, int]
 
 
 @st.composite
-def window(draw: st.DrawFn, dilated: bool) -> tuple[int, int, int, int, int, int]:
+def window(draw: st.DrawFn, dilated: bool, filled: bool = False) -> tuple[int, int, int, int, int, int]:
     """Size of a dim, kernel, stride, padding, dilation, number of windows; often all steps of the dim are taken."""
     kernel, stride, dilation = draw(SMALL), draw(st.integers(1, 2)), draw(st.integers(1, 2)) if dilated else 1
     reach = dilation * (kernel - 1) + 1
@@ -31,7 +31,8 @@ def window(draw: st.DrawFn, dilated: bool) -> tuple[int, int, int, int, int, int
     assume(room >= 0)
     count = room // stride + 1
     # A window of padding only has no maximum.
-    assume(all(any(0 <= stride * y + dilation * i - padding < size for i in range(kernel)) for y in range(count)))
+    starts = (stride * y - padding for y in range(count))
+    assume(not filled or all(any(0 <= s + dilation * i < size for i in range(kernel)) for s in starts))
     return size, kernel, stride, padding, dilation, count
 
 
@@ -55,7 +56,8 @@ def conv2d(draw: st.DrawFn, kind: str) -> Case:
 
 @st.composite
 def pool(draw: st.DrawFn, operands: str, dilated: bool) -> Case:
-    rows, columns = draw(window(dilated)), draw(window(dilated))
+    # Only maxima are dilated.
+    rows, columns = draw(window(dilated, filled=dilated)), draw(window(dilated, filled=dilated))
     lead = tuple(draw(st.lists(st.sampled_from([1, 2, 3]), max_size=2)))
     x, g = (*lead, rows[0], columns[0]), (*lead, rows[5], columns[5])
     names = ((1, "kernel"), (2, "stride"), (3, "padding"), *([(4, "dilation")] if dilated else []))

@@ -69,12 +69,15 @@ def write(value: Array, indices: Sequence[Index], extents: Mapping[str, int]) ->
             start = _local(index, extents)[0] + sum(c * where[v] for c, v in own if v in where)
             factor, count = (1, 1) if main is None else (main[0], sizes[main[1]])
             first = max(0, -(start // factor))
-            last = max(first, min(count, (size - 1 - start) // factor + 1))
-            target.append(slice(start + factor * first, max(0, start + factor * (last - 1) + 1), factor))
+            last = min(count, (size - 1 - start) // factor + 1)
+            if last <= first:
+                break
+            target.append(slice(start + factor * first, start + factor * (last - 1) + 1, factor))
             if main is not None:
                 source[main[1]] = slice(first, last)
-        into = out[tuple(target)]
-        into += value[tuple(source[v] for v in axes)].reshape(into.shape)
+        else:
+            into = out[tuple(target)]
+            into += value[tuple(source[v] for v in axes)].reshape(into.shape)
     return out
 
 
