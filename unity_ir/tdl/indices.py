@@ -1,0 +1,145 @@
+"""Binding, second part: what a written index stands for, packs and variadic names spelled out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from unity_ir.tdl.ranks import Ranks
+from unity_ir.tdl.syntax import (
+    Affine,
+    Composite,
+    Entry,
+    Expr,
+    Index,
+    Pack,
+    Reduce,
+    Segments,
+    Starred,
+    StarredSegments,
+    Term,
+    Var,
+    Window,
+    WrittenIndex,
+    children,
+)
+
+
+class Indices(Ranks):
+    """The bound indices of accesses and results."""
+
+    def index(self, index: WrittenIndex, copy: int | None) -> list[Index]:
+        """The bound indices one written index stands for, in copy number `copy` of a starred access or result."""
+        match index:
+            case Pack(name, permuted_by):
+                names = [f"{name}{i}" for i in range(self.ranks.get(name, 0))]
+                if permuted_by is not None:
+                    order = self.attributes[permuted_by]
+                    if not isinstance(order, tuple) or sorted(order) != list(range(len(names))):
+                        raise self.fail(f"{permuted_by} is {order!r}; it must be a permutation of 0..{len(names) - 1}")
+                    names = [names[i] for i in order]
+                return [Var(n) for n in names]
+            case Starred(name):
+                return [Var(f"{name}{copy or 0}")]
+            case StarredSegments(name):
+                return [Segments(tuple(f"{name}{i}" for i in range(self.copies)), active=copy)]
+            case Affine() if self.spelling:
+                return [cast("Index", index)]
+            case Affine(terms):
+                return [self._window(terms, self.sizes.get(index, 0))]
+            case Var() | Composite() | Segments() | Window():
+                return [index]
+
+    def _window(self, terms: Sequence[Term], size: int) -> Window:
+        """The window with its attributes' values; its size, where an operand gives it, is filled in later."""
+        found: list[tuple[int, str]] = []
+        offset = 0
+        for term in terms:
+            factor = self._number(term.factor)
+            variable = term.variable
+            if variable is not None and variable in self.attributes:
+                factor, variable = factor * self._number(Entry(variable)), None
+            least = 0 if variable is None else 1
+            if factor < least:
+                raise self.fail(f"{term.factor} is {factor}; it must be {least} or more")
+            if variable is None:
+                offset += term.sign * factor
+            else:
+                found.append((factor, variable))
+        return Window(tuple(found), offset, size, size)
+
+    def indices(
+        self, written: Sequence[WrittenIndex], copy: int | None, tensor: str | None = None
+    ) -> tuple[Index, ...]:
+        """The bound indices of an access to a tensor, or of a result, whose clauses give sizes."""
+        shape = None if tensor is None else self.shapes[tensor]
+        bound: list[Index] = []
+        for index in written:
+            if isinstance(index, Pack) and index.broadcast and tensor is not None:
+                bound += self._broadcast(index, tensor, len(bound), len(written))
+            else:
+                bound += self.index(index, copy)
+        if shape is not None:
+            bound = [
+                replace(b, size=s, whole=s) if isinstance(b, Window) else b for b, s in zip(bound, shape, strict=True)
+            ]
+        return tuple(map(self._plain, bound))
+
+    def _broadcast(self, pack: Pack, tensor: str, first: int, written: int) -> list[Index]:
+        """The variables of a pack, aligned at the last; a dim of size 1 that the pack is longer along is read at 0."""
+        shape, rank = self.shapes[tensor], self.ranks[pack.name]
+        own = len(shape) - written + 1
+        found: list[Index] = []
+        for dim, i in enumerate(range(rank - own, rank), first):
+            name = f"{pack.name}{i}"
+            found.append(Var(self._unit(tensor, dim) if shape[dim] < self.extents[name] else name))
+        return found
+
+    def _plain(self, index: Index) -> Index:
+        """
+        Without variables that have one value only; a window that does nothing is a plain variable.
+
+        So a convolution of 1 x 1 is a matrix product, and one without groups can be divided by its channels.
+        """
+        match index:
+            case Composite(names):
+                running = [n for n in names if self.extents.get(n) != 1]
+                return Composite(tuple(running)) if len(running) > 1 else Var(*(running or names[-1:]))
+            case Window():
+                terms = tuple((c, v) for c, v in index.terms if self.extents.get(v) != 1)
+                if len(terms) == 1 and index.offset == 0:
+                    ((factor, name),) = terms
+                    if factor == 1 and self.extents.get(name) == index.size:
+                        return Var(name)
+                return replace(index, terms=terms)
+            case _:
+                return index
+
+    def _unit(self, tensor: str, dim: int) -> str:
+        name = self.units.get((tensor, dim))
+        if name is None:
+            name = f"unit{len(self.units)}"
+            while name in self.extents:
+                name += "_"
+            self.units[tensor, dim] = name
+            self._set(name, 1, tensor)
+        return name
+
+    # -- extents, as they become known
+
+    def _set(self, name: str, size: int, where: str) -> None:
+        old = self.extents.setdefault(name, size)
+        if old != size:
+            kind = "contracted sizes" if self._is_reduced(name) else "sizes"
+            raise self.fail(f"{kind} differ: {self.origin[name]} has {old}, {where} has {size}")
+        self.origin.setdefault(name, where)
+
+    def _is_reduced(self, name: str) -> bool:
+        stem = name.rstrip("0123456789")
+        return any(i in (Var(name), Pack(stem)) for r in self.line.results for i in _reduced(r.expr))
+
+
+def _reduced(expr: Expr) -> list[WrittenIndex]:
+    own = list(expr.indices) if isinstance(expr, Reduce) else []
+    return own + [i for child in children(expr) for i in _reduced(child)]
