@@ -1,0 +1,92 @@
+"""
+Substitutions of several results: equations for all results of one operator, taken together.
+
+    split(matmul(x, concat(v, w)))  =  matmul(x, v), matmul(x, w)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from unity_ir.ops import operator as find_operator
+from unity_ir.rules.generate.attributes import roles
+from unity_ir.rules.generate.fingerprint import Values
+from unity_ir.rules.generate.generalise import Pair, most_general
+from unity_ir.rules.generate.sizes import application
+from unity_ir.rules.generate.terms import Step, Term, Terms, leaves, result_types
+
+Joined = tuple[tuple[Term, ...], tuple[Term, ...]]
+"""What stands for the results, and the results."""
+
+
+class Join:
+    """Collects equations of results of one operator."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Step, tuple[Term, ...]], dict[int, Term]] = {}
+
+    def add(self, pair: Pair) -> None:
+        """An equation, of which the first side may be a result of an operator that has several."""
+        term, other = pair
+        if term.step is not None and not term.step.is_parallel:
+            key = application(term)
+            if len(_types(key)) > 1:
+                self._found.setdefault(key, {}).setdefault(term.step.result, other)
+
+    def joined(self, terms: Terms, values: Values) -> list[Joined]:
+        """The most general ones, renamed; small ones first."""
+        found: dict[Joined, None] = {}
+        for (step, operands), results in self._found.items():
+            if len(results) < len(_types((step, operands))):
+                continue
+            sources = [results[i] for i in range(len(results))]
+            made = [terms.make(Step(step.op, step.attributes, i), operands) for i in range(len(results))]
+            targets = [t for t in made if t is not None]
+            sides = most_general((*sources, *targets), terms, values)
+            found[sides[: len(sources)], sides[len(sources) :]] = None
+        kept: list[Joined] = []
+        for joined in sorted(found, key=_order):
+            if not any(_is_instance(joined, other) for other in kept):
+                kept.append(joined)
+        return kept
+
+
+def _types(key: tuple[Step, tuple[Term, ...]]):
+    return result_types(key[0].op, key[0].attributes, tuple(t.type for t in key[1]))
+
+
+def _order(joined: Joined) -> tuple[object, ...]:
+    sources, targets = joined
+    size = sum(t.size for t in sources) + targets[0].size
+    names = [t.text for side in joined for t in side]
+    return (size, -len({v for side in joined for t in side for v in leaves(t)}), names)
+
+
+def _is_instance(special: Joined, general: Joined) -> bool:
+    """Whether one is the other with terms in the place of variables, sizes aside."""
+    if [len(s) for s in special] != [len(s) for s in general]:
+        return False
+    values: dict[Term, Term] = {}
+    pairs = zip((t for s in general for t in s), (t for s in special for t in s), strict=True)
+    return _instance(pairs, values)
+
+
+def _instance(pairs: Iterable[tuple[Term, Term]], values: dict[Term, Term]) -> bool:
+    for general, special in pairs:
+        if general.step is None:
+            if values.setdefault(general, special) is not special:
+                return False
+        elif special.step is None or _kind(general.step) != _kind(special.step):
+            return False
+        elif not _instance(zip(general.operands, special.operands, strict=True), values):
+            return False
+    return True
+
+
+def _kind(step: Step) -> tuple[object, ...]:
+    """A step but for its sizes."""
+    given: Mapping[str, object] = dict(step.attributes[0])
+    if not step.is_parallel:
+        line = find_operator(step.op).line
+        given = {n: v for n, v in given.items() if not (r := roles(line, n)).size and not r.pieces}
+    return step.op, step.result, tuple(sorted(given.items(), key=lambda item: item[0]))

@@ -1,0 +1,50 @@
+"""Variables in order of first use, sixteen to a word of 64 bits: the first in the lowest four bits, 0 for none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Uses = npt.NDArray[np.uint64]
+
+_DIGIT, _BITS = np.uint64(15), np.uint64(4)
+
+
+def merged(first: Uses, second: Uses) -> Uses:
+    """The variables of first, then those of second that are not among them."""
+    out, length = first.copy(), np.zeros(len(first), dtype=np.uint64)
+    rest = first.copy()
+    while rest.any():
+        length += (rest != 0).astype(np.uint64)
+        rest = rest >> _BITS
+    rest = second.copy()
+    while rest.any():
+        digit = rest & _DIGIT
+        new = digit != 0
+        seen = out.copy()
+        while seen.any():
+            new &= (seen & _DIGIT) != digit
+            seen = seen >> _BITS
+        out[new] |= digit[new] << (length[new] * _BITS)
+        length += new.astype(np.uint64)
+        rest = rest >> _BITS
+    return out
+
+
+def canonical(uses: Uses, groups: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Whether the variables of each group (`groups[v - 1]`) are used in order, beginning with its first."""
+    kinds = list(dict.fromkeys(groups))
+    group = np.array([-1, *(kinds.index(g) for g in groups)])
+    rank = np.array([-1, *(list(groups[:i]).count(g) for i, g in enumerate(groups))])
+    counts = np.zeros((len(uses), len(kinds)), dtype=np.int64)
+    out, rest = np.ones(len(uses), dtype=np.bool_), uses.copy()
+    while rest.any():
+        digit = (rest & _DIGIT).astype(np.int64)
+        there = np.flatnonzero(digit)
+        own = group[digit[there]]
+        out[there] &= counts[there, own] == rank[digit[there]]
+        counts[there, own] += 1
+        rest = rest >> _BITS
+    return out

@@ -1,0 +1,256 @@
+"""
+The whole of generating: enumerate, find candidates, minimise, prove, join, and make what is left general.
+
+Each stage's outcome is kept in a state file, and a run begun again goes on after the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from unity_ir.rules.generate.enumerate import Enumeration
+from unity_ir.rules.generate.fingerprint import Values
+from unity_ir.rules.generate.generalise import General, Pair, general, most_general
+from unity_ir.rules.generate.join import Join, Joined
+from unity_ir.rules.generate.minimise import follows, order, superfluous
+from unity_ir.rules.generate.packs import packed
+from unity_ir.rules.generate.pool import Provers
+from unity_ir.rules.generate.rewrite import Rewriting
+from unity_ir.rules.generate.space import BASES, Space
+from unity_ir.rules.generate.state import load, pack_terms, save, unpack_terms
+from unity_ir.rules.generate.terms import Terms
+from unity_ir.rules.json import from_json, to_json
+from unity_ir.rules.pattern import Operation, Substitution
+
+BATCH = 8
+"""Equations proved at once; the same for any number of processes, so that the outcome is, too."""
+
+SAVE = 10.0
+"""Seconds between two states of minimising."""
+
+Progress = Callable[[str, int, int], None]
+"""Is told the stage, what is done and what there is to do."""
+
+
+@dataclass
+class Counts:
+    """What is left after each step, in order."""
+
+    terms: int = 0
+    """Computed."""
+    candidates: int = 0
+    """Terms equal to one there already was."""
+    compared: int = 0
+    """Candidates but for renamings of others."""
+    other_sizes: int = 0
+    """Of them equal at the other sets of sizes, too."""
+    canonical: int = 0
+    """Variables numbered in order of use, each once."""
+    general: int = 0
+    """Without common subgraphs and repeated variables that need not be the same, each once."""
+    minimal: int = 0
+    """Not implied by smaller ones that are proved."""
+    generalised: int = 0
+    """With symbols for sizes."""
+    proved: int = 0
+    undecided: int = 0
+    refuted: int = 0
+    superfluous: int = 0
+    """Proved, but implied by others that were found later."""
+    joined: int = 0
+    """Of several results, proved."""
+    ranks: int = 0
+    """Of all rules, those that hold for any number of leading dims."""
+
+
+@dataclass
+class Report:
+    """The rules, those of one result first, and how many there were on the way."""
+
+    space: Space
+    rules: list[Substitution] = field(default_factory=list[Substitution])
+    counts: Counts = field(default_factory=Counts)
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """Per stage, those of a run that was stopped included."""
+    proofs: list[float] = field(default_factory=list[float])
+    """Seconds of each proof."""
+
+
+def generate(
+    space: Space, state: Path | None = None, jobs: int = 1, progress: Progress = lambda stage, done, total: None
+) -> Report:
+    """
+    Every rule over a space that is needed to imply all others, proved for all sizes and degrees.
+
+    The same for the same space, whatever `jobs` is. Raises `UnityError` for a state file of another space.
+    """
+    return _Run(space, state, jobs, progress).report()
+
+
+class _Run:
+    def __init__(self, space: Space, state: Path | None, jobs: int, progress: Progress):
+        self.space, self.state, self.jobs, self.progress = space, state, jobs, progress
+        self.stages: dict[str, Any] = load(state, asdict(space))
+        self.terms = Terms()
+        self.values = [Values(space.seed, i) for i in range(len(BASES))]
+        self.counts = Counts(**self.stages.get("counts", {}))
+        self.seconds: dict[str, float] = self.stages.get("seconds", {})
+        self.proofs: list[float] = self.stages.get("proofs", [])
+
+    def report(self) -> Report:
+        if "rules" not in self.stages:
+            pairs, joined = self._timed("enumerate", self._candidates)
+            with Provers(self.jobs, self.space.seed) as provers:
+                kept = self._timed("minimise and prove", lambda: self._minimal(pairs, provers))
+                rules = self._timed("join and generalise", lambda: self._finished(kept, joined, provers))
+            self.stages = {"rules": [to_json(r) for r in _named(rules)]}
+            self._save()
+        rules = [from_json(r) for r in self.stages["rules"]]
+        return Report(self.space, rules, self.counts, self.seconds, self.proofs)
+
+    def _timed(self, stage: str, run: Callable[[], Any]) -> Any:
+        self._stage, self._begin, self._before = stage, perf_counter(), self.seconds.get(stage, 0.0)
+        found = run()
+        self._clock()
+        return found
+
+    def _clock(self) -> None:
+        self.seconds[self._stage] = self._before + perf_counter() - self._begin
+
+    def _save(self) -> None:
+        own = {"counts": asdict(self.counts), "seconds": self.seconds, "proofs": self.proofs}
+        save(self.state, asdict(self.space), {**self.stages, **own})
+
+    # -- candidates
+
+    def _candidates(self) -> tuple[list[Pair], list[Joined]]:
+        if "pairs" in self.stages:
+            pairs = [(a, b) for a, b in unpack_terms(self.stages["pairs"], self.terms)]
+            flat = unpack_terms(self.stages["joined"], self.terms)
+            return pairs, [(t[: len(t) // 2], t[len(t) // 2 :]) for t in flat]
+        enumeration = Enumeration(self.space)
+        enumeration.run(lambda size, done, total: self.progress(f"terms of size {size}", done, total))
+        self.counts.terms, self.counts.candidates = enumeration.terms, enumeration.found
+        join = Join()
+        canonical: dict[Pair, None] = {}
+        for i, pair in enumerate(enumeration.candidates(self.terms)):
+            self._tell("candidates", i, enumeration.kept)
+            self.counts.compared += 1
+            if all(v.equal(*pair) for v in self.values[1:]):
+                self.counts.other_sizes += 1
+                join.add(pair)
+                left, right = self.terms.renamed(*pair)
+                canonical[left, right] = None
+        del enumeration
+        self.counts.canonical = len(canonical)
+        found: dict[Pair, None] = {}
+        for i, pair in enumerate(canonical):
+            self._tell("common subgraphs", i, len(canonical))
+            left, right = most_general(pair, self.terms, self.values[0])
+            if left is not right:
+                found[left, right] = None
+        pairs, joined = sorted(found, key=order), join.joined(self.terms, self.values[0])
+        self.counts.general = len(pairs)
+        self.stages["pairs"] = pack_terms(pairs)
+        self.stages["joined"] = pack_terms([(*a, *b) for a, b in joined])
+        self._clock()
+        self._save()
+        return pairs, joined
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        if done % 256 == 0:
+            self.progress(stage, done, total)
+
+    # -- the minimal set
+
+    def _minimal(self, pairs: list[Pair], provers: Provers) -> list[tuple[Pair, General]]:
+        """The pairs that earlier ones do not imply, proved."""
+        rules = Rewriting(self.terms, len(BASES), self.space.degree)
+        kept: list[tuple[Pair, General]] = []
+        accepted: list[int] = list(self.stages.get("accepted", []))
+        for number in accepted:
+            made = self._general(pairs[number])
+            assert made is not None, "what was accepted is general"
+            rules.add(made.rule)
+            kept.append((pairs[number], made))
+        at, saved = int(self.stages.get("at", 0)), perf_counter()
+        while at < len(pairs):
+            batch: list[tuple[int, General]] = []
+            while at < len(pairs) and len(batch) < BATCH:
+                self._tell("minimise and prove", at, len(pairs))
+                if not follows(pairs[at], rules):
+                    self.counts.minimal += 1
+                    made = self._general(pairs[at])
+                    if made is not None:
+                        self.counts.generalised += 1
+                        batch.append((at, made))
+                at += 1
+            for (number, made), proof in zip(batch, provers([m.rule for _, m in batch]), strict=True):
+                # Those of the same batch may imply it.
+                if follows(pairs[number], rules):
+                    self.counts.minimal -= 1
+                    self.counts.generalised -= 1
+                    continue
+                self.proofs.append(proof.seconds)
+                setattr(self.counts, proof.verdict, getattr(self.counts, proof.verdict) + 1)
+                if proof.proved:
+                    rules.add(made.rule)
+                    accepted.append(number)
+                    kept.append((pairs[number], made))
+            if perf_counter() - saved > SAVE:
+                self.stages |= {"accepted": accepted, "at": at}
+                self._clock()
+                self._save()
+                saved = perf_counter()
+        return kept
+
+    def _general(self, pair: Pair) -> General | None:
+        return general("", pair[:1], pair[1:], self.space.degree)
+
+    # -- what is handed out
+
+    def _finished(self, kept: list[tuple[Pair, General]], joined: list[Joined], provers: Provers) -> list[Substitution]:
+        """Without rules that others imply, with those of several results, for any number of dims where possible."""
+        self.progress("superfluous rules", 0, 1)
+        drop = superfluous([(p, g.rule) for p, g in kept], self.terms, len(BASES), self.space.degree)
+        self.counts.superfluous = len(drop)
+        made = [g for i, (_, g) in enumerate(kept) if i not in drop]
+        several = [general("", a, b, self.space.degree) for a, b in joined]
+        wide = [g for g in several if g is not None]
+        self.progress("rules of several results", 0, len(wide))
+        proofs = provers([g.rule for g in wide])
+        proved = [g for g, p in zip(wide, proofs, strict=True) if p.proved]
+        self.counts.joined = len(proved)
+        self.proofs += [p.seconds for p in proofs]
+        return list(self._any_rank([*made, *proved], provers))
+
+    def _any_rank(self, rules: Sequence[General], provers: Provers) -> Iterator[Substitution]:
+        """Each rule for any number of leading dims, where that is proved, too."""
+        tried = [(i, r) for i, g in enumerate(rules) for r in packed(g.rule, g.shape)]
+        self.progress("any number of dims", 0, len(tried))
+        found: dict[int, Substitution] = {}
+        for (i, rule), proof in zip(tried, provers([r for _, r in tried]), strict=True):
+            if proof.proved:
+                found.setdefault(i, rule)
+        self.counts.ranks = len(found)
+        yield from (found.get(i, g.rule) for i, g in enumerate(rules))
+
+
+def _named(rules: Sequence[Substitution]) -> list[Substitution]:
+    """Rules named after their operators: `relu-concat`, `relu-concat-2`."""
+    counts: dict[str, int] = {}
+    out: list[Substitution] = []
+    for rule in rules:
+        ops = [_name(o) for o in rule.operations(rule.source)][::-1] or ["identity"]
+        name = "-".join(ops)
+        counts[name] = counts.get(name, 0) + 1
+        out.append(replace(rule, name=name if counts[name] == 1 else f"{name}-{counts[name]}"))
+    return out
+
+
+def _name(operation: Operation) -> str:
+    return operation.op.replace("_", "-")

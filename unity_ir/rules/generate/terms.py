@@ -1,0 +1,185 @@
+"""
+Terms: operators applied to variables, with their types at several sets of sizes at once.
+
+What holds at one set of sizes only (a square matrix, 4 + 8 = 6 + 6) is then no accident that looks like a law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+from unity_ir.errors import UnityError
+from unity_ir.ops import operator as find_operator
+from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.graph import infer_types
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.types import TensorType
+
+Type: TypeAlias = tuple[TensorType, ...]
+"""A type at each set of sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operator with its attributes at each set of sizes, of which one result is taken."""
+
+    op: str
+    attributes: tuple[Attributes, ...]
+    result: int = 0
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.op in PARALLEL_OPERATORS
+
+
+def parallel_step(op: str, sets: int, **attributes: int) -> Step:
+    """A parallel operator, whose attributes are alike at all sets of sizes."""
+    return Step(op, (tuple(sorted(attributes.items())),) * sets)
+
+
+@cache
+def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Type, ...]) -> tuple[Type, ...]:
+    """The types of an operator's results; none where it is not well typed at every set of sizes."""
+    found: list[tuple[TensorType, ...]] = []
+    try:
+        for i, given in enumerate(attributes):
+            types = tuple(t[i] for t in operands)
+            if op in PARALLEL_OPERATORS:
+                found.append((PARALLEL_OPERATORS[op].type(types[0], {n: v for n, v in given if isinstance(v, int)}),))
+            else:
+                operator = find_operator(op)
+                found.append(infer_types(operator, types, operator.attributes(dict(given))))
+    except UnityError:
+        return ()
+    return tuple(zip(*found, strict=True))
+
+
+def result_type(step: Step, operands: tuple[Type, ...]) -> Type | None:
+    """The type of the result a step takes, None where it is not well typed."""
+    found = result_types(step.op, step.attributes, operands)
+    return found[step.result] if step.result < len(found) else None
+
+
+class Term:
+    """A variable, or a step applied to terms. Equal terms of one `Terms` are one object."""
+
+    __slots__ = ("index", "name", "number", "operands", "size", "step", "text", "type")
+
+    name: str
+    """Of a variable."""
+    index: int
+    """Of a variable among those of its type."""
+    step: Step | None
+    operands: tuple[Term, ...]
+    type: Type
+    size: int
+    """Operators, those of shared subterms counted as often as they occur."""
+    number: int
+    text: str
+
+    @property
+    def is_variable(self) -> bool:
+        return self.step is None
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Terms:
+    """Makes terms, equal ones once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], Term] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def variable(self, index: int, type: Type) -> Term:
+        """Variable number `index` of a type."""
+        key = (index, type)
+        if key not in self._made:
+            name = f"x{index}{'|'.join(map(_type_text, type))}"
+            self._made[key] = self._term(name, None, (), type, 0, name)
+            self._made[key].index = index
+        return self._made[key]
+
+    def make(self, step: Step, operands: Sequence[Term]) -> Term | None:
+        """A step applied; None where it is not well typed."""
+        key = (step, *(o.number for o in operands))
+        found = self._made.get(key)
+        if found is None:
+            type = result_type(step, tuple(o.type for o in operands))
+            if type is None:
+                return None
+            size = 1 + sum(o.size for o in operands)
+            text = f"{_step_text(step)}({', '.join(o.text for o in operands)})"
+            found = self._made[key] = self._term("", step, tuple(operands), type, size, text)
+        return found
+
+    def _term(self, name: str, step: Step | None, operands: tuple[Term, ...], type: Type, size: int, text: str) -> Term:
+        term = Term()
+        term.name, term.step, term.operands, term.type, term.size, term.text = name, step, operands, type, size, text
+        term.number, term.index = len(self._made), 0
+        return term
+
+    def replaced(self, term: Term, values: Mapping[Term, Term]) -> Term | None:
+        """A term with others in the place of some of its subterms; None where that is not well typed."""
+        found = values.get(term)
+        if found is not None or term.step is None:
+            return found or term
+        operands: list[Term] = []
+        for o in term.operands:
+            new = self.replaced(o, values)
+            if new is None:
+                return None
+            operands.append(new)
+        return self.make(term.step, operands)
+
+    def renamed(self, *terms: Term) -> tuple[Term, ...]:
+        """Terms with their variables numbered, for each type, in the order in which they occur."""
+        counts: dict[Type, int] = {}
+        values: dict[Term, Term] = {}
+        for term in terms:
+            for v in leaves(term):
+                if v not in values:
+                    at = counts.get(v.type, 0)
+                    counts[v.type] = at + 1
+                    values[v] = self.variable(at, v.type)
+        renamed = [self.replaced(t, values) for t in terms]
+        return tuple(t for t in renamed if t is not None)
+
+
+def _type_text(type: TensorType) -> str:
+    """`[4:2, 6]`, with the pieces a value has beside."""
+    dims = ", ".join(f"{n}:{d}" if d > 1 else str(n) for n, d in zip(type.shape, type.degrees, strict=True))
+    pieces = f"+{type.sum}" * (type.sum > 1) + f"={type.copy}" * (type.copy > 1)
+    return f"[{dims}]{pieces}{'' if type.is_floating else type.dtype}"
+
+
+def _step_text(step: Step) -> str:
+    """`concat{dim=1}`, `split{dim=1 sizes=(4, 6)}.0`."""
+    known = dict(step.attributes[0])
+    if not step.is_parallel:
+        defaults = {a.name: a.default for a in find_operator(step.op).line.attributes}
+        known = {name: v for name, v in known.items() if v != defaults[name]}
+    text = " ".join(f"{name}={value}" for name, value in known.items())
+    several = not step.is_parallel and (step.result > 0 or any(r.variadic for r in find_operator(step.op).line.results))
+    return step.op + (f"{{{text}}}" if text else "") + (f".{step.result}" if several else "")
+
+
+def leaves(term: Term) -> Iterator[Term]:
+    """The variables of a term, as often as and in the order in which they occur."""
+    if term.step is None:
+        yield term
+    for o in term.operands:
+        yield from leaves(o)
+
+
+def subterms(term: Term) -> Iterator[Term]:
+    """A term and all below it, outermost first."""
+    yield term
+    for o in term.operands:
+        yield from subterms(o)
