@@ -28,7 +28,9 @@ OCCURRENCES = 6
 _NAMES = [*"nkmpqrstbcefghijluvwxyz", *(f"n{i}" for i in range(100))]
 
 
-def most_general(sides: Sides, terms: Terms, values: Values) -> Sides:
+def most_general(
+    sides: Sides, terms: Terms, values: Values, allowed: Callable[[Sides], bool] = lambda sides: True
+) -> Sides:
     """
     The same with variables in the place of subterms, and several in the place of one, wherever sides stay equal;
     variables are numbered in order of use.
@@ -38,7 +40,7 @@ def most_general(sides: Sides, terms: Terms, values: Values) -> Sides:
     """
     for more_general in (_without_subterm, _split_variables):
         while True:
-            new = next((n for n in more_general(sides, terms) if _hold(n, values)), None)
+            new = next((n for n in more_general(sides, terms) if allowed(n) and _hold(n, values)), None)
             if new is None:
                 break
             sides = new

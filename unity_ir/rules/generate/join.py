@@ -42,13 +42,19 @@ class Join:
             sources = [results[i] for i in range(len(results))]
             made = [terms.make(Step(step.op, step.attributes, i), operands) for i in range(len(results))]
             targets = [t for t in made if t is not None]
-            sides = most_general((*sources, *targets), terms, values)
+            sides = most_general((*sources, *targets), terms, values, _is_joined)
             found[sides[: len(sources)], sides[len(sources) :]] = None
         kept: list[Joined] = []
         for joined in sorted(found, key=_order):
             if not any(_is_instance(joined, other) for other in kept):
                 kept.append(joined)
         return kept
+
+
+def _is_joined(sides: tuple[Term, ...]) -> bool:
+    """Whether the second half are the results of one operator."""
+    results = sides[len(sides) // 2 :]
+    return all(t.step is not None and application(t) == application(results[0]) for t in results)
 
 
 def _types(key: tuple[Step, tuple[Term, ...]]):

@@ -47,6 +47,8 @@ class Space:
     """Of a value at the first set of sizes, at most."""
 
     def __post_init__(self):
+        if not self.operators:
+            raise UnityError("unity-rules: no operators are given; name one, such as relu")
         for name in self.operators:
             if not isinstance(find_operator(name).tdl, str):
                 raise UnityError(f"pcg.{name}: its line depends on sizes, which no proof covers; leave it out")

@@ -1,0 +1,57 @@
+"""The command line of `unity-rules`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unity_ir.rules.json import from_json
+from unity_ir.tools.unity_rules import main
+
+GENERATE = ["generate", "--operators", "relu,transpose", "--parallel", "", "--size", "2", "--jobs", "1"]
+
+
+def test_generate_writes_rules_and_prints_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rules = tmp_path / "rules.json"
+    assert main([*GENERATE, "-o", str(rules)]) == 0
+    out = capsys.readouterr().out
+    assert "28,744" in out
+    assert "651" in out
+    found = [from_json(r) for r in json.loads(rules.read_text())]
+    assert [r.name for r in found] == ["transpose-transpose", "transpose-relu"]
+
+
+def test_counts_as_json(capsys: pytest.CaptureFixture[str]):
+    assert main([*GENERATE, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rules"] == found["counts"]["proved"] == 2
+    assert found["counts"]["refuted"] == found["counts"]["undecided"] == 0
+    assert found["space"]["operators"] == ["relu", "transpose"]
+
+
+def test_two_processes_find_what_one_does(tmp_path: Path):
+    files = [tmp_path / f"{jobs}.json" for jobs in (1, 2)]
+    for jobs, file in enumerate(files, 1):
+        assert main([*GENERATE, "--jobs", str(jobs), "-o", str(file)]) == 0
+    assert files[0].read_text() == files[1].read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "unity-rules: the following arguments are required: command; see unity-rules --help"),
+        (["generate", "--size", "x"], "unity-rules: argument --size: invalid int value: 'x'; see unity-rules --help"),
+        (["generate", "--operators", "rellu"], "pcg.rellu: unknown operator; did you mean relu"),
+        (["generate", "--operators", ""], "unity-rules: no operators are given; name one, such as relu"),
+        (["generate", "--jobs", "0"], "unity-rules: --jobs is 1 or more"),
+        ([*GENERATE, "-o", "/nowhere/rules.json"], "/nowhere/rules.json: No such file or directory"),
+    ],
+)
+def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(argv) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(message)
+    assert captured.err.count("\n") == 1
+    assert not captured.out
