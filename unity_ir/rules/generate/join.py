@@ -6,14 +6,18 @@ Substitutions of several results: equations for all results of one operator, tak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.generate.attributes import roles
 from unity_ir.rules.generate.fingerprint import Values
 from unity_ir.rules.generate.generalise import Pair, most_general
-from unity_ir.rules.generate.sizes import application
-from unity_ir.rules.generate.terms import Step, Term, Terms, leaves, result_types
+from unity_ir.rules.generate.minimise import follows
+from unity_ir.rules.generate.rewrite import Rewriting
+from unity_ir.rules.generate.sizes import Application, application
+from unity_ir.rules.generate.terms import Step, Term, Terms, Type, leaves, result_types
+from unity_ir.rules.pattern import Result, Substitution
 
 Joined = tuple[tuple[Term, ...], tuple[Term, ...]]
 """What stands for the results, and the results."""
@@ -23,7 +27,7 @@ class Join:
     """Collects equations of results of one operator."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Step, tuple[Term, ...]], dict[int, Term]] = {}
+        self._found: dict[Application, dict[int, Term]] = {}
 
     def add(self, pair: Pair) -> None:
         """An equation, of which the first side may be a result of an operator that has several."""
@@ -51,13 +55,63 @@ class Join:
         return kept
 
 
+def has_several(op: str) -> bool:
+    """Whether an operator may have several results."""
+    if op in PARALLEL_OPERATORS:
+        return False
+    results = find_operator(op).line.results
+    return len(results) > 1 or any(r.variadic for r in results)
+
+
+def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) -> bool:
+    """
+    Whether the target is reached by smaller rules of several results, one after the other, and rules of one result.
+
+    Given rules that take `relu` and `matmul` out of `split`, says so of one that takes both out at once.
+    """
+    sources, targets = joined
+    for _ in range(max(t.size for t in targets) + 1):
+        if all(follows(pair, single) for pair in zip(sources, targets, strict=True)):
+            return True
+        new = next((n for rule in rules for n in _replaced_below(sources, rule, single)), None)
+        if new is None:
+            return False
+        sources = new
+    return False
+
+
+def _replaced_below(terms: Sequence[Term], rule: Substitution, single: Rewriting) -> Iterator[tuple[Term, ...]]:
+    """
+    Terms alike down to some place, with a rule of several results applied there to all of them together; only such as
+    do not grow, for those that do apply everywhere.
+    """
+    if len(rule.source) != len(terms) or not all(isinstance(t, Result) for t in rule.source):
+        return
+    here = single.replaced(rule, terms)
+    if here is not None and all(new.size <= t.size for new, t in zip(here, terms, strict=True)):
+        yield tuple(here)
+    steps = {None if t.step is None else _kind(t.step) for t in terms}
+    if len(steps) > 1 or None in steps:
+        return
+    for i in range(len(terms[0].operands)):
+        for new in _replaced_below([t.operands[i] for t in terms], rule, single):
+            made: list[Term] = []
+            for t, operand in zip(terms, new, strict=True):
+                assert t.step is not None
+                term = single.terms.make(t.step, [*t.operands[:i], operand, *t.operands[i + 1 :]])
+                if term is not None and term.type == t.type:
+                    made.append(term)
+            if len(made) == len(terms):
+                yield tuple(made)
+
+
 def _is_joined(sides: tuple[Term, ...]) -> bool:
     """Whether the second half are the results of one operator."""
     results = sides[len(sides) // 2 :]
     return all(t.step is not None and application(t) == application(results[0]) for t in results)
 
 
-def _types(key: tuple[Step, tuple[Term, ...]]):
+def _types(key: Application) -> tuple[Type, ...]:
     return result_types(key[0].op, key[0].attributes, tuple(t.type for t in key[1]))
 
 

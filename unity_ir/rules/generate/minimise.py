@@ -29,7 +29,7 @@ def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
     sides = [dict.fromkeys([rules.normal(t)]) for t in pair]
     if not sides[0].keys().isdisjoint(sides[1].keys()):
         return True
-    largest = max(t.size for t in pair) + SLACK
+    largest = max(t.weight for t in pair) + SLACK
     frontiers = [list(side) for side in sides]
     while any(frontiers):
         # The smaller frontier that is not empty goes on.
@@ -37,7 +37,7 @@ def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
         reached: list[Term] = []
         for term in frontiers[at]:
             for new in rules.near(term):
-                if new.size <= largest and new not in sides[at]:
+                if new.weight <= largest and new not in sides[at]:
                     if new in sides[1 - at]:
                         return True
                     sides[at][new] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity_ir.rules.generate.attributes import NUMBER
@@ -109,6 +109,20 @@ class Rewriting:
                 found[new] = None
         self._roots[term] = (len(rules), found)
         return found
+
+    def replaced(self, rule: Substitution, terms: Sequence[Term]) -> list[Term] | None:
+        """Terms that are the source of a rule of several results, as its target."""
+        found: list[tuple[Mapping[Input, Term], Sized]] = [({}, [])]
+        for pattern, term in zip(rule.source, terms, strict=True):
+            found = [new for inputs, sized in found for new in self._match(pattern, term, inputs, sized)]
+        for inputs, sized in found:
+            sizes = self._sizes(inputs, sized)
+            if sizes is not None:
+                made = [self._build(t, inputs, sizes) for t in rule.target]
+                whole = [t for t in made if t is not None]
+                if [t.type for t in whole] == [t.type for t in terms]:
+                    return whole
+        return None
 
     # -- one rule
 

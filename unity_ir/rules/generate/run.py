@@ -15,7 +15,7 @@ from typing import Any
 from unity_ir.rules.generate.enumerate import Enumeration
 from unity_ir.rules.generate.fingerprint import Values
 from unity_ir.rules.generate.generalise import General, Pair, general, most_general
-from unity_ir.rules.generate.join import Join, Joined
+from unity_ir.rules.generate.join import Join, Joined, composite, has_several
 from unity_ir.rules.generate.minimise import follows, order, superfluous
 from unity_ir.rules.generate.packs import packed
 from unity_ir.rules.generate.pool import Provers
@@ -219,14 +219,26 @@ class _Run:
         drop = superfluous([(p, g.rule) for p, g in kept], self.terms, len(BASES), self.space.degree)
         self.counts.superfluous = len(drop)
         made = [g for i, (_, g) in enumerate(kept) if i not in drop]
-        several = [general("", a, b, self.space.degree) for a, b in joined]
-        wide = [g for g in several if g is not None]
-        self.progress("rules of several results", 0, len(wide))
+        wide = self._not_composite(joined, [g.rule for g in made])
         proofs = provers([g.rule for g in wide])
         proved = [g for g, p in zip(wide, proofs, strict=True) if p.proved]
         self.counts.joined = len(proved)
         self.proofs += [p.seconds for p in proofs]
         return list(self._any_rank([*made, *proved], provers))
+
+    def _not_composite(self, joined: list[Joined], rules: list[Substitution]) -> list[General]:
+        """Rules of several results that smaller ones do not make up."""
+        single = Rewriting(self.terms, len(BASES), self.space.degree)
+        for rule in rules:
+            if not any(has_several(o.op) for o in rule.operations((*rule.source, *rule.target))):
+                single.add(rule)
+        wide: list[General] = []
+        for i, of in enumerate(joined):
+            self.progress("rules of several results", i, len(joined))
+            if not composite(of, [g.rule for g in wide], single):
+                made = general("", *of, self.space.degree)
+                wide += [] if made is None else [made]
+        return wide
 
     def _any_rank(self, rules: Sequence[General], provers: Provers) -> Iterator[Substitution]:
         """Each rule for any number of leading dims, where that is proved, too."""

@@ -66,7 +66,7 @@ def result_type(step: Step, operands: tuple[Type, ...]) -> Type | None:
 class Term:
     """A variable, or a step applied to terms. Equal terms of one `Terms` are one object."""
 
-    __slots__ = ("index", "name", "number", "operands", "size", "step", "text", "type")
+    __slots__ = ("index", "name", "number", "operands", "size", "step", "text", "type", "weight")
 
     name: str
     """Of a variable."""
@@ -77,6 +77,8 @@ class Term:
     type: Type
     size: int
     """Operators, those of shared subterms counted as often as they occur."""
+    weight: int
+    """The same, but a fused operator counts as the two it is, so that it may be written out."""
     number: int
     text: str
 
@@ -123,6 +125,7 @@ class Terms:
         term = Term()
         term.name, term.step, term.operands, term.type, term.size, term.text = name, step, operands, type, size, text
         term.number, term.index = len(self._made), 0
+        term.weight = sum(o.weight for o in operands) + (0 if step is None else 1 + _fused(step))
         return term
 
     def replaced(self, term: Term, values: Mapping[Term, Term]) -> Term | None:
@@ -150,6 +153,15 @@ class Terms:
                     values[v] = self.variable(at, v.type)
         renamed = [self.replaced(t, values) for t in terms]
         return tuple(t for t in renamed if t is not None)
+
+
+@cache
+def _fused(step: Step) -> int:
+    """How many functions other than the default an operator's attributes name."""
+    if step.is_parallel:
+        return 0
+    given = dict(step.attributes[0])
+    return sum(a.kind == "name" and given[a.name] != a.default for a in find_operator(step.op).line.attributes)
 
 
 def _type_text(type: TensorType) -> str:
