@@ -1,7 +1,7 @@
 """
 `unity-rules`: makes substitutions.
 
-    unity-rules generate --operators matmul,add,relu,concat,split --size 3 -o rules.json
+    unity-rules generate --operators matmul,add,relu,concat,split --size 3 -o rules.pcg
 
 Each subcommand is a function of its options, registered in `SUBCOMMANDS`.
 """
@@ -26,7 +26,7 @@ from unity_ir.errors import UnityError
 from unity_ir.rules.generate.report import rows, summary
 from unity_ir.rules.generate.run import Report, generate
 from unity_ir.rules.generate.space import PARALLEL, Space
-from unity_ir.rules.json import to_json
+from unity_ir.rules.text import rule_text
 
 OPERATORS = "matmul,add,mul,relu,concat,split,transpose"
 """Those of `generate` where none are named."""
@@ -53,7 +53,7 @@ def _generate_options(parser: ArgumentParser) -> None:
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes that prove (default: all cores)"
     )
     parser.add_argument("--state", type=Path, help="keep the state in a file, and go on from it")
-    parser.add_argument("-o", "--output", type=Path, help="write the rules to a file, as JSON")
+    parser.add_argument("-o", "--output", type=Path, help="write the rules to a file, as text")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
 
 
@@ -78,7 +78,10 @@ def _generate(options: Namespace) -> int:
 
         report = generate(space, options.state, options.jobs, progress)
     if options.output is not None:
-        options.output.write_text(json.dumps([to_json(r) for r in report.rules], indent=1) + "\n", encoding="utf-8")
+        head = (
+            f"// Generated over {', '.join((*space.operators, *space.parallel))}: {space.size} operators on a side.\n\n"
+        )
+        options.output.write_text(head + "\n\n".join(map(rule_text, report.rules)) + "\n", encoding="utf-8")
     if options.json:
         print(json.dumps(summary(report)))
     else:

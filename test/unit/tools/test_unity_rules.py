@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from unity_ir.rules.json import from_json
+from unity_ir.rules.library import read
+from unity_ir.rules.text import rule_text
 from unity_ir.tools.unity_rules import main
 
 GENERATE = ["generate", "--operators", "relu,transpose", "--parallel", "", "--size", "2", "--jobs", "1"]
 
 
 def test_generate_writes_rules_and_prints_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    rules = tmp_path / "rules.json"
+    rules = tmp_path / "rules.pcg"
     assert main([*GENERATE, "-o", str(rules)]) == 0
     out = capsys.readouterr().out
     assert "28,744" in out
     assert "651" in out
-    found = [from_json(r) for r in json.loads(rules.read_text())]
+    found = read(str(rules))
     assert [r.name for r in found] == ["transpose-transpose", "transpose-relu"]
 
 
@@ -32,10 +34,12 @@ def test_counts_as_json(capsys: pytest.CaptureFixture[str]):
 
 
 def test_two_processes_find_what_one_does(tmp_path: Path):
-    files = [tmp_path / f"{jobs}.json" for jobs in (1, 2)]
+    files = [tmp_path / f"{jobs}.pcg" for jobs in (1, 2)]
     for jobs, file in enumerate(files, 1):
         assert main([*GENERATE, "--jobs", str(jobs), "-o", str(file)]) == 0
-    assert files[0].read_text() == files[1].read_text()
+    first, second = ([replace(r, proof=None) for r in read(str(file))] for file in files)
+    assert list(map(rule_text, first)) == list(map(rule_text, second))
+    assert all(r.proof is not None and r.proof.verdict == "proved" for r in read(str(files[0])))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ def test_two_processes_find_what_one_does(tmp_path: Path):
         (["generate", "--operators", "rellu"], "pcg.rellu: unknown operator; did you mean relu"),
         (["generate", "--operators", ""], "unity-rules: no operators are given; name one, such as relu"),
         (["generate", "--jobs", "0"], "unity-rules: --jobs is 1 or more"),
-        ([*GENERATE, "-o", "/nowhere/rules.json"], "/nowhere/rules.json: No such file or directory"),
+        ([*GENERATE, "-o", "/nowhere/rules.pcg"], "/nowhere/rules.pcg: No such file or directory"),
     ],
 )
 def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from unity_ir.rules.generate.attributes import NUMBER
 from unity_ir.rules.generate.sizes import DEGREE
-from unity_ir.rules.generate.solve import solve
 from unity_ir.rules.generate.terms import Step, Term, Terms
-from unity_ir.rules.pattern import Attribute, Input, Operation, Pack, Parameter, Result, Substitution
+from unity_ir.rules.pattern import Attribute, Input, Operation, Parameter, Result, Substitution
 from unity_ir.rules.pattern import Term as Pattern
-from unity_ir.rules.poly import Poly, number
+from unity_ir.rules.poly import Poly
+from unity_ir.rules.solve import Equations
 from unity_ir.tdl.syntax import AttrValue
 
 Sized = list[tuple[Attribute, tuple[AttrValue, ...]]]
@@ -175,24 +175,18 @@ class Rewriting:
         """The symbols of a rule at each set of sizes."""
         found: list[dict[str, int]] = []
         for i in range(self.sets):
-            equations: list[tuple[Poly, int]] = []
+            equations = Equations({DEGREE: self.degree})
             for pattern, term in inputs.items():
+                # Inputs may be divided in other ways than the rule says, which the types of both sides settle.
                 shape = term.type[i].shape
-                if len(shape) != len(pattern.shape):
+                sizes = [s for s in pattern.shape if isinstance(s, Poly)]
+                if len(shape) != len(sizes) or not all(map(equations.equal, sizes, shape)):
                     return None
-                equations += [(s, n) for s, n in zip(pattern.shape, shape, strict=True) if not isinstance(s, Pack)]
-            for value, given in sized:
-                match value, given[i]:
-                    case Poly(), int(n):
-                        equations.append((value, n))
-                    case tuple(), tuple(entries):
-                        equations += zip(value, entries, strict=True)
-                    case _:
-                        return None
-            known = solve([(p.substitute({DEGREE: number(self.degree)}), n) for p, n in equations])
-            if known is None:
+            if not all(equations.attribute(value, given[i]) for value, given in sized):
                 return None
-            found.append(known)
+            if not equations.again() or equations.open:
+                return None
+            found.append(equations.known)
         return found
 
     def _build(self, pattern: Pattern, inputs: Mapping[Input, Term], sizes: list[dict[str, int]]) -> Term | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from unity_ir.rules.check import attribute_defaults
 from unity_ir.rules.generate.enumerate import Enumeration
 from unity_ir.rules.generate.fingerprint import Values
 from unity_ir.rules.generate.generalise import General, Pair, general, most_general
@@ -23,8 +24,11 @@ from unity_ir.rules.generate.rewrite import Rewriting
 from unity_ir.rules.generate.space import BASES, Space
 from unity_ir.rules.generate.state import load, pack_terms, save, unpack_terms
 from unity_ir.rules.generate.terms import Terms
-from unity_ir.rules.json import from_json, to_json
-from unity_ir.rules.pattern import Operation, Substitution
+from unity_ir.rules.parse import parse_rules
+from unity_ir.rules.pattern import Attribute, Operation, ProofRecord, Substitution, Term
+from unity_ir.rules.pattern import Result as PatternResult
+from unity_ir.rules.proof.prove import Proof
+from unity_ir.rules.text import rule_text
 
 BATCH = 8
 """Equations proved at once; the same for any number of processes, so that the outcome is, too."""
@@ -107,9 +111,9 @@ class _Run:
             with Provers(self.jobs, self.space.seed) as provers:
                 kept = self._timed("minimise and prove", lambda: self._minimal(pairs, provers))
                 rules = self._timed("join and generalise", lambda: self._finished(kept, joined, provers))
-            self.stages = {"rules": [to_json(r) for r in _named(rules)]}
+            self.stages = {"rules": "\n".join(map(rule_text, _named(rules)))}
             self._save()
-        rules = [from_json(r) for r in self.stages["rules"]]
+        rules = list(parse_rules(self.stages["rules"], "the state"))
         return Report(self.space, rules, self.counts, self.seconds, self.proofs)
 
     def _timed(self, stage: str, run: Callable[[], Any]) -> Any:
@@ -171,12 +175,12 @@ class _Run:
         """The pairs that earlier ones do not imply, proved."""
         rules = Rewriting(self.terms, len(BASES), self.space.degree)
         kept: list[tuple[Pair, General]] = []
-        accepted: list[int] = list(self.stages.get("accepted", []))
-        for number in accepted:
+        accepted: list[tuple[int, float]] = [(int(n), float(s)) for n, s in self.stages.get("accepted", [])]
+        for number, seconds in accepted:
             made = self._general(pairs[number])
             assert made is not None, "what was accepted is general"
             rules.add(made.rule)
-            kept.append((pairs[number], made))
+            kept.append((pairs[number], _proved(made, Proof("proved", seconds=seconds))))
         at, saved = int(self.stages.get("at", 0)), perf_counter()
         while at < len(pairs):
             batch: list[tuple[int, General]] = []
@@ -199,8 +203,8 @@ class _Run:
                 setattr(self.counts, proof.verdict, getattr(self.counts, proof.verdict) + 1)
                 if proof.proved:
                     rules.add(made.rule)
-                    accepted.append(number)
-                    kept.append((pairs[number], made))
+                    accepted.append((number, proof.seconds))
+                    kept.append((pairs[number], _proved(made, proof)))
             if perf_counter() - saved > SAVE:
                 self.stages |= {"accepted": accepted, "at": at}
                 self._clock()
@@ -221,7 +225,7 @@ class _Run:
         made = [g for i, (_, g) in enumerate(kept) if i not in drop]
         wide = self._not_composite(joined, [g.rule for g in made])
         proofs = provers([g.rule for g in wide])
-        proved = [g for g, p in zip(wide, proofs, strict=True) if p.proved]
+        proved = [_proved(g, p) for g, p in zip(wide, proofs, strict=True) if p.proved]
         self.counts.joined = len(proved)
         self.proofs += [p.seconds for p in proofs]
         return list(self._any_rank([*made, *proved], provers))
@@ -247,22 +251,49 @@ class _Run:
         found: dict[int, Substitution] = {}
         for (i, rule), proof in zip(tried, provers([r for _, r in tried]), strict=True):
             if proof.proved:
-                found.setdefault(i, rule)
+                found.setdefault(i, replace(rule, proof=_record(proof)))
         self.counts.ranks = len(found)
         yield from (found.get(i, g.rule) for i, g in enumerate(rules))
 
 
+def _record(proof: Proof) -> ProofRecord:
+    return ProofRecord(proof.verdict, round(proof.seconds, 3))
+
+
+def _proved(of: General, proof: Proof) -> General:
+    return replace(of, rule=replace(of.rule, proof=_record(proof)))
+
+
 def _named(rules: Sequence[Substitution]) -> list[Substitution]:
-    """Rules named after their operators: `relu-concat`, `relu-concat-2`."""
+    """
+    Rules named after their operators, outermost first: `relu-concat`, `relu-concat-2`. Attributes at their defaults are
+    left out.
+    """
     counts: dict[str, int] = {}
     out: list[Substitution] = []
     for rule in rules:
-        ops = [_name(o) for o in rule.operations(rule.source)][::-1] or ["identity"]
+        ops = [o.op.replace("_", "-") for o in rule.operations(rule.source)][::-1] or ["identity"]
         name = "-".join(ops)
         counts[name] = counts.get(name, 0) + 1
+        rule = _without_defaults(rule)
         out.append(replace(rule, name=name if counts[name] == 1 else f"{name}-{counts[name]}"))
     return out
 
 
-def _name(operation: Operation) -> str:
-    return operation.op.replace("_", "-")
+def _without_defaults(rule: Substitution) -> Substitution:
+    made: dict[int, Operation] = {}
+
+    def term(of: Term) -> Term:
+        if not isinstance(of, PatternResult):
+            return of
+        o = of.operation
+        if id(o) not in made:
+            made[id(o)] = Operation(o.op, tuple(map(term, o.operands)), _own_attributes(o))
+        return PatternResult(made[id(o)], of.index)
+
+    return replace(rule, source=tuple(map(term, rule.source)), target=tuple(map(term, rule.target)))
+
+
+def _own_attributes(of: Operation) -> tuple[tuple[str, Attribute], ...]:
+    defaults = attribute_defaults(of.op)
+    return tuple((name, value) for name, value in of.attributes if defaults.get(name) != value)
