@@ -7,10 +7,9 @@ get symbolic extents from the operands' symbolic shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TypeAlias
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
@@ -37,6 +36,7 @@ from unity_ir.rules.proof.forms import (
     summed,
     times,
 )
+from unity_ir.rules.proof.tensors import PADDING, Position, Tensor, Undivided, divided, padded, reshaped
 from unity_ir.tdl import syntax
 from unity_ir.tdl.bind import Spelled, spell
 from unity_ir.tdl.syntax import (
@@ -57,29 +57,6 @@ from unity_ir.tdl.syntax import (
     accesses,
 )
 from unity_ir.tdl.syntax import Reduce as ReduceExpr
-
-Position: TypeAlias = tuple[Poly, ...]
-
-
-class Undivided(Exception):
-    """A position that is needed as quotient and remainder, and is not written so."""
-
-    def __init__(self, position: Poly, by: Poly):
-        super().__init__(f"position {position} is not written as a quotient and remainder by {by}")
-        self.position, self.by = position, by
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A value at symbolic sizes: its shape, and its element at any position."""
-
-    shape: tuple[Poly, ...]
-    element: Callable[[Position], Form]
-
-
-def named(name: str, shape: tuple[Poly, ...]) -> Tensor:
-    """An input, of which nothing is known but its shape."""
-    return Tensor(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),))
 
 
 @dataclass
@@ -104,7 +81,7 @@ class Lines:
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
         """An index that runs over a dim: its position, its symbols, and their constraints."""
         inner = self.splits.get(size)
-        outer = None if inner is None else _divided(size, inner)
+        outer = None if inner is None else divided(size, inner)
         if inner is None or outer is None:
             name = fresh(stem)
             self.sizes[symbol(name)] = size
@@ -121,11 +98,22 @@ class Lines:
         """
         operator = find_operator(name)
         if not isinstance(operator.tdl, str):
-            raise Undecided(f"the line of {name} depends on the sizes")
+            return [self._moved(name, operands[0], attributes)]
         shapes = [tuple(s.at(self.sample) for s in t.shape) for t in operands]
         values = {a: self._sample(v) for a, v in attributes.items()}
         spelled = spell(operator.line, shapes, values)
         return Line(self, operator, spelled, operands, attributes).results()
+
+    def _moved(self, name: str, of: Tensor, attributes: Mapping[str, Attribute]) -> Tensor:
+        """The result of an operator whose line is written from the sizes."""
+        match name, attributes.get("shape"):
+            case "pad", _:
+                dim, before, after, interior = (_as_number(n, attributes.get(n, ZERO)) for n in PADDING)
+                return padded(of, dim, before, after, interior)
+            case "reshape", tuple() as shape:
+                return reshaped(of, shape, self.digits)
+            case _:
+                raise Undecided(f"the line of {name} depends on the sizes")
 
     def _sample(self, value: Attribute) -> AttrValue:
         match value:
@@ -238,7 +226,7 @@ class Line:
             if known != size:
                 raise UnityError(f"{self.name}: {tensor} has a dim of {size}, which {known} does not fill")
             return
-        quotient = _divided(size, known)
+        quotient = divided(size, known)
         if len(unknown) > 1 or quotient is None:
             raise Undecided(f"{self.name}: {size} is not written as a product with {known}")
         extents[unknown[0]] = quotient
@@ -252,7 +240,12 @@ class Line:
         for c, v in terms:
             if v in extents:
                 reach = reach + c * (extents[v] - 1)
-        padding = -offset - offset if _is_padding(offset) else -offset
+        before = _is_padding(offset)
+        if before is None and not unknown:
+            return
+        if before is None:
+            raise Undecided(f"{self.name}: a window begins at {offset}, before the dim or in it")
+        padding = -offset - offset if before else -offset
         if not unknown:
             # Where the line applies at all, windows end in the dim, or in the padding behind it.
             self.lines.assumed.append(Constraint(size - 1 + padding - reach))
@@ -468,6 +461,12 @@ class Line:
         return (Mono(Fraction(1), (), frozenset(), (Extreme(expr.reducer, (part,)),)),)
 
 
+def _as_number(name: str, value: Attribute) -> Poly:
+    if not isinstance(value, Poly):
+        raise Undecided(f"attribute {name} is no number")
+    return value
+
+
 def _position(form: Form) -> Form:
     """An index that is compared with a value, as the element at that index of a tensor of all indices."""
     poly = as_poly(form)
@@ -488,29 +487,12 @@ def _as_attribute(value: object) -> Attribute:
             raise Undecided(f"{value!r} is no attribute")
 
 
-def _is_padding(offset: Poly) -> bool:
-    """Whether an offset lies before the dim: `-p`."""
-    return all(c < 0 for _, c in offset.terms) and bool(offset.terms)
-
-
-def _divided(size: Poly, by: Poly) -> Poly | None:
-    """The quotient of two polynomials, where the divisor is one monomial that divides every term."""
-    if by == ONE:
-        return size
-    if len(by.terms) != 1:
-        return ONE if size == by else None
-    ((names, factor),) = by.terms
-    out: list[tuple[tuple[str, ...], int]] = []
-    for m, c in size.terms:
-        left = list(m)
-        for n in names:
-            if n not in left:
-                return None
-            left.remove(n)
-        if c % factor:
-            return None
-        out.append((tuple(left), c // factor))
-    return Poly(tuple(sorted(out)))
+def _is_padding(offset: Poly) -> bool | None:
+    """Whether an offset lies before the dim, `-p`, or in it; None where that depends on the sizes, all of them 1 up."""
+    before, within = (
+        all(c > 0 for m, c in p.terms if m) and p.at(dict.fromkeys(p.symbols, 1)) >= 0 for p in (-offset, offset)
+    )
+    return True if before else False if within else None
 
 
 def _guards(comparison: str, difference: Poly) -> tuple[list[tuple[Constraint, ...]], list[tuple[Constraint, ...]]]:

@@ -8,7 +8,7 @@ mentions is a number; a sum may run over `index + shift` instead of `index`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from unity_ir.rules.poly import Poly, symbol
@@ -23,6 +23,7 @@ from unity_ir.rules.proof.forms import (
     Read,
     Value,
     apply,
+    as_poly,
     bound_text,
     box,
     free_symbols,
@@ -49,13 +50,14 @@ def normal(form: Form, facts: Facts) -> Form:
 
 def _normal(mono: Mono, facts: Facts) -> Form:
     inner = facts.also(mono.domain)
-    coefficient, factors = mono.coefficient, list[Factor]()
+    coefficient, factors, guards = mono.coefficient, list[Factor](), frozenset[Constraint]()
     for f in mono.factors:
         # A function may turn out to be a product once its arguments are in normal form.
         for part in _factor(f, inner):
             coefficient *= part.coefficient
             factors += part.factors
-    mono = _pinned(Mono(coefficient, mono.binders, mono.domain, tuple(factors)))
+            guards |= part.domain
+    mono = _pinned(Mono(coefficient, mono.binders, mono.domain | guards, tuple(factors)))
     mono = Mono(
         mono.coefficient, mono.binders, frozenset(c for c in mono.domain if not _is_fact(c, facts)), mono.factors
     )
@@ -78,10 +80,12 @@ def _is_false(c: Constraint) -> bool:
 
 
 def _factor(factor: Factor, facts: Facts) -> Form:
-    """The product a factor is, as one monomial without binders."""
+    """The product a factor is, as one monomial without binders; a comparison of indices is a guard."""
     match factor:
         case Apply(function, arguments):
-            return apply(function, tuple(normal(a, facts) for a in arguments))
+            known = tuple(normal(a, facts) for a in arguments)
+            guard = _comparison(function, known)
+            return apply(function, known) if guard is None else (Mono(Fraction(1), (), frozenset({guard})),)
         case Extreme(reducer, parts):
             done = (q for p in parts for q in extremes(reducer, p, facts))
             factor = Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=bound_text)))
@@ -150,6 +154,28 @@ def _shifted_bound(part: Bound) -> Bound:
     return Bound(shifted.binders, shifted.domain, (Mono(mono.coefficient, (), frozenset(), shifted.factors),))
 
 
+def _comparison(function: str, arguments: tuple[Form, ...]) -> Constraint | None:
+    """What a comparison of two numbers that are given by sizes and indices says."""
+    if function not in ("eq", "gt", "ge", "lt", "le"):
+        return None
+    left, right = map(_as_number, arguments)
+    if left is None or right is None:
+        return None
+    above = left - right if function in ("eq", "gt", "ge") else right - left
+    return Constraint(above - 1 if function in ("gt", "lt") else above, equal=function == "eq")
+
+
+def _as_number(form: Form) -> Poly | None:
+    """The polynomial a form is; an index may be written as an element of the tensor of all indices."""
+    if len(form) == 1 and not form[0].binders and not form[0].domain and form[0].coefficient == 1:
+        match form[0].factors:
+            case (Read("#", (index,)),):
+                return index
+            case _:
+                pass
+    return as_poly(form)
+
+
 def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) -> Mono:
     """With other binders; those that are replaced may stand anywhere in it."""
     return Mono(
@@ -161,7 +187,12 @@ def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) ->
 
 
 def _pinned(mono: Mono) -> Mono:
-    """Without binders an equation gives."""
+    """Without binders an equation gives, or two bounds that meet."""
+    for c in mono.domain:
+        opposite = Constraint(-c.poly)
+        if not c.equal and opposite in mono.domain:
+            met = (mono.domain - {c, opposite}) | {Constraint(c.poly, equal=True)}
+            return _pinned(Mono(mono.coefficient, mono.binders, met, mono.factors))
     for c in mono.domain:
         if not c.equal:
             continue
@@ -247,16 +278,39 @@ def _counted(mono: Mono, facts: Facts) -> list[Form]:
     for b in mono.binders:
         if any(b in free_symbols(f) for f in mono.factors):
             continue
-        size = _size_of(mono, b)
+        rest = frozenset(c for c in mono.domain if b not in c.poly.symbols)
+        size = _length(mono, b, facts)
         if size is None or not facts.imply(Constraint(size)):
             continue
-        rest = frozenset(c for c in mono.domain if b not in c.poly.symbols)
         binders = tuple(x for x in mono.binders if x != b)
         found: list[Mono] = []
         for n in of_poly(size):
             found += _normal(Mono(mono.coefficient * n.coefficient, binders, rest, mono.factors + n.factors), facts)
         return [tuple(found)]
     return []
+
+
+def _length(mono: Mono, binder: str, facts: Facts) -> Poly | None:
+    """The length of the interval a binder runs over; of several bounds, one must be known to be the narrowest."""
+    below: list[Poly] = []
+    above: list[Poly] = []
+    for c in mono.domain:
+        if binder not in c.poly.symbols:
+            continue
+        factor, rest = c.poly.coefficient(binder).constant, c.poly.without(binder)
+        if c.equal or factor not in (1, -1) or not rest.symbols.isdisjoint(mono.binders):
+            return None
+        (below if factor == 1 else above).append(rest if factor == -1 else -rest)
+    low = _narrowest(below, lambda a, b: a - b, facts)
+    high = _narrowest(above, lambda a, b: b - a, facts)
+    return None if low is None or high is None else high - low + 1
+
+
+def _narrowest(bounds: list[Poly], beyond: Callable[[Poly, Poly], Poly], facts: Facts) -> Poly | None:
+    for one in bounds:
+        if all(one == other or facts.imply(Constraint(beyond(one, other))) for other in bounds):
+            return one
+    return None
 
 
 def _shifted(mono: Mono) -> Mono:

@@ -24,9 +24,10 @@ from unity_ir.rules.pattern import Attribute, Input, Operation, Pack, Substituti
 from unity_ir.rules.poly import Poly, number, symbol
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import Constraint
-from unity_ir.rules.proof.lines import Lines, Tensor, Undivided, named
+from unity_ir.rules.proof.lines import Lines
 from unity_ir.rules.proof.sides import PACK_RANKS, ill_typed, names_function, packs, parameters, samples, sides
 from unity_ir.rules.proof.solver import Facts
+from unity_ir.rules.proof.tensors import Tensor, Undivided, named
 from unity_ir.tdl.functions import ACTIVATIONS
 
 SAMPLES = 6
@@ -84,8 +85,9 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
             arrays[node.name] = random.standard_normal(type.shape) if integers is None else integers
         values = interpret(Graph("sample", tuple(leaves), (*source, *target)), arrays, {})
         for i, (a, b) in enumerate(zip(source, target, strict=True)):
-            if not np.allclose(values[a], values[b], rtol=1e-7, atol=1e-9, equal_nan=True):
-                at = np.unravel_index(int(np.argmax(np.abs(values[a] - values[b]))), np.shape(values[a]))
+            apart = ~np.isclose(values[a], values[b], rtol=1e-7, atol=1e-9, equal_nan=True)
+            if apart.any():
+                at = np.unravel_index(int(np.argmax(apart)), apart.shape)
                 where = ", ".join(f"{k} = {v}" for k, v in sorted(bindings.items()))
                 left, right = float(values[a][at]), float(values[b][at])
                 return f"at {where}: result {i} at {[int(x) for x in at]} is {left:.6g} and {right:.6g}"

@@ -7,7 +7,7 @@ any degrees above 1, or whose sides never have the same types, is no substitutio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import count, islice
 from math import lcm
@@ -36,7 +36,9 @@ PACK_RANKS = (0, 1, 2)
 """Dims of a pack for which a substitution is proved; lines treat all dims of a pack alike."""
 
 TYPED = 120
-"""Bindings with degrees above 1 that are tried before a rule is called ill-typed."""
+"""Bindings with degrees above 1 that are tried before a rule is called ill-typed, and without degrees."""
+
+APART = "its sides are of types"
 
 
 def packs(rule: Substitution) -> list[str]:
@@ -56,15 +58,9 @@ def parameters(rule: Substitution) -> dict[str, str]:
 
 def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
     """Bindings at which both sides are well typed, sizes small and mostly unequal."""
-    random = Random(seed)
-    symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
     found = 0
     last: UnityError | None = None
-    for attempt in range(400):
-        largest = 3 + attempt // 40
-        bindings: dict[str, int | float | str | tuple[int, ...]] = {s: random.randint(1, largest) for s in symbols}
-        bindings |= {p: tuple(random.randint(1, 3) for _ in range(random.choice(PACK_RANKS))) for p in packs(rule)}
-        bindings |= {p: _attribute(of, random) for p, of in parameters(rule).items()}
+    for bindings in islice(_small(rule, seed), 400):
         try:
             sides(rule, bindings)
         except UnityError as error:
@@ -76,6 +72,17 @@ def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
             return
     if not found:
         raise UnityError(f"rule {rule.name}: no small sizes fit both sides ({last})")
+
+
+def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
+    random = Random(seed)
+    symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
+    for attempt in count():
+        largest = 3 + attempt // 40
+        found: dict[str, int | float | str | tuple[int, ...]] = {s: random.randint(1, largest) for s in symbols}
+        found |= {p: tuple(random.randint(1, 3) for _ in range(random.choice(PACK_RANKS))) for p in packs(rule)}
+        found |= {p: _attribute(of, random) for p, of in parameters(rule).items()}
+        yield found
 
 
 def names_function(of: str) -> bool:
@@ -100,7 +107,7 @@ def sides(rule: Substitution, bindings: Bindings) -> tuple[list[Node], tuple[Val
     source, target = build(rule.source, inputs, bindings), build(rule.target, inputs, bindings)
     for a, b in zip(source, target, strict=True):
         if a.type != b.type:
-            raise UnityError(f"rule {rule.name}: its sides are of types {a.type} and {b.type}")
+            raise UnityError(f"rule {rule.name}: {APART} {a.type} and {b.type}")
     return leaves, source, target
 
 
@@ -120,40 +127,34 @@ def ill_typed(rule: Substitution) -> str | None:
     """
     Why a rule is not well typed at any degrees above 1, in words; None if it is at some.
 
-    None, too, where already its serial form fits no sizes that were tried, unless its sides are of different types
-    wherever each of them is well typed: then nothing is known. Raises no error.
+    So is one whose sides differ in shape wherever each of them has one. Raises `UnityError` where even the serial form
+    of the rule fits no sizes that were tried: then nothing is known.
     """
-    error = _misfit(rule)
-    if error is None:
+    error = _misfits(rule, islice(_divisible(rule), TYPED))
+    if not error:
         return None
     serial = erased(rule)
-    try:
-        next(samples(serial, 1))
-    except UnityError:
-        # Not even the serial form fits; perhaps its sides have just different shapes.
-        errors = {_misfit_at(serial, bindings) for bindings in islice(_divisible(serial), TYPED)}
-        apart = {e for e in errors if e is not None and ": its sides are of types" in e}
-        return f"ill-typed: {min(apart)}" if apart else None
-    return f"ill-typed: {error}"
+    others = _misfits(serial, islice(_small(serial, 0), TYPED))
+    if not others:
+        # The sizes fit as long as nothing is divided: what does not fit is the degrees.
+        return f"ill-typed: {error[0]}"
+    apart = [e for e in others if APART in e]
+    if apart:
+        return f"ill-typed: {apart[0]}"
+    raise UnityError(f"rule {rule.name}: no small sizes fit both sides ({others[-1]})")
 
 
-def _misfit(rule: Substitution) -> str | None:
-    """The first error, if there is one at every one of the bindings tried."""
-    first: str | None = None
-    for bindings in islice(_divisible(rule), TYPED):
-        error = _misfit_at(rule, bindings)
-        if error is None:
-            return None
-        first = first or error
-    return first
-
-
-def _misfit_at(rule: Substitution, bindings: Bindings) -> str | None:
-    try:
-        sides(rule, bindings)
-    except UnityError as error:
-        return str(error)
-    return None
+def _misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
+    """The errors at bindings; none if at some of them there is none."""
+    found: list[str] = []
+    for bindings in tried:
+        try:
+            sides(rule, bindings)
+        except UnityError as error:
+            found.append(str(error))
+        else:
+            return []
+    return found
 
 
 def _divisible(rule: Substitution) -> Iterator[Bindings]:

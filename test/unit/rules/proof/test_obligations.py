@@ -9,8 +9,8 @@ from unity_ir.ops import operators
 from unity_ir.ops.operator import Operator
 from unity_ir.rules.proof import obligations as module
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.lines import Undivided
 from unity_ir.rules.proof.obligations import obligations
+from unity_ir.rules.proof.tensors import Undivided
 from unity_ir.tdl.analysis import Analysis
 
 

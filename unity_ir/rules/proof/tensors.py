@@ -1,0 +1,139 @@
+"""
+Tensors as functions from symbolic positions to forms, and those that `pad` and `reshape` make: their lines are written
+from the sizes, with numbers where proofs need polynomials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+from unity_ir.rules.poly import ONE, ZERO, Poly, product, symbol
+from unity_ir.rules.proof.equal import Undecided
+from unity_ir.rules.proof.forms import Constraint, Form, Mono, Read, box, fresh, summed
+
+Position: TypeAlias = tuple[Poly, ...]
+
+
+class Undivided(Exception):
+    """A position that is needed as quotient and remainder, and is not written so."""
+
+    def __init__(self, position: Poly, by: Poly):
+        super().__init__(f"position {position} is not written as a quotient and remainder by {by}")
+        self.position, self.by = position, by
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value at symbolic sizes: its shape, and its element at any position."""
+
+    shape: tuple[Poly, ...]
+    element: Callable[[Position], Form]
+
+
+def named(name: str, shape: tuple[Poly, ...]) -> Tensor:
+    """An input, of which nothing is known but its shape."""
+    return Tensor(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),))
+
+
+def divided(size: Poly, by: Poly) -> Poly | None:
+    """The quotient of two polynomials, where the divisor is one monomial that divides every term."""
+    if by == ONE:
+        return size
+    if len(by.terms) != 1:
+        return ONE if size == by else None
+    ((names, factor),) = by.terms
+    out: list[tuple[tuple[str, ...], int]] = []
+    for m, c in size.terms:
+        left = list(m)
+        for n in names:
+            if n not in left:
+                return None
+            left.remove(n)
+        if c % factor:
+            return None
+        out.append((tuple(left), c // factor))
+    return Poly(tuple(sorted(out)))
+
+
+PADDING = ("dim", "before", "after", "interior")
+"""The attributes of `pad`."""
+
+
+def padded(of: Tensor, dim: Poly, before: Poly, after: Poly, interior: Poly) -> Tensor:
+    """The element i at `(interior + 1) * i + before`, and zeros between."""
+    at = dim.constant
+    if at is None:
+        raise Undecided("pad: its dim depends on the sizes")
+    step, inner = interior + 1, of.shape[at]
+    size = before + (inner - 1) * step + 1 + after
+
+    def element(position: Position) -> Form:
+        i = fresh("i")
+        place = Constraint(step * symbol(i) + before - position[at], equal=True)
+        return summed(of.element((*position[:at], symbol(i), *position[at + 1 :])), (i,), (*box(i, inner), place))
+
+    return Tensor((*of.shape[:at], size, *of.shape[at + 1 :]), element)
+
+
+def reshaped(of: Tensor, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> Tensor:
+    """
+    The elements in order in another shape. `digits` are positions known as quotient and remainder.
+
+    Raises `Undecided` where the shapes are not products of the same polynomials.
+    """
+    groups = _groups(of.shape, shape)
+
+    def element(position: Position) -> Form:
+        where = [ZERO] * len(of.shape)
+        for old, new in groups:
+            flat = _flat([position[i] for i in new], [shape[i] for i in new], digits)
+            for i, at in zip(old, _apart(flat, [of.shape[i] for i in old], digits), strict=True):
+                where[i] = at
+        return of.element(tuple(where))
+
+    return Tensor(tuple(shape), element)
+
+
+def _groups(old: Sequence[Poly], new: Sequence[Poly]) -> list[tuple[list[int], list[int]]]:
+    """Runs of old and of new dims that hold as many elements; dims of size 1 are in none."""
+    left = [i for i, size in enumerate(old) if size != ONE]
+    right = [i for i, size in enumerate(new) if size != ONE]
+    found: list[tuple[list[int], list[int]]] = []
+    while left or right:
+        a, b = left[:1], right[:1]
+        del left[:1], right[:1]
+        while (p := product(old[i] for i in a)) != (q := product(new[i] for i in b)):
+            if left and divided(q, p) is not None:
+                a.append(left.pop(0))
+            elif right and divided(p, q) is not None:
+                b.append(right.pop(0))
+            else:
+                raise Undecided(f"reshape: {p} and {q} are not written with common factors")
+        found.append((a, b))
+    return found
+
+
+def _flat(position: Sequence[Poly], sizes: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> Poly:
+    """The position in dims that are one; how it is made up is remembered."""
+    at = position[-1]
+    inner = sizes[-1]
+    for here, size in zip(position[-2::-1], sizes[-2::-1], strict=True):
+        rest, at = at, here * inner + at
+        digits[at, inner] = (here, rest)
+        inner = inner * size
+    return at
+
+
+def _apart(position: Poly, sizes: Sequence[Poly], digits: Mapping[tuple[Poly, Poly], tuple[Poly, Poly]]) -> list[Poly]:
+    """The positions in several dims of a position in all of them."""
+    if len(sizes) == 1:
+        return [position]
+    inner = product(sizes[1:])
+    found = digits.get((position, inner))
+    if found is None:
+        raise Undivided(position, inner)
+    quotient, remainder = found
+    return [quotient, *_apart(remainder, sizes[1:], digits)]
