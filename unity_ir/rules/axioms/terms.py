@@ -1,0 +1,87 @@
+"""
+Terms written as Python: `op("concat", tensor("x", "n a"), tensor("y", "n b"), dim=1)`.
+
+Sizes and attributes are text that `poly.parse` reads.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.pattern import Attribute, Condition, Input, Operation, Pack, Parameter, Result, Substitution, Term
+from unity_ir.rules.poly import number, parse
+
+Given: TypeAlias = str | int | float
+"""An attribute: polynomials apart by spaces (`"f-1 g-1"`), a number, or what the match gives (`"$act"`)."""
+
+
+def tensor(
+    name: str, shape: str = "", degrees: str = "", sum: str = "1", copy: str = "1", integer: bool = False
+) -> Input:
+    """An input: `tensor("x", "a.. d*n k", degrees="1 d 1")`."""
+    sizes = tuple(Pack(s[:-2]) if s.endswith("..") else parse(s) for s in shape.split())
+    return Input(name, sizes, tuple(map(parse, degrees.split())), parse(sum), parse(copy), integer)
+
+
+def op(name: str, /, *operands: Term, **attributes: Given) -> Result:
+    """An operator's first result on terms."""
+    return results(name, 1, *operands, **attributes)[0]
+
+
+def results(name: str, count: int, /, *operands: Term, **attributes: Given) -> tuple[Result, ...]:
+    """As many results of an operator on terms."""
+    kinds = {} if name in PARALLEL_OPERATORS else {a.name: a.kind for a in find_operator(name).line.attributes}
+    given = tuple(sorted((a, _attribute(kinds.get(a, "int"), v)) for a, v in attributes.items()))
+    operation = Operation(name, operands, given)
+    return tuple(Result(operation, i) for i in range(count))
+
+
+def _attribute(kind: str, value: Given) -> Attribute:
+    if isinstance(value, str) and value.startswith("$"):
+        return Parameter(value[1:])
+    match kind:
+        case "ints":
+            return tuple(map(parse, str(value).split()))
+        case "int":
+            return number(value) if isinstance(value, int) else parse(str(value))
+        case _:
+            return value
+
+
+def rule(name: str, source: Term | tuple[Term, ...], target: Term | tuple[Term, ...], *where: str) -> Substitution:
+    """A substitution over the inputs its sides have, in order of occurrence; `where` are polynomials of at least 0."""
+    left, right = (s if isinstance(s, tuple) else (s,) for s in (source, target))
+    inputs: dict[str, Input] = {}
+
+    def visit(term: Term) -> None:
+        if isinstance(term, Input):
+            inputs.setdefault(term.name, term)
+        else:
+            for operand in term.operation.operands:
+                visit(operand)
+
+    for term in (*left, *right):
+        visit(term)
+    return Substitution(name, tuple(inputs.values()), left, right, tuple(Condition(parse(w)) for w in where))
+
+
+def partition(x: Term, dim: Given, by: Given = "d") -> Result:
+    """Divided along a dim."""
+    return op("partition", x, dim=dim, by=by)
+
+
+def combine(x: Term, dim: Given, by: Given = "d") -> Result:
+    """Divided less along a dim."""
+    return op("combine", x, dim=dim, by=by)
+
+
+def replicate(x: Term, by: Given = "d") -> Result:
+    """In copies."""
+    return op("replicate", x, by=by)
+
+
+def reduce(x: Term, by: Given = "d") -> Result:
+    """The addends added up."""
+    return op("reduce", x, by=by)
