@@ -61,9 +61,7 @@ def prove(rule: Substitution, seed: int = 0) -> Proof:
         if counterexample is not None:
             verdict, detail = "refuted", counterexample
         else:
-            questions = sum(
-                _prove_at(rule, ranks, given) for ranks in _pack_ranks(rule) for given in _given_names(rule)
-            )
+            questions = sum(_prove_at(rule, ranks, given) for ranks in pack_ranks(rule) for given in given_names(rule))
             verdict = "proved"
     except (Undecided, Undivided, UnityError) as reason:
         detail = str(reason)
@@ -97,13 +95,13 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 # --- for all sizes ---------------------------------------------------------------------------------------------------
 
 
-def _pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
+def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
     names = packs(rule)
     for ranks in product(PACK_RANKS, repeat=len(names)):
         yield dict(zip(names, ranks, strict=True))
 
 
-def _given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
+def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
     """Every choice of functions for attributes that name them, and some number for the others, which stay symbols."""
     own = parameters(rule)
     names = [p for p, of in own.items() if names_function(of)]
@@ -115,7 +113,7 @@ def _given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
 def _prove_at(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]) -> int:
     """Proves a rule whose packs have so many dims; returns the questions asked. Raises `Undecided`."""
     splits: dict[Poly, Poly] = {}
-    sample = _sample(rule, ranks, given)
+    sample = spelled_at(rule, ranks, given)
     for _ in range(SPLITS):
         lines = Lines(dict(sample), given, splits=splits)
         try:
@@ -128,7 +126,7 @@ def _prove_at(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, 
     raise Undecided(f"more than {SPLITS} sizes have to be taken apart")
 
 
-def _sample(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]) -> dict[str, int]:
+def spelled_at(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]) -> dict[str, int]:
     """Values of all symbols at which lines are spelled out: none 1, so that no dim is lost."""
     random = Random(1)
     last: UnityError | None = None
@@ -152,16 +150,8 @@ def _sample(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, fl
 
 def _compare(rule: Substitution, ranks: Mapping[str, int], lines: Lines) -> int:
     fixed = {f"#{p}": number(rank) for p, rank in ranks.items()}
-    inputs: dict[str, Tensor] = {}
-    for i in rule.inputs:
-        shape: list[Poly] = []
-        for size in i.shape:
-            if isinstance(size, Pack):
-                shape += [symbol(f"{size.name}.{d}") for d in range(ranks[size.name])]
-            else:
-                shape.append(size)
-        inputs[i.name] = named(i.name, tuple(shape))
-    source, target = (_side(rule, side, inputs, lines, fixed) for side in (rule.source, rule.target))
+    inputs = inputs_at(rule, ranks)
+    source, target = (tensors(rule, side, inputs, lines, fixed)[0] for side in (rule.source, rule.target))
     positive = [Constraint(symbol(s) - 1) for s in lines.sample if "#" not in s]
     given = [Constraint(c.poly.substitute(fixed)) for c in rule.conditions]
     questions = 0
@@ -186,10 +176,24 @@ def _compare(rule: Substitution, ranks: Mapping[str, int], lines: Lines) -> int:
     return questions
 
 
-def _side(
+def inputs_at(rule: Substitution, ranks: Mapping[str, int]) -> dict[str, Tensor]:
+    """The inputs of a rule whose packs have so many dims."""
+    inputs: dict[str, Tensor] = {}
+    for i in rule.inputs:
+        shape: list[Poly] = []
+        for size in i.shape:
+            if isinstance(size, Pack):
+                shape += [symbol(f"{size.name}.{d}") for d in range(ranks[size.name])]
+            else:
+                shape.append(size)
+        inputs[i.name] = named(i.name, tuple(shape))
+    return inputs
+
+
+def tensors(
     rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, Tensor], lines: Lines, fixed: Mapping[str, Poly]
-) -> list[Tensor]:
-    """The results of a side, parallel operators left out."""
+) -> tuple[list[Tensor], dict[int, Sequence[Tensor]]]:
+    """The results of a side, and of every operation by its id; parallel operators are left out."""
     made: dict[int, Sequence[Tensor]] = {}
 
     def tensor(term: Term) -> Tensor:
@@ -202,7 +206,7 @@ def _side(
             if operation.op in PARALLEL_OPERATORS
             else lines.apply(operation.op, operands, _given(operation, fixed))
         )
-    return [tensor(t) for t in side]
+    return [tensor(t) for t in side], made
 
 
 def _given(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, Attribute]:

@@ -20,9 +20,9 @@ def test_the_verdict_is_as_it_must_be(statement: Axiom):
         assert proof.detail.startswith("ill-typed: ")
 
 
-def test_there_are_57_true_and_11_false_ones_and_two_of_our_own():
+def test_there_are_57_true_and_11_false_ones_and_three_of_our_own():
     own = [s.number for s in STATEMENTS if s.note.startswith("added")]
-    assert own == ["D5", "F2 sum"]
+    assert own == ["B4 add", "D5", "F2 sum"]
     false = [s for s in STATEMENTS if s.verdict == "refuted"]
     assert (len(STATEMENTS) - len(own) - len(false), len(false)) == (57, 11)
     assert all(s.number.endswith("not") for s in false)
