@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import lcm
 from random import Random
 from time import perf_counter
 
@@ -25,7 +26,7 @@ from unity_ir.rules.poly import Poly, number, symbol
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import Constraint
 from unity_ir.rules.proof.lines import Lines
-from unity_ir.rules.proof.sides import PACK_RANKS, ill_typed, names_function, packs, parameters, samples, sides
+from unity_ir.rules.proof.sides import PACK_RANKS, degrees, ill_typed, names_function, packs, parameters, samples, sides
 from unity_ir.rules.proof.solver import Facts
 from unity_ir.rules.proof.tensors import Tensor, Undivided, named
 from unity_ir.tdl.functions import ACTIVATIONS
@@ -131,8 +132,14 @@ def spelled_at(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str,
     random = Random(1)
     last: UnityError | None = None
     symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
+    divided = degrees(rule)
+    shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))
     for attempt in range(400):
         values: dict[str, int | tuple[int, ...]] = {s: random.randint(2, 4 + attempt // 40) for s in symbols}
+        if attempt % 2:
+            # Sizes that degrees divide twice.
+            unit = lcm(2, *(v for s, v in values.items() if s in divided and isinstance(v, int))) ** 2
+            values |= {s: random.randint(1, 3) * unit for s in shapes - divided}
         values |= {p: tuple(random.randint(2, 4) for _ in range(rank)) for p, rank in ranks.items()}
         try:
             sides(rule, {**values, **given})

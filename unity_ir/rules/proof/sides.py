@@ -130,11 +130,11 @@ def ill_typed(rule: Substitution) -> str | None:
     So is one whose sides differ in shape wherever each of them has one. Raises `UnityError` where even the serial form
     of the rule fits no sizes that were tried: then nothing is known.
     """
-    error = _misfits(rule, islice(_divisible(rule), TYPED))
+    error = misfits(rule, islice(divisible(rule), TYPED))
     if not error:
         return None
     serial = erased(rule)
-    others = _misfits(serial, islice(_small(serial, 0), TYPED))
+    others = misfits(serial, islice(_small(serial, 0), TYPED))
     if not others:
         # The sizes fit as long as nothing is divided: what does not fit is the degrees.
         return f"ill-typed: {error[0]}"
@@ -144,7 +144,7 @@ def ill_typed(rule: Substitution) -> str | None:
     raise UnityError(f"rule {rule.name}: no small sizes fit both sides ({others[-1]})")
 
 
-def _misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
+def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
     """The errors at bindings; none if at some of them there is none."""
     found: list[str] = []
     for bindings in tried:
@@ -157,7 +157,7 @@ def _misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
     return found
 
 
-def _divisible(rule: Substitution) -> Iterator[Bindings]:
+def divisible(rule: Substitution) -> Iterator[Bindings]:
     """Bindings with degrees above 1; in every second one they divide all sizes."""
     random = Random(2)
     divided = degrees(rule)

@@ -1,0 +1,69 @@
+"""The sizes of a foreign rule's tensors: unknowns, equated by its operators and solved for one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import gcd
+
+from unity_ir.errors import UnityError
+from unity_ir.rules.poly import Poly, number, symbol
+
+
+class Unsupported(Exception):
+    """What no substitution here can say."""
+
+
+@dataclass
+class Sizes:
+    """Equations of sizes. Every unknown is a symbol; those that are solved for are in `values`."""
+
+    fixed: bool = False
+    """Degrees are numbers, as where a concatenation has made so many addends."""
+    values: dict[str, Poly] = field(default_factory=dict[str, Poly])
+    made: int = 0
+
+    def unknown(self) -> Poly:
+        self.made += 1
+        return symbol(f"n{self.made}")
+
+    def degree(self, by: int) -> Poly:
+        return number(by) if self.fixed else symbol(f"d{by}")
+
+    def now(self, size: Poly) -> Poly:
+        return size.substitute(self.values)
+
+    def equate(self, where: str, left: Poly, right: Poly) -> None:
+        """Raises `UnityError` where no positive sizes are equal so."""
+        difference = _primitive(self.now(left) - self.now(right))
+        if difference == number(0):
+            return
+        signs = {c > 0 for _, c in difference.terms}
+        if len(signs) == 1:
+            raise UnityError(f"{where}: sizes {self.now(left)} and {self.now(right)} differ")
+        # One side is a single unknown, if that can be: then the value is a sum of others.
+        own = [(m[0], c) for m, c in difference.terms if len(m) == 1 and abs(c) == 1 and m[0].startswith("n")]
+        alone = [(s, c) for s, c in own if sum((k > 0) == (c > 0) for _, k in difference.terms) == 1]
+        for name, factor in [*alone, *own]:
+            rest = difference.without(name)
+            if difference.coefficient(name) == number(factor):
+                value = -rest if factor == 1 else rest
+                self.values = {s: v.substitute({name: value}) for s, v in self.values.items()} | {name: value}
+                return
+        raise Unsupported(f"{where}: sizes {self.now(left)} and {self.now(right)} cannot be equated")
+
+
+def _primitive(poly: Poly) -> Poly:
+    """Without the factors that all terms have."""
+    if not poly.terms:
+        return poly
+    common = list(poly.terms[0][0])
+    for m, _ in poly.terms[1:]:
+        common = [s for s in dict.fromkeys(common) for _ in range(min(common.count(s), m.count(s)))]
+    by = gcd(*(c for _, c in poly.terms))
+    out: list[tuple[tuple[str, ...], int]] = []
+    for m, c in poly.terms:
+        rest = list(m)
+        for s in common:
+            rest.remove(s)
+        out.append((tuple(rest), c // by))
+    return Poly(tuple(sorted(out)))
