@@ -235,8 +235,9 @@ def _axes() -> Iterator[Axiom]:
     left = op("layer_norm", partition(x, 0), replicate(w), replicate(b), eps="$eps")
     both = left, partition(op("layer_norm", x, w, b, eps="$eps"), 0)
     yield Axiom("F2", "layer_norm(Part_b x) = Part_b layer_norm(x)", rule("layer-norm-rows", *both))
-    image = tensor("x", "d*n c h l")
-    both = results("batch_stats", 2, partition(image, 0)), results("batch_stats", 2, image)
+    image, center = tensor("x", "d*n c h l"), tensor("m", "1 c")
+    divided = results("batch_stats", 2, partition(image, 0), replicate(center))
+    both = divided, results("batch_stats", 2, image, center)
     yield Axiom("F2 not", "batch_stats(Part_n x) = batch_stats(x)", rule("batch-stats", *both), "refuted")
     summed = tuple(reduce(y) for y in both[0]), both[1]
     statement = "Reduce(batch_stats(Part_n x)) = batch_stats(x)"

@@ -26,8 +26,6 @@ UNDECIDED = {
     # Whether a window holds anything but padding is more than the prover knows.
     "relu-of-max-pool2d",
     "max-pool2d-of-relu",
-    # The line of `pad` is made from its sizes.
-    "enlarge-conv2d.1x1-to-3x3",
 }
 
 
