@@ -67,7 +67,7 @@ class Enumeration:
     """Classes and candidates."""
 
     def __init__(self, space: Space):
-        self.space = space
+        self.space, self._most = space, space.most_elements
         self.types: list[Type] = []
         self.steps: list[Step] = []
         self.variables: list[tuple[int, Type]] = []
@@ -149,7 +149,7 @@ class Enumeration:
             found: list[tuple[Step, Type]] = []
             for step in self._tried(name, types):
                 for i, type in enumerate(result_types(step.op, step.attributes, types)):
-                    if type[0].elements <= self.space.elements and type[0].pieces <= self.space.degree:
+                    if type[0].elements <= self._most and type[0].pieces <= self.space.degree:
                         found.append((Step(step.op, step.attributes, i), type))
             self._steps_on[name, types] = found
         return self._steps_on[name, types]

@@ -17,11 +17,16 @@ SLACK = 2
 
 
 def order(pair: Pair) -> tuple[object, ...]:
-    """Small equations first, and of equally small ones those of more variables in fewer pieces, which say more."""
+    """
+    Small equations first, and of equally small ones those that say most: of many variables, in few pieces, and alike
+    (rather than broadcast).
+    """
     left, right = pair
     variables = {*leaves(left), *leaves(right)}
     pieces = sum(v.type[0].pieces for v in variables) - len(variables)
-    return (max(left.size, right.size), left.size + right.size, -len(variables), pieces, left.text, right.text)
+    types, elements = len({v.type for v in variables}), sum(v.type[0].elements for v in variables)
+    size = (max(left.size, right.size), left.size + right.size)
+    return (*size, -len(variables), pieces, types, elements, left.text, right.text)
 
 
 def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:

@@ -25,7 +25,7 @@ from unity_ir.rules.generate.space import BASES, Space
 from unity_ir.rules.generate.state import load, pack_terms, save, unpack_terms
 from unity_ir.rules.generate.terms import Terms
 from unity_ir.rules.parse import parse_rules
-from unity_ir.rules.pattern import Attribute, Operation, ProofRecord, Substitution, Term
+from unity_ir.rules.pattern import Attribute, Input, Operation, ProofRecord, Substitution, Term
 from unity_ir.rules.pattern import Result as PatternResult
 from unity_ir.rules.proof.prove import Proof
 from unity_ir.rules.text import rule_text
@@ -271,13 +271,27 @@ def _named(rules: Sequence[Substitution]) -> list[Substitution]:
     """
     counts: dict[str, int] = {}
     out: list[Substitution] = []
-    for rule in rules:
+    for rule in map(_directed, rules):
         ops = [o.op.replace("_", "-") for o in rule.operations(rule.source)][::-1] or ["identity"]
         name = "-".join(ops)
         counts[name] = counts.get(name, 0) + 1
         rule = _without_defaults(rule)
         out.append(replace(rule, name=name if counts[name] == 1 else f"{name}-{counts[name]}"))
     return out
+
+
+def _directed(rule: Substitution) -> Substitution:
+    """A rule from a side that a match can find, which is no input and has all inputs of the other side."""
+    if any(isinstance(t, Input) for t in rule.source) or not _inputs(rule.target) <= _inputs(rule.source):
+        return replace(rule, source=rule.target, target=rule.source)
+    return rule
+
+
+def _inputs(side: Sequence[Term]) -> set[Input]:
+    found: set[Input] = set()
+    for term in side:
+        found |= {term} if isinstance(term, Input) else _inputs(term.operation.operands)
+    return found
 
 
 def _without_defaults(rule: Substitution) -> Substitution:

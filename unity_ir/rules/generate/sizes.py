@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from unity_ir.ops import operator as find_operator
-from unity_ir.rules.generate.attributes import Size, roles
+from unity_ir.rules.generate.attributes import Roles, Size, roles
 from unity_ir.rules.generate.terms import Step, Term
 from unity_ir.rules.pattern import Attribute, Parameter
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
@@ -94,7 +94,7 @@ class Sizes:
                 self.unify(x, y)
         elif name in self.windows and other is not None:
             self.bindings[other] = symbol(name)
-        elif name in self.windows or any(s in self.windows for s in to.symbols):
+        elif name in self.windows:
             raise Special(f"{to} is a number of windows")
         else:
             self.bindings[name] = to
@@ -194,6 +194,8 @@ class Sizes:
             values = [dict(given)[a.name] for given in step.attributes]
             role = roles(line, a.name)
             first = values[0]
+            if first == a.default:
+                role = Roles()
             if a.kind == "float" and a.default is None:
                 found[a.name] = Parameter(a.name)
             elif isinstance(first, tuple):
@@ -241,7 +243,8 @@ class _Line:
             for n, size in extents.items()
         }
         for name, of in self.first.sizes.items():
-            sizes.unify(self.extents[name], self._number(of))
+            if name in self.extents:
+                sizes.unify(self.extents[name], self._number(of))
         operands = {p.name: s for p, s in zip(bound.operands, shapes, strict=True)}
         reads: list[Access] = [a for r in bound.results for a in accesses(r.expr)]
         places = [(i, s) for a in reads for i, s in zip(a.indices, operands[a.tensor], strict=True)]

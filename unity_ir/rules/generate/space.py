@@ -23,7 +23,7 @@ _SHAPES = {
     1: (("k",),),
     2: (("n", "k"), ("k", "k")),
     3: ((2, "n", "k"),),
-    4: ((2, "n", 4, 4), ("n", "n", 2, 2)),
+    4: ((2, "n", 5, 4), ("n", "n", 3, 2)),
 }
 """Shapes of variables by rank; n and k differ between sets of sizes."""
 
@@ -44,7 +44,7 @@ class Space:
     degree: int = 2
     seed: int = 0
     elements: int = 100
-    """Of a value at the first set of sizes, at most."""
+    """Of a value at the first set of sizes, at most; two of the largest variables together are always allowed."""
 
     def __post_init__(self):
         if not self.operators:
@@ -70,6 +70,11 @@ class Space:
                 sizes = (tuple({"n": 2 * n, "k": 2 * k}.get(str(s), s) for s in shape) for n, k in BASES)
                 found.append(tuple(tensor_type(tuple(int(d) for d in s), dtype) for s in sizes))
         return tuple(found)
+
+    @property
+    def most_elements(self) -> int:
+        """Of a value at the first set of sizes, at most."""
+        return max(self.elements, 2 * max(type[0].elements for type in self.inputs))
 
     @property
     def sizes(self) -> tuple[Size, ...]:
