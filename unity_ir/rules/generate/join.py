@@ -23,6 +23,13 @@ Joined = tuple[tuple[Term, ...], tuple[Term, ...]]
 """What stands for the results, and the results."""
 
 
+MOST = 60
+"""Steps tried to make up one rule by others."""
+
+NEAR = 30
+"""Terms looked at for what single rules add to such a step."""
+
+
 class Join:
     """Collects equations of results of one operator."""
 
@@ -70,25 +77,29 @@ def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) 
     Given rules that take `relu` and `matmul` out of `split`, says so of one that takes both out at once.
     """
     sources, targets = joined
-    for _ in range(max(t.size for t in targets) + 1):
-        if all(follows(pair, single) for pair in zip(sources, targets, strict=True)):
-            return True
-        new = next((n for rule in rules for n in _replaced_below(sources, rule, single)), None)
-        if new is None:
-            return False
-        sources = new
+    largest = max(t.size for t in (*sources, *targets))
+    seen: dict[tuple[Term, ...], None] = {sources: None}
+    frontier = [sources]
+    while frontier:
+        reached: list[tuple[Term, ...]] = []
+        for terms in frontier:
+            if all(follows(pair, single, NEAR) for pair in zip(terms, targets, strict=True)):
+                return True
+            for rule in rules:
+                for new in _replaced_below(terms, rule, single):
+                    if new not in seen and max(t.size for t in new) <= largest and len(seen) < MOST:
+                        seen[new] = None
+                        reached.append(new)
+        frontier = reached
     return False
 
 
 def _replaced_below(terms: Sequence[Term], rule: Substitution, single: Rewriting) -> Iterator[tuple[Term, ...]]:
-    """
-    Terms alike down to some place, with a rule of several results applied there to all of them together; only such as
-    do not grow, for those that do apply everywhere.
-    """
+    """Terms alike down to some place, with a rule of several results applied there to all of them together."""
     if len(rule.source) != len(terms) or not all(isinstance(t, Result) for t in rule.source):
         return
     here = single.replaced(rule, terms)
-    if here is not None and all(new.size <= t.size for new, t in zip(here, terms, strict=True)):
+    if here is not None:
         yield tuple(here)
     steps = {None if t.step is None else _kind(t.step) for t in terms}
     if len(steps) > 1 or None in steps:
