@@ -81,9 +81,9 @@ def collected(path: Path) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]], machine: str) -> Table:
     """The results, in words."""
     out = Table(title=machine)
-    out.add_column("")
+    out.add_column("", no_wrap=True)
     for heading in ("rules", "proved", "refuted", "open", "other", "ms", "most", "total s"):
-        out.add_column(heading, justify="left" if heading == "other" else "right")
+        out.add_column(heading, justify="left" if heading == "other" else "right", no_wrap=heading == "other")
     for row in rows:
         known = [int(row.get(verdict, 0)) for verdict in ("proved", "refuted", "undecided")]
         other = "\n".join(f"{row[k]} {k}" for k in ("ill-typed", "unbound", "disconnected", "unsupported") if k in row)

@@ -300,6 +300,8 @@ def _length(mono: Mono, binder: str, facts: Facts) -> Poly | None:
         factor, rest = c.poly.coefficient(binder).constant, c.poly.without(binder)
         if c.equal or factor not in (1, -1) or not rest.symbols.isdisjoint(mono.binders):
             return None
+        if rest + symbol(binder) * factor != c.poly:
+            return None
         (below if factor == 1 else above).append(rest if factor == -1 else -rest)
     low = _narrowest(below, lambda a, b: a - b, facts)
     high = _narrowest(above, lambda a, b: b - a, facts)
