@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from models import processor
 from rich.console import Console
 from rich.table import Table
 
@@ -50,14 +51,6 @@ def alone(size: int, jobs: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "measure", str(size), str(jobs)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
-
-
-def processor() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{os.cpu_count()} x {next(named, platform.machine())}"
 
 
 def missed(found: dict[str, Any]) -> list[str]:

@@ -86,6 +86,15 @@ def test_matmul_with_concat_and_split():
     assert "concat[0](split[0].0(x), split[0].1(x)) = x" in found
 
 
+def test_what_other_rules_make_up_is_not_joined(small: Report):
+    found = laws(small)
+    for dim in ("0", "#a"):
+        split = [f"split[{dim}].{i}" for i in range(2)]
+        assert ", ".join(f"relu({s}(x))" for s in split) + " = " + ", ".join(f"{s}(relu(x))" for s in split) in found
+        # relu out of split, twice.
+        assert not any(t.startswith(f"relu(relu({split[0]}") for t in found)
+
+
 def test_matmul_is_divided():
     found = laws(generate(Space(("matmul",), ("partition", "replicate", "reduce", "zero_pad"), size=3, variables=2)))
     assert "matmul(partition[0](x), replicate(y)) = partition[0](matmul(x, y))" in found
