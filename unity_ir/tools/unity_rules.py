@@ -2,6 +2,7 @@
 `unity-rules`: makes substitutions.
 
     unity-rules generate --operators matmul,add,relu,concat,split --size 3 -o rules.pcg
+    unity-rules import graph_subst.json -o rules.pcg
 
 Each subcommand is a function of its options, registered in `SUBCOMMANDS`.
 """
@@ -27,6 +28,7 @@ from unity_ir.rules.generate.report import rows, summary
 from unity_ir.rules.generate.run import Report, generate
 from unity_ir.rules.generate.space import PARALLEL, Space
 from unity_ir.rules.text import rule_text
+from unity_ir.tools.import_rules import import_collection, import_options
 
 OPERATORS = "matmul,add,mul,relu,concat,split,transpose"
 """Those of `generate` where none are named."""
@@ -102,6 +104,7 @@ def _print(report: Report, seconds: float) -> None:
 
 SUBCOMMANDS: Mapping[str, tuple[str, Callable[[ArgumentParser], None], Callable[[Namespace], int]]] = {
     "generate": ("find all rules up to a size, and prove them", _generate_options, _generate),
+    "import": ("read a collection of TASO's or FlexFlow's rules, and prove them", import_options, import_collection),
 }
 """By name: what it does, its options, and the function that does it and returns the exit code."""
 

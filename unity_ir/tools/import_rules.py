@@ -1,0 +1,49 @@
+"""`unity-rules import`: reads a rule collection of TASO's or FlexFlow's, and says what each rule is worth."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from unity_ir.rules.foreign import Imported, import_rules
+from unity_ir.rules.pattern import ProofRecord, Substitution
+from unity_ir.rules.text import rule_text
+
+
+def import_options(parser: ArgumentParser) -> None:
+    """The options of `unity-rules import`."""
+    parser.add_argument("collection", type=Path, help="a rule collection (JSON)")
+    parser.add_argument("--all", action="store_true", help="list every rule, not only those that are not proved")
+    parser.add_argument("--seed", type=int, default=0, help="of the values tried (default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, help="write the proved rules to a file, as text")
+    parser.add_argument("--json", action="store_true", help="print verdicts as JSON")
+
+
+def import_collection(options: Namespace) -> int:
+    """Runs `unity-rules import`. Raises `UnityError` where the file is no collection."""
+    report = import_rules(options.collection, options.seed)
+    if options.output is not None:
+        proved = [_recorded(r, r.rule) for r in report.rules if r.verdict == "proved" and r.rule is not None]
+        text = "\n\n".join(map(rule_text, proved))
+        options.output.write_text(f"// The rules of {options.collection.name} that are proved.\n\n{text}\n", "utf-8")
+    if options.json:
+        rules = [{"name": r.name, "verdict": r.verdict, "detail": r.detail, "seconds": r.seconds} for r in report.rules]
+        print(json.dumps({"counts": report.counts, "rules": rules}))
+        return 0
+    table = Table(title=", ".join(f"{n} {verdict}" for verdict, n in report.counts.items()))
+    for heading in ("rule", "verdict", "why"):
+        table.add_column(heading, no_wrap=heading != "why")
+    for rule in report.rules:
+        if options.all or rule.verdict != "proved":
+            table.add_row(rule.name, rule.verdict, rule.detail)
+    Console().print(table)
+    return 0
+
+
+def _recorded(imported: Imported, rule: Substitution) -> Substitution:
+    return replace(rule, proof=ProofRecord(imported.verdict, round(imported.seconds, 3)))
