@@ -22,6 +22,9 @@ from unity_ir.rules.poly import Poly, number, symbol
 
 _numbers = count()
 
+REAL = "$"
+"""What the symbols of attributes begin with that are no integers: nothing is concluded from how they compare."""
+
 
 def fresh(stem: str) -> str:
     """A symbol nothing else has."""
@@ -144,14 +147,14 @@ def of_poly(poly: Poly) -> Form:
 
 
 def as_poly(form: Form) -> Poly | None:
-    """The polynomial a form is, if it is one with integer coefficients."""
+    """The polynomial a form is, if it is one with integer coefficients, and of integers."""
     out = number(0)
     for m in form:
         if m.binders or m.domain or m.coefficient.denominator != 1:
             return None
         term = number(int(m.coefficient))
         for f in m.factors:
-            if not isinstance(f, Value):
+            if not isinstance(f, Value) or f.symbol.startswith(REAL):
                 return None
             term = term * symbol(f.symbol)
         out = out + term

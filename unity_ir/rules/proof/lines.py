@@ -18,6 +18,7 @@ from unity_ir.rules.pattern import Attribute, Parameter
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.forms import (
+    REAL,
     Apply,
     Bound,
     Constraint,
@@ -361,7 +362,7 @@ class Line:
             case Poly():
                 return of_poly(value)
             case Parameter(parameter):
-                return of_poly(symbol(parameter))
+                return of_poly(symbol(REAL + parameter))
             case int() | float():
                 return constant(Fraction(value))
             case _:

@@ -7,6 +7,8 @@ import pytest
 from unity_ir.rules.axioms.parallel import statements
 from unity_ir.rules.axioms.taso import Axiom
 from unity_ir.rules.axioms.terms import op, partition, rule, tensor
+from unity_ir.rules.poly import symbol
+from unity_ir.rules.proof.forms import REAL, as_poly, of_poly
 from unity_ir.rules.proof.prove import prove
 
 STATEMENTS = statements()
@@ -40,3 +42,10 @@ def test_sides_of_different_shapes_are_ill_typed():
     x = tensor("x", "n k")
     proof = prove(rule("turn", x, op("transpose", x, perm="1 0"), "n-k-1"))
     assert (proof.verdict, "its sides are of types" in proof.detail) == ("refuted", True)
+
+
+def test_an_attribute_between_two_integers_is_no_integer():
+    # Of integers, p > 0 would be p >= 1.
+    p = of_poly(symbol(f"{REAL}p"))
+    assert as_poly(p) is None
+    assert as_poly(of_poly(symbol("n") - 1)) == symbol("n") - 1
