@@ -125,6 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return SUBCOMMANDS[options.command][2](options)
     except UnityError as error:
         print(error, file=sys.stderr)
+    except KeyboardInterrupt:
+        print("unity-rules: stopped; with the same --state it goes on from there", file=sys.stderr)
+        return 130
     except OSError as error:
         print(f"{error.filename}: {error.strerror}" if error.filename else f"unity-rules: {error}", file=sys.stderr)
     return 1

@@ -29,6 +29,9 @@ Ids = npt.NDArray[np.int32]
 BATCH = 1 << 13
 """Terms computed at once: their values should fit into a processor's cache."""
 
+MOST_VARIABLES = 15
+"""Four bits tell variables apart, one value being none."""
+
 Tick = Callable[[int, int, int], None]
 """Is told the size, what is done of it and what there is to do."""
 
@@ -114,7 +117,10 @@ class Enumeration:
             none = np.full((len(numbers), ARITY), -1, dtype=np.int32)
             pending[self._type(type)] = _Made([fingerprints(values)], [-1 - numbers], [none], [values])
         if len(self.variables) > MOST_VARIABLES:
-            raise UnityError(f"unity-rules: {len(self.variables)} variables; at most {MOST_VARIABLES} are told apart")
+            raise UnityError(
+                f"unity-rules: {len(self.variables)} variables, of {len(self.space.inputs)} types; "
+                f"{MOST_VARIABLES} are told apart; take fewer of each type"
+            )
         self._close(pending, keep=True)
         self.terms = self.found = 0
 
@@ -283,7 +289,3 @@ class Enumeration:
         for made_by, operands, of in self._pairs:
             for step, own, number in zip(made_by.tolist(), operands.tolist(), of.tolist(), strict=True):
                 yield applied(step, own), of_class(number)
-
-
-MOST_VARIABLES = 15
-"""Four bits tell variables apart, one value being none."""

@@ -69,6 +69,8 @@ class Sizes:
         a, b = self.known(a), self.known(b)
         if a == b:
             return
+        if self.value(a) != self.value(b):
+            raise Special(f"{a} is {b}")
         # The later of two symbols is replaced, so that the terms of a sum stay in order.
         for x, y in ((a, b), (b, a)) if str(a) > str(b) else ((b, a), (a, b)):
             name = _bare(x)

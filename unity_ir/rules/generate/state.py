@@ -21,10 +21,12 @@ def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
     if path is None or not path.exists():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise UnityError(f"{path}: no state of a run: {error}; remove it") from error
-    if data.get("version") != VERSION or data.get("of") != json.loads(json.dumps(of)):
+    if not isinstance(data, dict) or not {"version", "of", "stages"} <= data.keys():
+        raise UnityError(f"{path}: no state of a run; name another file, or remove it")
+    if data["version"] != VERSION or data["of"] != json.loads(json.dumps(of)):
         raise UnityError(f"{path}: the state of a run with other parameters; name another file, or remove it")
     return data["stages"]
 

@@ -197,9 +197,10 @@ def test_refuses_the_state_of_another_run(tmp_path: Path):
     generate(Space(("relu",), parallel=(), size=1), state)
     with pytest.raises(UnityError, match="with other parameters"):
         generate(Space(("relu",), parallel=(), size=2), state)
-    state.write_text("{")
-    with pytest.raises(UnityError, match="no state of a run"):
-        generate(Space(("relu",), parallel=(), size=1), state)
+    for broken in ("{", "[]", "{}"):
+        state.write_text(broken)
+        with pytest.raises(UnityError, match="no state of a run"):
+            generate(Space(("relu",), parallel=(), size=1), state)
 
 
 def test_a_new_operator_needs_its_line_only(monkeypatch: pytest.MonkeyPatch):
@@ -222,6 +223,8 @@ def test_refuses_what_cannot_be_generated():
         Space(("rel",))
     with pytest.raises(UnityError, match="1 to 4 variables"):
         Space(("relu",), variables=0)
+    with pytest.raises(UnityError, match="16 variables, of 4 types; 15 are told apart; take fewer of each type"):
+        generate(Space(("conv2d",), variables=4))
 
 
 def test_sizes_differ_between_sets():
