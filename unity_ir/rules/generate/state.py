@@ -21,14 +21,13 @@ def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
     if path is None or not path.exists():
         return {}
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnityError(f"{path}: no state of a run: {error}; remove it") from error
-    if not isinstance(data, dict) or not {"version", "of", "stages"} <= data.keys():
-        raise UnityError(f"{path}: no state of a run; name another file, or remove it")
-    if data["version"] != VERSION or data["of"] != json.loads(json.dumps(of)):
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known, stages = (data["version"], data["of"]), dict[str, Any](data["stages"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnityError(f"{path}: no state of a run; name another file, or remove it") from error
+    if known != (VERSION, json.loads(json.dumps(of))):
         raise UnityError(f"{path}: the state of a run with other parameters; name another file, or remove it")
-    return data["stages"]
+    return stages
 
 
 def save(path: Path | None, of: dict[str, Any], stages: dict[str, Any]) -> None:
