@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import (
     Attribute,
     Condition,
@@ -102,3 +104,24 @@ def _side_text(rule: Substitution, side: tuple[Term, ...]) -> Iterator[str]:
         values = ", ".join(f"{key} = {attribute_text(value)}" for key, value in o.attributes)
         yield f"{made} = {o.op} {', '.join(map(name, o.operands))}" + (f" {{{values}}}" if values else "")
     yield f"yield {', '.join(map(name, side))}"
+
+
+def side_text(side: tuple[Term, ...]) -> str:
+    """A side in a line: `matmul(relu(x), w)`; of several results, `split(y).0, split(y).1`."""
+    return ", ".join(map(_term_text, side))
+
+
+def _term_text(term: Term) -> str:
+    if isinstance(term, Input):
+        return term.name
+    o = term.operation
+    given = [f"{key}={attribute_text(value)}" for key, value in o.attributes]
+    text = f"{o.op}({', '.join([*map(_term_text, o.operands), *given])})"
+    return f"{text}.{term.index}" if _has_several(o.op) else text
+
+
+def _has_several(op: str) -> bool:
+    """Whether an operator has more results than one."""
+    return op not in PARALLEL_OPERATORS and any(
+        len(find_operator(op).line.results) > 1 or r.variadic for r in find_operator(op).line.results
+    )

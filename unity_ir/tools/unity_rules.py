@@ -1,5 +1,5 @@
 """
-`unity-rules`: makes substitutions.
+`unity-rules`: makes, proves and shows substitutions.
 
     unity-rules generate --operators matmul,add,relu,concat,split --size 3 -o rules.pcg
     unity-rules import graph_subst.json -o rules.pcg
@@ -29,6 +29,7 @@ from unity_ir.rules.generate.run import Report, generate
 from unity_ir.rules.generate.space import PARALLEL, Space
 from unity_ir.rules.text import rule_text
 from unity_ir.tools.import_rules import import_collection, import_options
+from unity_ir.tools.library_rules import SUBCOMMANDS as LIBRARY
 
 OPERATORS = "matmul,add,mul,relu,concat,split,transpose"
 """Those of `generate` where none are named."""
@@ -104,13 +105,14 @@ def _print(report: Report, seconds: float) -> None:
 
 SUBCOMMANDS: Mapping[str, tuple[str, Callable[[ArgumentParser], None], Callable[[Namespace], int]]] = {
     "generate": ("find all rules up to a size, and prove them", _generate_options, _generate),
+    **LIBRARY,
     "import": ("read a collection of TASO's or FlexFlow's rules, and prove them", import_options, import_collection),
 }
 """By name: what it does, its options, and the function that does it and returns the exit code."""
 
 
 def _parser() -> ArgumentParser:
-    parser = _Parser(prog="unity-rules", description="Makes substitutions.")
+    parser = _Parser(prog="unity-rules", description="Makes, proves and shows substitutions.")
     parser.add_argument("--version", action="version", version=f"unity-rules {__version__}")
     commands: Any = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     for name, (text, options, _) in SUBCOMMANDS.items():

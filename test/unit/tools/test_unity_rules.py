@@ -59,3 +59,42 @@ def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.Captu
     assert captured.err.startswith(message)
     assert captured.err.count("\n") == 1
     assert not captured.out
+
+
+def test_the_library_is_listed_and_shown(capsys: pytest.CaptureFixture[str]):
+    assert main(["list", "--name", "merge-matmuls"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("2 rules\n")
+    assert "sizes=[n, m]" in out.replace("\n", "")
+    assert main(["show", "merge-matmuls"]) == 0
+    out = capsys.readouterr().out
+    assert 'subst.rule "merge-matmuls"' in out
+    assert "// proved for all sizes" in out
+
+
+def test_rules_of_a_file_are_proved_or_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    good = 'subst.rule "good" (%x: [a..]) { %y = relu %x %z = relu %y yield %z } to { %z = relu %x yield %z }'
+    bad = 'subst.rule "bad" (%x: [a..]) { %y = relu %x yield %y } to { %y = exp %x yield %y }'
+    both, proved = tmp_path / "both.pcg", tmp_path / "proved.pcg"
+    both.write_text(f"{good}\n{bad}\n")
+    assert main(["prove", str(both), "-o", str(proved)]) == 1
+    out = capsys.readouterr().out
+    assert "good: proved" in out
+    assert "bad: refuted: at " in out
+    assert main(["prove", str(proved)]) == 0
+    assert 'verdict = "proved"' in proved.read_text()
+    assert main(["list", "--file", str(proved)]) == 0
+    assert "1 rules" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "merge-matmul"], "unknown rule merge-matmul; did you mean merge-matmuls"),
+        (["list", "--operator", "matmull"], "unity-rules: no operator 'matmull'"),
+        (["prove", "missing.pcg"], "missing.pcg: No such file or directory"),
+    ],
+)
+def test_what_is_not_there_is_said(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith(message)

@@ -193,7 +193,7 @@ def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
     A function of forms.
 
-    The laws made use of: exp of a sum, relu of relu and of a maximum, what a reciprocal is of a product, and that
+    The laws made use of: exp of a sum, relu of relu, what a reciprocal is of a product, and that
     `maximum` and `minimum` are the extremes of two.
     """
     if function in ("maximum", "minimum"):
@@ -208,23 +208,7 @@ def apply(function: str, arguments: tuple[Form, ...]) -> Form:
         inner = mono.factors[0] if len(mono.factors) == 1 and mono.coefficient == 1 else None
         if isinstance(inner, Apply) and inner.function == "relu" and not mono.binders:
             return arguments[0]
-        if isinstance(inner, Extreme) and inner.reducer in ("max", "min") and not mono.binders and not mono.domain:
-            if not all(map(_is_box, inner.parts)):
-                # A window that lies in the padding has no maximum, and relu of that is 0.
-                return (Mono(Fraction(1), (), frozenset(), (Apply(function, arguments),)),)
-            # It is monotone.
-            parts = tuple(Bound(p.binders, p.domain, apply("relu", (p.body,))) for p in inner.parts)
-            return (Mono(Fraction(1), (), frozenset(), (Extreme(inner.reducer, parts),)),)
     return (Mono(Fraction(1), (), frozenset(), (Apply(function, arguments),)),)
-
-
-def _is_box(bound: Bound) -> bool:
-    """Whether the binders run over whole dims, of which there are none of size 0."""
-    own = {b: [c for c in bound.domain if b in c.poly.symbols] for b in bound.binders}
-    return len(bound.domain) == 2 * len(own) and all(
-        len(cs) == 2 and Constraint(symbol(b)) in cs and all(c.poly.symbols.isdisjoint(own.keys() - {b}) for c in cs)
-        for b, cs in own.items()
-    )
 
 
 def _exp(argument: Form) -> Form:

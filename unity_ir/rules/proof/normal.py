@@ -84,6 +84,11 @@ def _factor(factor: Factor, facts: Facts) -> Form:
     match factor:
         case Apply(function, arguments):
             known = tuple(normal(a, facts) for a in arguments)
+            inner = _extreme(known[0]) if function == "relu" else None
+            if inner is not None and all(_nonempty(p, facts) for p in inner.parts):
+                # It is monotone; of nothing at all there is no maximum, but relu of that would be 0.
+                moved = tuple(Bound(p.binders, p.domain, apply("relu", (p.body,))) for p in inner.parts)
+                return _factor(Extreme(inner.reducer, moved), facts)
             guard = _comparison(function, known)
             return apply(function, known) if guard is None else (Mono(Fraction(1), (), frozenset({guard})),)
         case Extreme(reducer, parts):
@@ -92,6 +97,29 @@ def _factor(factor: Factor, facts: Facts) -> Form:
         case _:
             pass
     return (Mono(Fraction(1), (), frozenset(), (factor,)),)
+
+
+def _extreme(form: Form) -> Extreme | None:
+    """The maximum or minimum a form is."""
+    if len(form) != 1 or form[0].coefficient != 1 or form[0].binders or form[0].domain or len(form[0].factors) != 1:
+        return None
+    (factor,) = form[0].factors
+    return factor if isinstance(factor, Extreme) and factor.reducer in ("max", "min") else None
+
+
+def _nonempty(part: Bound, facts: Facts) -> bool:
+    """Whether the binders have values: for each, every lower bound is below every upper one."""
+    for b in part.binders:
+        own = [c for c in part.domain if b in c.poly.symbols]
+        factors = [c.poly.coefficient(b).constant for c in own]
+        alone = all(c.poly.symbols.isdisjoint(set(part.binders) - {b}) and not c.equal for c in own)
+        if not alone or any(f not in (1, -1) for f in factors):
+            return False
+        lower = [-c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == 1]
+        upper = [c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == -1]
+        if not all(facts.imply(Constraint(u - low)) for low in lower for u in upper):
+            return False
+    return True
 
 
 def extremes(reducer: str, part: Bound, facts: Facts) -> Iterator[Bound]:
@@ -325,8 +353,19 @@ def _shifted(mono: Mono) -> Mono:
         mono = step
 
 
+def _reads(factor: Factor) -> Iterator[Read]:
+    """The reads of a factor that no inner sum is over."""
+    match factor:
+        case Read():
+            yield factor
+        case Apply(_, arguments):
+            yield from (r for form in arguments for m in form if not m.binders for f in m.factors for r in _reads(f))
+        case _:
+            return
+
+
 def _shift(mono: Mono, done: set[str]) -> Mono | None:
-    reads = sorted((f for f in mono.factors if isinstance(f, Read)), key=lambda f: (f.tensor, len(f.indices)))
+    reads = sorted((r for f in mono.factors for r in _reads(f)), key=lambda f: (f.tensor, len(f.indices)))
     for f in reads:
         for index in f.indices:
             if any(index == symbol(d) for d in done):

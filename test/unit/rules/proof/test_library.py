@@ -22,17 +22,11 @@ from unity_ir.rules.proof.sides import samples
 
 RULES = {rule.name: rule for rule in load()}
 
-UNDECIDED = {
-    # Whether a window holds anything but padding is more than the prover knows.
-    "relu-of-max-pool2d",
-    "max-pool2d-of-relu",
-}
-
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_is_proved(name: str):
     proof = prove(RULES[name])
-    assert proof.verdict == ("undecided" if name in UNDECIDED else "proved"), proof.detail
+    assert proof.verdict == "proved", proof.detail
 
 
 # --- physical shards -------------------------------------------------------------------------------------------------

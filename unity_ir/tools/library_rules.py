@@ -1,0 +1,145 @@
+"""`unity-rules list`, `show`, `prove` and `check`: the rules of the library or of a file, and what holds of them."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from unity_ir.errors import UnityError
+from unity_ir.ops import operators
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules import library
+from unity_ir.rules.pattern import ProofRecord, Substitution
+from unity_ir.rules.proof.obligations import obligations
+from unity_ir.rules.proof.prove import Proof, prove
+from unity_ir.rules.text import rule_text, side_text
+
+Subcommand = tuple[str, Callable[[ArgumentParser], None], Callable[[Namespace], int]]
+
+
+def _rules(path: str | None) -> tuple[Substitution, ...]:
+    return library.load() if path is None else library.read(path)
+
+
+def _file_option(parser: ArgumentParser) -> None:
+    parser.add_argument("--file", help="rules of a file instead of the library's")
+
+
+def _list_options(parser: ArgumentParser) -> None:
+    _file_option(parser)
+    parser.add_argument("--operator", help="only those with this operator on either side")
+    parser.add_argument("--name", default="", help="only those whose name holds this text")
+    parser.add_argument("--exact", action="store_true", help="only those whose sides round alike")
+
+
+def _list(options: Namespace) -> int:
+    """Prints every rule in a line: before -> after."""
+    if options.operator is not None and options.operator not in _known_operators():
+        raise UnityError(f"unity-rules: no operator {options.operator!a}; docs/operator_table.md has them all")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("rule", "before", "after"):
+        table.add_column(heading, overflow="fold")
+    shown = 0
+    for rule in _rules(options.file):
+        used = {o.op for o in rule.operations((*rule.source, *rule.target))}
+        wanted = options.name in rule.name and (rule.exact or not options.exact)
+        if wanted and options.operator in (None, *used):
+            table.add_row(*map(escape, (rule.name, side_text(rule.source), side_text(rule.target))))
+            shown += 1
+    if shown:
+        Console().print(table)
+    print(f"{shown} rules")
+    return 0
+
+
+def _known_operators() -> set[str]:
+    return {*operators(), *PARALLEL_OPERATORS}
+
+
+def _show_options(parser: ArgumentParser) -> None:
+    parser.add_argument("rule", help="a rule, or a case of one")
+    _file_option(parser)
+
+
+def _show(options: Namespace) -> int:
+    """Prints a rule as text, what it does in a line, and whether it is proved."""
+    known = library.group(_rules(options.file))
+    for case in library.find(options.rule, known).cases:
+        print(rule_text(case))
+        print(f"// {side_text(case.source)}  ->  {side_text(case.target)}")
+        print(f"// {_words(prove(case))}\n")
+    return 0
+
+
+def _words(proof: Proof) -> str:
+    detail = f": {proof.detail}" if proof.detail else " for all sizes, degrees and attributes"
+    return f"{proof.verdict}{detail} ({1000 * proof.seconds:.0f} ms)"
+
+
+def _prove_options(parser: ArgumentParser) -> None:
+    parser.add_argument("file", help="a file of rules")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="write those that are proved, each with the record of its proof"
+    )
+
+
+def _prove(options: Namespace) -> int:
+    """Proves the rules of a file. The exit code is 1 if any is not proved."""
+    proofs = [(rule, prove(rule)) for rule in library.read(options.file)]
+    for rule, proof in proofs:
+        print(f"{rule.name}: {_words(proof)}")
+    if options.output is not None:
+        texts = [
+            rule_text(replace(rule, proof=ProofRecord(proof.verdict, round(proof.seconds, 3))))
+            for rule, proof in proofs
+            if proof.proved
+        ]
+        options.output.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return 0 if all(proof.proved for _, proof in proofs) else 1
+
+
+def _check_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print counts and times as JSON")
+
+
+def _check(options: Namespace) -> int:
+    """Proves the library again, and the obligation behind every parallelization rule of every operator."""
+    console = Console(stderr=True)
+    begin = perf_counter()
+    found: dict[str, list[tuple[str, Proof]]] = {"rules of the library": [], "parallelization of operators": []}
+    quiet = not console.is_terminal
+    for rule in track(library.load(), "library", console=console, transient=True, disable=quiet):
+        found["rules of the library"].append((rule.name, prove(rule)))
+    for operator in track(operators().values(), "operators", console=console, transient=True, disable=quiet):
+        found["parallelization of operators"] += [(f"{o.operator}: {o.about}", o.proof) for o in obligations(operator)]
+    failed = [(name, proof) for proofs in found.values() for name, proof in proofs if not proof.proved]
+    counts = {what: dict(Counter(p.verdict for _, p in proofs)) for what, proofs in found.items()}
+    seconds = perf_counter() - begin
+    if options.json:
+        names = [{"name": name, "verdict": p.verdict, "detail": p.detail} for name, p in failed]
+        print(json.dumps({"counts": counts, "seconds": seconds, "not proved": names}))
+    else:
+        for what, verdicts in counts.items():
+            print(f"{what}: {', '.join(f'{n} {verdict}' for verdict, n in verdicts.items())}")
+        for name, proof in failed:
+            print(f"{name}: {_words(proof)}")
+        print(f"{seconds:.1f} s")
+    return 1 if failed else 0
+
+
+SUBCOMMANDS: dict[str, Subcommand] = {
+    "list": ("list rules, each in a line", _list_options, _list),
+    "show": ("print a rule, and whether it is proved", _show_options, _show),
+    "prove": ("prove the rules of a file", _prove_options, _prove),
+    "check": ("prove the library and all parallelization rules again", _check_options, _check),
+}
