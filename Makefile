@@ -26,7 +26,8 @@ demo: setup ## run the example from a model to a training run
 
 test: lint ## everything that has to pass
 	pytest
-	lit -sv test
+	# All of them have run inside pytest; those that import torch in every process are not worth it again.
+	lit -sv test --filter-out from_torch
 
 lint: setup ## style and types
 	ruff check
