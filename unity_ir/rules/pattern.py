@@ -124,13 +124,18 @@ class Substitution:
     @property
     def symbols(self) -> frozenset[str]:
         """Every size and degree."""
+        return frozenset[str]().union(*(p.symbols for p in self.polys))
+
+    @property
+    def polys(self) -> list[Poly]:
+        """Every polynomial of the rule."""
         polys: list[Poly] = [c.poly for c in self.conditions]
         for i in self.inputs:
             polys += [*(s for s in i.shape if isinstance(s, Poly)), *i.degrees, i.sum, i.copy]
         for operation in self.operations((*self.source, *self.target)):
             for _, value in operation.attributes:
                 polys += [value] if isinstance(value, Poly) else value if isinstance(value, tuple) else []
-        return frozenset[str]().union(*(p.symbols for p in polys))
+        return polys
 
 
 def ints(poly: Poly, bindings: Bindings) -> int:

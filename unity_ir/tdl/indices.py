@@ -100,13 +100,17 @@ class Indices(Ranks):
         """
         Without variables that have one value only; a window that does nothing is a plain variable.
 
-        So a convolution of 1 x 1 is a matrix product, and one without groups can be divided by its channels.
+        So a convolution of 1 x 1 is a matrix product, and one without groups can be divided by its channels. A window
+        that may lie outside of its dim keeps all its variables, as a reduction over one passes over what is outside.
         """
         match index:
             case Composite(names):
                 running = [n for n in names if self.extents.get(n) != 1]
                 return Composite(tuple(running)) if len(running) > 1 else Var(*(running or names[-1:]))
             case Window():
+                reach = sum(c * (self.extents.get(v, 1) - 1) for c, v in index.terms)
+                if index.offset < 0 or index.offset + reach >= index.size:
+                    return index
                 terms = tuple((c, v) for c, v in index.terms if self.extents.get(v) != 1)
                 if len(terms) == 1 and index.offset == 0:
                     ((factor, name),) = terms

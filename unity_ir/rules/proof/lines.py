@@ -100,6 +100,10 @@ class Lines:
         operator = find_operator(name)
         if not isinstance(operator.tdl, str):
             return [self._moved(name, operands[0], attributes)]
+        for clause in operator.line.clauses:
+            given = attributes.get(clause.value.attribute) if isinstance(clause.value, Entry) else None
+            if clause.kind == "rank" and isinstance(given, Poly) and given.constant is None:
+                raise Undecided(f"{name}: {given} says which dims there are, but depends on sizes")
         shapes = [tuple(s.at(self.sample) for s in t.shape) for t in operands]
         values = {a: self._sample(v) for a, v in attributes.items()}
         spelled = spell(operator.line, shapes, values)
@@ -160,6 +164,8 @@ class Line:
         self.lines = lines
         self.spelled = spelled
         self.name = operator.name
+        self.casts = any(r.elements not in (None, "int", "bool") for r in operator.line.results)
+        """Results are of an element type that an attribute gives, and not what the line makes anyway."""
         self.tensors = {p.name: t for p, t in zip(spelled.bound.operands, operands, strict=True)}
         defaults = {a.name: a.default for a in operator.line.attributes if a.default is not None}
         self.attributes: dict[str, Attribute] = {}
@@ -264,7 +270,11 @@ class Line:
         shape = tuple(self._extent(i) for i in result.indices)
 
         def element(at: Position) -> Form:
-            return self._element(result, at)
+            form = self._element(result, at)
+            if not self.casts or result.dtype != "bool":
+                return form
+            # What becomes a condition is another number.
+            return (Mono(Fraction(1), (), frozenset(), (Apply(f"as {result.dtype}", (form,)),)),)
 
         return Tensor(shape, element)
 

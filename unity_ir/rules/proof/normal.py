@@ -85,7 +85,7 @@ def _factor(factor: Factor, facts: Facts) -> Form:
         case Apply(function, arguments):
             known = tuple(normal(a, facts) for a in arguments)
             inner = _extreme(known[0]) if function == "relu" else None
-            if inner is not None and all(_nonempty(p, facts) for p in inner.parts):
+            if inner is not None and inner.parts and all(_nonempty(p, facts) for p in inner.parts):
                 # It is monotone; of nothing at all there is no maximum, but relu of that would be 0.
                 moved = tuple(Bound(p.binders, p.domain, apply("relu", (p.body,))) for p in inner.parts)
                 return _factor(Extreme(inner.reducer, moved), facts)
@@ -109,6 +109,8 @@ def _extreme(form: Form) -> Extreme | None:
 
 def _nonempty(part: Bound, facts: Facts) -> bool:
     """Whether the binders have values: for each, every lower bound is below every upper one."""
+    if not facts.imply_all(c for c in part.domain if c.poly.symbols.isdisjoint(part.binders)):
+        return False
     for b in part.binders:
         own = [c for c in part.domain if b in c.poly.symbols]
         factors = [c.poly.coefficient(b).constant for c in own]
@@ -158,7 +160,7 @@ def _splits(c: Constraint, mono: Mono, part: Bound) -> bool:
     """Whether a guard is about the binders of the part, and not decided by its domain."""
     symbols = c.poly.symbols
     about = not symbols.isdisjoint(part.binders) and symbols.isdisjoint(mono.binders)
-    return about and c not in part.domain
+    return about and not c.equal and c not in part.domain
 
 
 def _within(body: Form, domain: frozenset[Constraint]) -> Form:

@@ -313,6 +313,8 @@ def _interval(
                     position = position + factor * other(t.variable)
                     high = high + factor * (it.extents[t.variable] - 1)
             return position, low, high, step * piece, within
+        case Segments(names) if variable in names:
+            raise Undecided(f"{variable} is one of several laid end to end")
         case _:
             return None, ZERO, ZERO, ZERO, within
 

@@ -66,6 +66,9 @@ def prove(rule: Substitution, seed: int = 0) -> Proof:
             verdict = "proved"
     except (Undecided, Undivided, UnityError) as reason:
         detail = str(reason)
+    except KeyError as reason:
+        # A dim that is more than a symbol may have size 1 at the sample, where lines leave its variable out.
+        detail = f"no extent is known of {reason}"
     return Proof(verdict, detail, perf_counter() - begin, questions)
 
 
@@ -97,7 +100,16 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 
 
 def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
+    """
+    So many dims of each pack as a rule is proved for. Raises `Undecided` where they do not stand for all others.
+
+    Places of dims that are linear in the number of a pack's dims agree for all numbers when they do for these.
+    """
     names = packs(rule)
+    if any(sum(s.startswith("#") for s in m) > 1 for p in rule.polys for m, _ in p.terms) or any(
+        s.startswith("#") for c in rule.conditions for s in c.poly.symbols
+    ):
+        raise Undecided("numbers of dims are multiplied, or in a condition")
     for ranks in product(PACK_RANKS, repeat=len(names)):
         yield dict(zip(names, ranks, strict=True))
 

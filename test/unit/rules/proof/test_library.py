@@ -73,7 +73,9 @@ def test_both_sides_are_equal_on_physical_shards(name: str):
                 (type,) = node.types
                 made = random.integers(0, 2, type.shape) if type.is_integer else random.standard_normal(type.shape)
                 arrays.setdefault(node.name, made)
-            pieces, whole = interpret_pieces(graph, arrays, arrays), interpret(graph, arrays, arrays)
+            # A window of padding only has no maximum, and infinities have no sum.
+            with np.errstate(invalid="ignore"):
+                pieces, whole = interpret_pieces(graph, arrays, arrays), interpret(graph, arrays, arrays)
             values = {f"result {i}": v for i, v in enumerate(results)}
             values |= {u.weight.node.name: u.grad for u in graph.updates}
             for value in values.values():
