@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.machine.model import Device, Level, Machine
+from unity_ir.machine.collectives import Level
+from unity_ir.machine.device import Device
+from unity_ir.machine.model import Machine
 
 MAX_DEVICES = 2**20
 """More than any cluster has; beyond it the devices cannot be listed."""
