@@ -9,11 +9,11 @@ from math import prod
 import numpy as np
 
 from unity_ir.pcg.interpret import Array
-from unity_ir.pcg.layout import COPY, REPEAT, SUM, Layout, Mesh
+from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, Mesh, at, pins
 from unity_ir.pcg.reshard import Move
 
-Held = list[Array]
-"""What every device holds."""
+Held = list[Array | None]
+"""What every device holds; nothing where the value is not."""
 
 
 def legal(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
@@ -25,6 +25,12 @@ def layouts(shape: tuple[int, ...], mesh: Mesh) -> list[Layout]:
     """Every legal layout."""
     roles = (*range(len(shape)), COPY, SUM, REPEAT)
     return [x for x in product(roles, repeat=len(mesh.sizes)) if legal(x, shape, mesh)]
+
+
+def there(device: int, pinned: Sequence[tuple[int, int]], mesh: Mesh) -> bool:
+    """Whether a device is where the pinned axes say."""
+    coordinates = mesh.coordinates(device)
+    return all(coordinates[axis] == coordinate for axis, coordinate in pinned)
 
 
 def number(coordinates: Sequence[int], sizes: Sequence[int], axes: Sequence[int]) -> int:
@@ -48,6 +54,9 @@ def scatter(value: Array, layout: Layout, mesh: Mesh, seed: int = 0) -> Held:
     addends.append(value - sum(addends, np.zeros_like(value)))
     held: Held = []
     for device in range(mesh.devices):
+        if not there(device, pins(layout), mesh):
+            held.append(None)
+            continue
         at = mesh.coordinates(device)
         array = addends[number(at, mesh.sizes, summed)]
         for dim in range(value.ndim):
@@ -62,11 +71,15 @@ def stands_for(held: Held, value: Array, layout: Layout, mesh: Mesh) -> bool:
     shape = tuple(
         s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(value.shape)
     )
-    if any(a.shape != shape for a in held):
+    if any(a.shape != shape for a in held if a is not None):
         return False
     same: dict[tuple[int, ...], Array] = {}
     whole = np.zeros_like(value)
     for device, array in enumerate(held):
+        if not there(device, pins(layout), mesh):
+            continue
+        if array is None:
+            return False
         at = mesh.coordinates(device)
         key = tuple(c for c, r in zip(at, layout, strict=True) if r not in (COPY, REPEAT))
         if key in same:
@@ -86,19 +99,40 @@ def perform(move: Move, held: Held, mesh: Mesh) -> Held:
     """What the devices hold after a move."""
     out: Held = list(held)
     for group in mesh.groups(move.axes):
+        if not there(group[0], move.pins, mesh):
+            assert all(held[d] is None for d in group), "those aside hold nothing"
+            continue
         arrays = [held[d] for d in group]
         order = [number(mesh.coordinates(d), mesh.sizes, move.axes) for d in group]
         assert order == list(range(move.group)), "a group is in the order of its axes"
-        assert all(a.size == move.elements for a in arrays)
+        holders = [at(move.source)] if move.source <= PINNED else range(move.group)
+        assert all(arrays[i] is not None and arrays[i].size == move.elements for i in holders)
         for i, device in enumerate(group):
             out[device] = _after(move, arrays, i)
-            assert out[device].size == move.elements_after
+            assert out[device] is None or out[device].size == move.elements_after
     return out
 
 
-def _after(move: Move, arrays: list[Array], i: int) -> Array:
+def _after(move: Move, arrays: list[Array | None], i: int) -> Array | None:
     n, own = move.group, arrays[i]
+    if move.target <= PINNED and i != at(move.target):
+        return None
+    if move.source <= PINNED:
+        root = arrays[at(move.source)]
+        match move.kind:
+            case "broadcast" | "send":
+                return root
+            case "scatter":
+                return part(root, move.target, i, n)
+            case "zero_pad":
+                return root if i == at(move.source) else np.zeros_like(root)
+            case kind:
+                raise AssertionError(kind)
     match move.kind:
+        case "gather":
+            return np.concatenate(arrays, move.source)
+        case "reduce":
+            return np.sum(arrays, axis=0)
         case "retype":
             return own
         case "slice":

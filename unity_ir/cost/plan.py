@@ -18,7 +18,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
-from unity_ir.pcg.layout import Layout, Placement, dual, place
+from unity_ir.pcg.layout import Layout, Placement, dual, pins, place
 from unity_ir.pcg.reshard import Move, plan
 from unity_ir.pcg.types import ELEMENT_BYTES
 
@@ -85,12 +85,12 @@ class PlanCost:
     @property
     def elements(self) -> int:
         """Elements received per iteration, summed over the devices."""
-        return sum(m.traffic(self.machine.devices) for m, _ in self.moves)
+        return sum(m.traffic(self.machine.mesh) for m, _ in self.moves)
 
     @property
     def bytes(self) -> int:
         """Bytes received per iteration, summed over the devices."""
-        return sum(m.traffic(self.machine.devices) * ELEMENT_BYTES[dtype] for m, dtype in self.moves)
+        return sum(m.traffic(self.machine.mesh) * ELEMENT_BYTES[dtype] for m, dtype in self.moves)
 
     @property
     def memory_bytes(self) -> int:
@@ -184,7 +184,8 @@ def _halo_reduce_move(node: Node, placement: Placement) -> Move:
     layout = placement.layouts[value]
     axes = tuple(i for i, role in enumerate(layout) if role == dim)
     elements = prod(shape)
-    return Move("halo_reduce", axes, dim, dim, value.type.degrees[dim], elements, elements // shape[dim] * border)
+    border = elements // shape[dim] * border
+    return Move("halo_reduce", axes, dim, dim, value.type.degrees[dim], elements, border, pins(layout))
 
 
 def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> PlanCost:

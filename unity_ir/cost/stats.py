@@ -97,7 +97,7 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
         seconds = sum(plan.machine.move_time(m, reshard.value.type.dtype) for m in moves)
         return _seconds(seconds) if seconds else ""
 
-    elements = sum(m.traffic(plan.machine.devices) for m in moving)
+    elements = sum(m.traffic(plan.machine.mesh) for m in moving)
     table.add_row(
         f"  {words(reshard.forward)} / {words(reshard.backward)}",
         "",

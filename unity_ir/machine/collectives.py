@@ -59,11 +59,31 @@ def _halo(spans: Spans, bytes: float) -> float:
     return outer.latency + bytes / outer.bandwidth
 
 
+def _broadcast(spans: Spans, bytes: float) -> float:
+    """A pipelined chain, or a tree."""
+    slowest = min(link.bandwidth for _, link in spans)
+    return sum(ceil(log2(n)) * link.latency for n, link in spans) + bytes / slowest
+
+
+def _gather(spans: Spans, bytes: float) -> float:
+    """One device receives, or sends, what all others have."""
+    return _all_gather(spans, bytes)
+
+
+def _scatter(spans: Spans, bytes: float) -> float:
+    return _gather(spans, bytes / prod(n for n, _ in spans))
+
+
 COLLECTIVES: Mapping[str, Callable[[Spans, float], float]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
     "halo": _halo,
+    "broadcast": _broadcast,
+    "reduce": _broadcast,
+    "scatter": _scatter,
+    "gather": _gather,
+    "send": _halo,
     "halo_reduce": _halo,
 }

@@ -2,9 +2,11 @@
 Layouts: which device holds which piece.
 
 The devices form a mesh of axes (prime factors of every machine level, outermost first). A value's layout gives each
-axis one role: it divides a dim, its devices hold addends (SUM), copies (COPY), or do the same work again (REPEAT).
-Where several axes divide one dim, the outer axis divides first. This is PyTorch's DTensor placement per mesh axis,
-with REPEAT beside Replicate: the gradient of a repeated value is repeated, the gradient of copies is in addends.
+axis one role: it divides a dim, its devices hold addends (SUM), copies (COPY), or do the same work again (REPEAT), or
+it is pinned: only the devices at one coordinate of the axis have anything (`at(coordinate)`). Pinned axes put a value
+on a part of the machine, down to a single device, as FlexFlow's and Unity's views do. Where several axes divide one
+dim, the outer axis divides first. This is PyTorch's DTensor placement per mesh axis, with REPEAT beside Replicate: the
+gradient of a repeated value is repeated, the gradient of copies is in addends, that of a pinned value is pinned.
 """
 
 from __future__ import annotations
@@ -25,6 +27,20 @@ from unity_ir.tdl.parallel import Carriers
 
 COPY, SUM, REPEAT = -1, -2, -3
 """Roles that are not dims; a role of 0 or more is the dim it divides."""
+
+PINNED = -4
+"""Roles from here down pin an axis at a coordinate."""
+
+
+def at(coordinate: int) -> int:
+    """The role of an axis of which only the devices at one coordinate have anything. It is its own inverse."""
+    return PINNED - coordinate
+
+
+def pins(layout: Sequence[GridRole]) -> tuple[tuple[int, int], ...]:
+    """Given (0, at(1)) returns ((1, 1),): the pinned axes and where."""
+    return tuple((i, at(r)) for i, r in enumerate(layout) if isinstance(r, int) and r <= PINNED)
+
 
 Layout = tuple[int, ...]
 """A role per mesh axis."""
@@ -118,13 +134,14 @@ def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mes
     def axis(what: GridRole) -> tuple[tuple[int, int], ...]:
         return merged([(s, t) for s, t, a in zip(mesh.sizes, mesh.strides, assignment, strict=True) if a == what])
 
-    return View(0, tuple(a for what in order if (a := axis(what))), axis(REPEAT))
+    start = sum(coordinate * mesh.strides[i] for i, coordinate in pins(assignment))
+    return View(start, tuple(a for what in order if (a := axis(what))), axis(REPEAT))
 
 
 def layout_view(layout: Layout, rank: int, mesh: Mesh) -> View | None:
     """The view of a leaf or parallel operator whose result has this layout; None on a machine of one device."""
     view = view_of(layout, (*range(rank), COPY, SUM), mesh)
-    return view if view.axes or view.repeat else None
+    return view if view.axes or view.repeat or pins(layout) else None
 
 
 def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -142,18 +159,13 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
     """
     What each mesh axis does under a view whose grid axes are `order`.
 
-    Raises `UnityError` where the view names devices the machine does not have, leaves some out, or cuts across the
-    axes.
+    Axes it does not mention are pinned where it starts. Raises `UnityError` where the view names devices the machine
+    does not have, or cuts across the axes.
     """
     devices = view.devices()
     if max(devices) >= mesh.devices:
         raise UnityError(
             f"pcg.{name}: its view names device {max(devices)}, but the machine has {mesh.devices} devices"
-        )
-    if view.start != 0 or len(devices) != mesh.devices:
-        raise UnityError(
-            f"pcg.{name}: its view uses {len(devices)} of {mesh.devices} devices; "
-            "give the others the same work with repeat [...]"
         )
     assignment: dict[int, GridRole] = {}
     for what, axis in zip((*order, REPEAT), (*view.axes, view.repeat), strict=True):
@@ -166,9 +178,15 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
                     f"pcg.{name}: {factor} @ {stride} of its view does not follow the machine's axes, "
                     f"outermost first: {axes}"
                 )
+            if any(mesh.coordinates(view.start)[i] for i in run) or not assignment.keys().isdisjoint(run):
+                raise UnityError(
+                    f"pcg.{name}: {factor} @ {stride} of its view leads around the machine's axes; "
+                    f"start it at a device whose coordinates there are 0, and use no axis twice"
+                )
             assignment.update(dict.fromkeys(run, what))
             previous = run[-1]
-    return tuple(assignment[i] for i in range(len(mesh.sizes)))
+    start = mesh.coordinates(view.start)
+    return tuple(assignment.get(i, at(start[i])) for i in range(len(mesh.sizes)))
 
 
 def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
@@ -190,11 +208,13 @@ def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
 
 
 def role_name(what: GridRole) -> str:
-    """In words: an index variable, a dim, `copy`, `repeat`, `sum`, or `sum of x, y`."""
+    """In words: an index variable, a dim, `copy`, `repeat`, `sum`, `sum of x, y`, or `at 1`."""
     match what:
         case str():
             return what
         case int():
+            if what <= PINNED:
+                return f"at {at(what)}"
             return {COPY: "copy", SUM: "sum", REPEAT: "repeat"}.get(what, f"dim {what}")
         case _:
             return f"sum of {', '.join(sorted(what))}"
@@ -287,7 +307,7 @@ def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]
     """The degrees an assignment gives the task grid's axes."""
     degrees: dict[GridRole, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):
-        if what != REPEAT:
+        if what != REPEAT and not (isinstance(what, int) and what <= PINNED):
             degrees[what] = degrees.get(what, 1) * size
     return degrees
 
@@ -298,7 +318,8 @@ def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layou
 
     Given `out[v, e] = sum[b](..ids[b]..g[b, e])`, g and ids divided along b, and a result in addends, returns b.
     """
-    may: list[GridRole] = [*analysis.splittable, COPY, REPEAT, *analysis.carriers]
+    pinned = [at(coordinate) for _, coordinate in pins(result)]
+    may: list[GridRole] = [*analysis.splittable, COPY, REPEAT, *analysis.carriers, *pinned]
     out: list[GridRole] = []
     for axis, made in enumerate(result):
         fitting = (
@@ -374,13 +395,15 @@ def _hints(node: Node, layouts: Mapping[Value, Layout]) -> Assignment:
     """For each mesh axis what the first operand that has a dim on it would make of it."""
     layout = layouts[node.operands[0]]
     dims = node.analysis.operand_dims[node.analysis.bound.operands[0].name]
-    return tuple(REPEAT if r < 0 or dims[r] is None else str(dims[r]) for r in layout)
+    return tuple(r if r <= PINNED else REPEAT if r < 0 or dims[r] is None else str(dims[r]) for r in layout)
 
 
 def _spread(node: Node, hints: Assignment, mesh: Mesh) -> Assignment:
     """Give every grid axis mesh axes that make up its degree: hinted ones first, then outermost first."""
     degrees = _grid_degrees(node)
     out: list[GridRole] = [REPEAT] * len(mesh.sizes)
+    for axis, _ in pins(hints):
+        out[axis] = hints[axis]
     for prefer_hint in (True, False):
         for what, left in list(degrees.items()):
             for axis, size in enumerate(mesh.sizes):

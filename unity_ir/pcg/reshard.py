@@ -15,7 +15,7 @@ from itertools import combinations, count
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.layout import COPY, REPEAT, SUM, Layout, Mesh
+from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, Mesh, at, pins
 
 KINDS = ("slice", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "zero_pad", "retype")
 """
@@ -36,6 +36,21 @@ What a move does, by the roles it goes between:
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 """The kinds in which devices of a group talk to all others."""
 
+PINNED_KINDS = ("broadcast", "scatter", "gather", "reduce", "send")
+"""
+What a move does that starts from or leads to pinned axes:
+
+| from | to | kind |
+|---|---|---|
+| pinned | COPY, REPEAT | broadcast |
+| pinned | dim | scatter |
+| pinned | SUM | zero_pad: the others are zero |
+| dim | pinned | gather |
+| SUM | pinned | reduce |
+| COPY, REPEAT | pinned | retype: the others forget it |
+| pinned | pinned elsewhere | send |
+"""
+
 HALO_EXCHANGES = ("halo", "halo_reduce")
 """The kinds in which devices talk to their neighbours along a dim: what `halo_moves` finds, not the planner."""
 
@@ -47,15 +62,28 @@ class Move:
     kind: str
     axes: tuple[int, ...]
     source: int
-    """The role the axes had."""
+    """The role the axes had; of pinned ones, `at` the position in the group (all axes in mixed radix)."""
     target: int
-    """The role they get."""
+    """The role they get; likewise."""
     group: int
     """Devices in each group."""
     elements: int
     """Elements of the piece before the move, on every device."""
     border: int = 0
     """Of a halo: its elements, which a device between two others receives."""
+    pins: tuple[tuple[int, int], ...] = ()
+    """Other axes that are pinned meanwhile, and where: only devices there take part."""
+
+    def groups(self, mesh: Mesh) -> int:
+        """How many groups make the move at once."""
+        return mesh.devices // self.group // prod(mesh.sizes[i] for i, _ in self.pins)
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        """The layout a value has after it."""
+        out = list(layout)
+        for axis, coordinate in zip(self.axes, _spelled(self.target, self.axes, mesh), strict=True):
+            out[axis] = coordinate
+        return tuple(out)
 
     @property
     def elements_after(self) -> int:
@@ -64,7 +92,7 @@ class Move:
             return self.elements + (self.border if self.kind == "halo" else -self.border)
         return self.elements * (self.group if self.source >= 0 else 1) // (self.group if self.target >= 0 else 1)
 
-    def traffic(self, devices: int) -> int:
+    def traffic(self, mesh: Mesh) -> int:
         """Elements received, summed over all devices, as a ring moves them."""
         n = self.group
         each = {
@@ -74,14 +102,23 @@ class Move:
             "all_to_all": self.elements * (n - 1),
             "halo": self.border * (n - 1),
             "halo_reduce": self.border * (n - 1),
+            "broadcast": self.elements * (n - 1),
+            "scatter": self.elements * (n - 1) // n,
+            "gather": self.elements * (n - 1),
+            "reduce": self.elements * (n - 1),
+            "send": self.elements,
         }.get(self.kind, 0)
-        return each * devices // n
+        return each * self.groups(mesh)
 
 
 def move_kind(source: int, target: int) -> str:
     """The kind of a move between two different roles."""
     if target == SUM:
         return "zero_pad"
+    if source <= PINNED:
+        return "send" if target <= PINNED else "scatter" if target >= 0 else "broadcast"
+    if target <= PINNED:
+        return "gather" if source >= 0 else "reduce" if source == SUM else "retype"
     if source == SUM:
         return "reduce_scatter" if target >= 0 else "all_reduce"
     if source >= 0:
@@ -93,30 +130,52 @@ Price = Callable[[Move], float]
 """Seconds of a move."""
 
 
-def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> Iterator[tuple[Move, Layout]]:
+def _spelled(role: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
+    """The role of each of several axes: of pinned ones, `at` its own coordinate of the position in the group."""
+    if role > PINNED:
+        return (role,) * len(axes)
+    position, out = at(role), list[int]()
+    for axis in reversed(axes):
+        position, coordinate = divmod(position, mesh.sizes[axis])
+        out.append(at(coordinate))
+    return tuple(reversed(out))
+
+
+def _position(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
+    """`at` the position in the group of pinned axes."""
+    position = 0
+    for axis in axes:
+        position = position * mesh.sizes[axis] + at(layout[axis])
+    return at(position)
+
+
+def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = ()) -> Iterator[tuple[Move, Layout]]:
     """
-    Every move that can start from a layout, and the layout after it.
+    Every move that can start from a layout, and the layout after it; axes are pinned only where `towards` pins them.
 
     Pieces stay contiguous: axes leave a dim innermost first and enter it inside those that already divide it.
     """
+    pinned, wanted = pins(layout), pins(towards)
     piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]
     elements = prod(piece)
-    for source in sorted(set(layout)):
-        holders = [i for i, r in enumerate(layout) if r == source]
+    for held in sorted({max(r, PINNED) for r in layout}):
+        holders = [i for i, r in enumerate(layout) if max(r, PINNED) == held]
         for axes in (a for k in range(1, len(holders) + 1) for a in combinations(holders, k)):
-            if source >= 0 and axes != tuple(holders[-len(axes) :]):
+            if held >= 0 and axes != tuple(holders[-len(axes) :]):
                 continue
+            source = held if held > PINNED else _position(layout, axes, mesh)
+            aside = tuple(pin for pin in pinned if pin[0] not in axes)
+            ends = {i for i, _ in wanted}.issuperset(axes)
             group = prod(mesh.sizes[i] for i in axes)
-            for target in (*range(len(shape)), COPY, SUM, REPEAT):
+            for target in (*range(len(shape)), COPY, SUM, REPEAT, *([_position(towards, axes, mesh)] if ends else [])):
                 if target == source:
                     continue
                 if target >= 0:
                     inner = max((i for i, r in enumerate(layout) if r == target), default=-1)
                     if piece[target] % group or inner > axes[0]:
                         continue
-                kind = move_kind(source, target)
-                after = tuple(target if i in axes else r for i, r in enumerate(layout))
-                yield Move(kind, axes, source, target, group, elements), after
+                move = Move(move_kind(source, target), axes, source, target, group, elements, pins=aside)
+                yield move, move.after(layout, mesh)
 
 
 def plan(
@@ -143,7 +202,7 @@ def plan(
             return tuple(_path(source, target, via))
         if cost > best[layout]:
             continue
-        for move, after in moves(layout, shape, mesh):
+        for move, after in moves(layout, shape, mesh, target):
             # A free move still counts as one, so that of equal plans the shortest is taken.
             total = cost + price(move) + 1e-12
             if total < best.get(after, float("inf")):

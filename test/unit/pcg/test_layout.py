@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from devices import layouts, scatter
+from devices import layouts, scatter, there
 from graphs import boxes, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +17,14 @@ from unity_ir.pcg.layout import (
     REPEAT,
     SUM,
     Mesh,
+    at,
     axes_of,
     dual,
     layout_type,
     layout_view,
     mesh_of,
     piece_index,
+    pins,
     place,
     prime_factors,
     view_of,
@@ -39,10 +41,10 @@ MESHES = [(), (2,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (2, 2, 3), (2, 3, 2), (2,
 @settings(max_examples=300, deadline=None)
 def test_view_says_what_every_axis_does(sizes: tuple[int, ...], data: st.DataObject):
     mesh, order = Mesh(sizes), ("m", "n", COPY, frozenset({"x"}))
-    assignment = tuple(data.draw(st.sampled_from([*order, REPEAT])) for _ in sizes)
+    assignment = tuple(data.draw(st.sampled_from([*order, REPEAT, *map(at, range(size))])) for size in sizes)
     view = view_of(assignment, order, mesh)
     used = [what for what in order if what in assignment]
-    assert sorted(view.devices()) == list(range(mesh.devices))
+    assert sorted(view.devices()) == [d for d in range(mesh.devices) if there(d, pins(assignment), mesh)]
     assert axes_of(view, used, mesh, "f") == assignment
 
 
@@ -83,7 +85,8 @@ def test_writing_views_down_changes_no_place(seed: int, sizes: tuple[int, ...]):
     ("view", "message"),
     [
         (View(0, (((2, 4),),), ((2, 1),)), "names device 5, but the machine has 4 devices"),
-        (View(0, (((2, 1),),)), r"uses 2 of 4 devices; give the others the same work with repeat"),
+        (View(1, (((2, 1),),)), r"leads around the machine's axes; start it at a device whose coordinates there are 0"),
+        (View(0, (((2, 1),),), ((2, 1),)), r"use no axis twice"),
         (View(0, (((4, 1),),)), None),
         (View(0, (((2, 2), (2, 1)),)), None),
         (View(0, (((2, 1), (2, 2)),)), r"does not follow the machine's axes, outermost first: 2 @ 2, 2 @ 1"),
@@ -97,6 +100,14 @@ def test_view_that_does_not_fit_the_machine_is_refused(view: View, message: str 
         return
     with pytest.raises(UnityError, match=rf"^pcg\.input: .*{message}"):
         place(Graph("f", (), (x,)), Mesh((2, 2)))
+
+
+def test_axes_a_view_leaves_out_are_pinned():
+    mesh = Mesh((2, 3, 2))
+    x = leaf("input", tensor_type((8,), "f32", (2,)), View(8, (((2, 1),),)), name="x").result
+    assert place(Graph("f", (), (x,)), mesh).layouts[x] == (at(1), at(1), 0)
+    y = apply("relu", [x]).result
+    assert place(Graph("f", (), (y,)), mesh).layouts[y] == (at(1), at(1), 0)
 
 
 def test_view_that_does_not_fit_the_node_is_refused():
