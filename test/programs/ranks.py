@@ -125,4 +125,4 @@ def load_and_train(program: Any, steps: int, folder: str) -> tuple[int, dict[str
 
 def whole(program: Any, ctx: Any, weights: Any) -> dict[str, Any]:
     """Whole weights by name, as numpy arrays."""
-    return {n: program.whole(ctx, weights[n], s)[0].numpy().copy() for n, s in program.WEIGHTS.items()}
+    return {n: program.whole(ctx, weights.get(n), s)[0].numpy().copy() for n, s in program.WEIGHTS.items()}

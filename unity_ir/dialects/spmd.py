@@ -39,8 +39,8 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator, SymbolOpI
 from xdsl.utils.exceptions import VerifyException
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.layout import COPY, REPEAT, SUM, Layout, role_name
-from unity_ir.pcg.reshard import KINDS, move_kind
+from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, at, pins, role_name
+from unity_ir.pcg.reshard import KINDS, PINNED_KINDS, move_kind
 from unity_ir.pcg.types import tensor_type
 
 ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
@@ -74,10 +74,12 @@ class PieceType(Data[Piece], TypeAttribute):
         def role() -> int:
             if parser.parse_optional_keyword("dim") is not None:
                 return number()
+            if parser.parse_optional_keyword("at") is not None:
+                return at(number())
             for word, code in ROLES.items():
                 if parser.parse_optional_keyword(word) is not None:
                     return code
-            parser.raise_error("expected a role: dim i, copy, sum or repeat")
+            parser.raise_error("expected a role: dim i, copy, sum, repeat or at i")
 
         position = parser.pos
         with parser.in_angle_brackets():
@@ -132,6 +134,9 @@ class ProgramOp(IRDLOperation):
 def _check_piece(piece: Piece, mesh: tuple[int, ...], where: str) -> None:
     if len(piece.layout) != len(mesh):
         raise VerifyException(f"{where}: {piece} has {len(piece.layout)} roles, but the mesh has {len(mesh)} axes")
+    for axis, coordinate in pins(piece.layout):
+        if coordinate >= mesh[axis]:
+            raise VerifyException(f"{where}: {piece} is at {coordinate} of an axis of {mesh[axis]} devices")
     for dim, (local, size) in enumerate(zip(piece.local, piece.shape, strict=True)):
         degree = 1
         for axis, role in zip(mesh, piece.layout, strict=True):
@@ -207,12 +212,12 @@ class MoveOp(IRDLOperation):
 
     @property
     def roles(self) -> tuple[int, int]:
-        """The role the axes have before and after."""
+        """The role the axes have before and after; `PINNED` of pinned ones."""
         axes = self.axes.get_values()
         assert isinstance(self.operand.type, PieceType)
         assert isinstance(self.result.type, PieceType)
         before, after = self.operand.type.data.layout, self.result.type.data.layout
-        found = {(before[int(a)], after[int(a)]) for a in axes if 0 <= int(a) < len(before)}
+        found = {(max(before[int(a)], PINNED), max(after[int(a)], PINNED)) for a in axes if 0 <= int(a) < len(before)}
         if len(found) != 1 or len(before) != len(after):
             raise VerifyException(f"{self.name}: its axes {list(axes)} do not all go from one role to one other")
         return found.pop()
@@ -226,11 +231,12 @@ class MoveOp(IRDLOperation):
         assert isinstance(self.operand.type, PieceType)
         assert isinstance(self.result.type, PieceType)
         before, after = self.operand.type.data, self.result.type.data
-        moved = tuple(target if i in axes else r for i, r in enumerate(before.layout))
+        moved = tuple(a if i in axes else b for i, (b, a) in enumerate(zip(before.layout, after.layout, strict=True)))
         if (before.shape, before.dtype) != (after.shape, after.dtype) or moved != after.layout:
             raise VerifyException(f"{self.name}: takes {before} to {after}, which is more than its axes' roles")
-        if source == target or move_kind(source, target) != self.kind:
-            wanted = "nothing" if source == target else move_kind(source, target)
+        same = before.layout == after.layout
+        if same or move_kind(source, target) != self.kind:
+            wanted = "nothing" if same else move_kind(source, target)
             raise VerifyException(f"{self.name}: {role_name(source)} to {role_name(target)} is {wanted}")
 
 
@@ -238,7 +244,7 @@ MOVES: dict[str, type[MoveOp]] = {
     kind: irdl_op_definition(
         type(f"{kind.title().replace('_', '')}Op", (MoveOp,), {"name": f"spmd.{kind}", "__module__": __name__})
     )
-    for kind in KINDS
+    for kind in (*KINDS, *PINNED_KINDS)
 }
 """The class of every kind of move."""
 

@@ -26,8 +26,8 @@ from unity_ir.lowering.kernels.step import Compiled, Launcher
 from unity_ir.lowering.spmd import Compute, Leaf, Program, Register, Reshard, UpdateWeight, check_step
 from unity_ir.lowering.torch_code import torch_reference
 from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Node, Value
-from unity_ir.pcg.layout import SUM, role_name
-from unity_ir.pcg.reshard import COLLECTIVES
+from unity_ir.pcg.layout import PINNED, SUM, at, pins, role_name
+from unity_ir.pcg.reshard import COLLECTIVES, PINNED_KINDS
 from unity_ir.tdl.analysis import uses_as_value
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
@@ -168,7 +168,7 @@ class _Printer:
             "",
             "@dataclass(frozen=True)",
             "class Spec:",
-            '    """A whole tensor and what each mesh axis does with it: divides a dim, or "copy", "sum", "repeat"."""',
+            '    """A whole tensor and what each mesh axis does: divides a dim, or "copy", "sum", "repeat", "at i"."""',
             "",
             "    shape: tuple",
             "    dtype: torch.dtype",
@@ -212,6 +212,7 @@ class _Printer:
         program = self.program
         lines: list[tuple[str, str]] = []
         pending: dict[Register, str] = {}
+        here: dict[tuple[tuple[int, int], ...], str] = {}
         grads = {i.grad: i for i in program.body if isinstance(i, UpdateWeight)}
         weights = {leaf.result: leaf.name for leaf in program.leaves("weight")}
 
@@ -219,8 +220,18 @@ class _Printer:
             """The name of a register, waited for if it is still under way."""
             if register in pending:
                 name = pending.pop(register)
-                lines.append((f"{name} = {name}.wait()", ""))
+                aside = f"{name} and " if pins(program.tensors[register].layout) else ""
+                lines.append((f"{name} = {aside}{name}.wait()", ""))
             return self.names[register]
+
+        def only(text: str, pinned: tuple[tuple[int, int], ...], results: int = 1) -> str:
+            """What is done on some ranks only; the others have None."""
+            if not pinned:
+                return text
+            if pinned not in here:
+                here[pinned] = self._identifier("at_" + "_".join(f"{i}_{c}" for i, c in pinned))
+            nothing = f"({', '.join(['None'] * results)})" if results > 1 else "None"
+            return f"{text} if {here[pinned]} else {nothing}"
 
         for instruction in program.body:
             match instruction:
@@ -231,24 +242,27 @@ class _Printer:
                         "weight": f"weights[{name!r}]",
                         "constant": self._constant(result, value),
                     }[op]
+                    text = only(text, pins(program.tensors[result].layout))
                     lines.append((f"{own} = {text}", self._comment(op, result)))
                 case Compute(name, operands, results):
                     call = self._compute(instruction, [use(r) for r in operands])
                     for r in results:
                         self.names[r] = self._identifier(name)
+                    call = only(call, pins(program.tensors[results[0]].layout), len(results))
                     targets = ", ".join(self.names[r] for r in results)
                     lines.append((f"{targets} = {call}", self._comment(name, *results)))
-                case Reshard(operand, result, kind, axes, source, target):
-                    if kind == "retype":
+                case Reshard(operand, result, kind, _, source, target):
+                    if kind == "retype" and target > PINNED:
                         use(operand)
                         self.names[result] = self.names[operand]
                         continue
-                    text = self._reshard(use(operand), kind, axes, source, target)
+                    text = self._reshard(use(operand), instruction)
+                    text = only(text, self._there(instruction))
                     own = self.names[result] = self._identifier(kind)
                     lines.append(
                         (f"{own} = {text}", self._comment(f"{role_name(source)} to {role_name(target)}", result))
                     )
-                    if kind in COLLECTIVES:
+                    if kind in (*COLLECTIVES, *PINNED_KINDS):
                         pending[result] = own
                 case UpdateWeight():
                     pass
@@ -257,6 +271,7 @@ class _Printer:
             use(register)
         out = ["def forward_backward(ctx, weights, batch):"]
         out.append('    """This rank\'s part of the loss, and of the gradient of every weight by name."""')
+        lines[:0] = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in here.items()]
         width = min(max((len(code) for code, _ in lines), default=0), 72)
         for code, comment in lines:
             out.append(f"    {code:<{width}}  # {comment}" if comment else f"    {code}")
@@ -296,10 +311,34 @@ class _Printer:
         old = self.launchers.setdefault(made.name, made)
         assert old.source == made.source, f"two launchers are called {made.name}"
 
-    def _reshard(self, operand: str, kind: str, axes: tuple[int, ...], source: int, target: int) -> str:
-        if kind in COLLECTIVES:
+    def _there(self, move: Reshard) -> tuple[tuple[int, int], ...]:
+        """Which ranks do a move, as pins: those of the groups that hold the value, or who forgot nothing of it."""
+        layout = self.program.tensors[move.result if move.kind == "retype" else move.operand].layout
+        return tuple(pin for pin in pins(layout) if move.kind == "retype" or pin[0] not in move.axes)
+
+    def _reshard(self, operand: str, move: Reshard) -> str:
+        kind, axes, source, target = move.kind, move.axes, move.source, move.target
+        if kind in (*COLLECTIVES, *PINNED_KINDS):
             self.groups.setdefault(axes)
+        if source <= PINNED:
+            held = self.program.tensors[move.operand]
+            local = f"{held.local(self.program.mesh)!r}, {TORCH_DTYPES[held.dtype]}"
+            match kind:
+                case "broadcast":
+                    return f"broadcast(ctx, {operand}, {at(source)}, {local}, {axes!r})"
+                case "scatter":
+                    return f"scatter(ctx, {operand}, {target}, {at(source)}, {local}, {axes!r})"
+                case "send":
+                    return f"send(ctx, {operand}, {at(source)}, {at(target)}, {local}, {axes!r})"
+                case _:
+                    return f"zero_elsewhere(ctx, {operand}, {at(source)}, {local}, {axes!r})"
         match kind:
+            case "retype":
+                return operand
+            case "gather":
+                return f"gather(ctx, {operand}, {source}, {at(target)}, {axes!r})"
+            case "reduce":
+                return f"reduce(ctx, {operand}, {at(target)}, {axes!r})"
             case "all_reduce":
                 return f"all_reduce(ctx, {operand}, {axes!r})"
             case "all_gather":
@@ -328,11 +367,14 @@ class _Printer:
             made = optimizer_launcher(optimizer.name, tensor.dtype, gradient=tensor.dtype, state=tensor.dtype)
             self._add(made)
             key = repr(leaf.name)
+            if pins(tensor.layout):
+                out.append(f"    if {key} in weights:")
+            indent = "        " if pins(tensor.layout) else "    "
             if optimizer.name == "adam":
                 numbers = ", ".join(map(repr, (optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps)))
-                out.append(f"    {made.name}(weights[{key}], grads[{key}], *moments[{key}], t, {numbers})")
+                out.append(f"{indent}{made.name}(weights[{key}], grads[{key}], *moments[{key}], t, {numbers})")
             else:
-                out.append(f"    {made.name}(weights[{key}], grads[{key}], {optimizer.lr!r})")
+                out.append(f"{indent}{made.name}(weights[{key}], grads[{key}], {optimizer.lr!r})")
         return "\n".join(out) + "\n"
 
     # -- the reference

@@ -98,6 +98,10 @@ class Context:
             position = position * MESH[axis] + self.place[axis]
         return position
 
+    def at(self, pins) -> bool:
+        """Whether this rank is where pinned axes are: pairs of an axis and a coordinate."""
+        return all(self.place[axis] == coordinate for axis, coordinate in pins)
+
 
 def build(backend: str) -> Context:
     """Join the other ranks; the world must be the plan's."""
@@ -169,6 +173,52 @@ def all_to_all(ctx, x, source, target, axes):
     return Pending(work, lambda: torch.cat(out.unbind(0), source))
 
 
+def broadcast(ctx, x, root, shape, dtype, axes):
+    """The tensor of the group's rank `root`, everywhere in the group."""
+    out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
+    return Pending(dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True), lambda: out)
+
+
+def scatter(ctx, x, dim, root, shape, dtype, axes):
+    """This rank's part along `dim` of the tensor of the group's rank `root`, whose shape is `shape`."""
+    shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
+    out = torch.empty(shape, dtype=dtype, device=ctx.device)
+    parts = [p.contiguous() for p in x.chunk(_ways(axes), dim)] if ctx.index(axes) == root else None
+    work = dist.scatter(out, parts, group=ctx.groups[axes], group_src=root, async_op=True)
+    return Pending(work, lambda: out)
+
+
+def gather(ctx, x, dim, root, axes):
+    """On the group's rank `root` the group's pieces end to end along `dim`; None on the others."""
+    mine = ctx.index(axes) == root
+    parts = [torch.empty_like(x) for _ in range(_ways(axes))] if mine else []
+    work = dist.gather(x.contiguous(), parts or None, group=ctx.groups[axes], group_dst=root, async_op=True)
+    return Pending(work, lambda: torch.cat(parts, dim) if mine else None)
+
+
+def reduce(ctx, x, root, axes):
+    """On the group's rank `root` the sum of the group's tensors; None on the others."""
+    out = x.clone()
+    work = dist.reduce(out, group=ctx.groups[axes], group_dst=root, async_op=True)
+    return Pending(work, lambda: out if ctx.index(axes) == root else None)
+
+
+def send(ctx, x, root, to, shape, dtype, axes):
+    """On the group's rank `to` the tensor of rank `root`; None on the others."""
+    group, mine = ctx.groups[axes], ctx.index(axes)
+    if mine == root:
+        return Pending(dist.isend(x.contiguous(), group=group, group_dst=to), lambda: None)
+    if mine == to:
+        out = torch.empty(shape, dtype=dtype, device=ctx.device)
+        return Pending(dist.irecv(out, group=group, group_src=root), lambda: out)
+    return None
+
+
+def zero_elsewhere(ctx, x, root, shape, dtype, axes):
+    """The tensor of the group's rank `root` as one addend: zero on the others."""
+    return x if ctx.index(axes) == root else torch.zeros(shape, dtype=dtype, device=ctx.device)
+
+
 def keep_part(ctx, x, dim, axes):
     """This rank's part of `x` along `dim`."""
     return x.chunk(_ways(axes), dim)[ctx.index(axes)].contiguous()
@@ -195,15 +245,26 @@ def constant(ctx, value, shape, dtype, addend_axes):
 
 
 def piece(ctx, whole, spec):
-    """This rank's piece of a whole tensor."""
+    """This rank's piece of a whole tensor; None where it has none."""
+    if not ctx.at(pins(spec)):
+        return None
     for axis, role in enumerate(spec.roles):
         if isinstance(role, int):
             whole = whole.chunk(MESH[axis], role)[ctx.place[axis]]
     return whole.to(ctx.device).contiguous().clone()
 
 
+def pins(spec):
+    """The axes on which only one coordinate has anything, and which."""
+    roles = enumerate(spec.roles)
+    return tuple((axis, int(role[3:])) for axis, role in roles if isinstance(role, str) and role.startswith("at "))
+
+
 def whole(ctx, part, spec):
     """The whole tensor of everyone's pieces, and how much devices that should hold the same differ."""
+    if part is None:  # what is in its place is not looked at
+        shape = [size // _ways([i for i, r in enumerate(spec.roles) if r == d]) for d, size in enumerate(spec.shape)]
+        part = torch.zeros(shape, dtype=spec.dtype, device=ctx.device)
     parts = [torch.empty_like(part) for _ in range(WORLD)]
     dist.all_gather(parts, part.contiguous())
     return assemble(parts, spec)
@@ -221,6 +282,8 @@ def assemble(parts, spec):
                 joined.append(torch.cat(group, role))
             elif role == "sum":
                 joined.append(torch.stack(group).sum(0))
+            elif role.startswith("at "):
+                joined.append(group[int(role[3:])])
             else:
                 for other in group[1:]:
                     apart = torch.maximum(apart, (other.double() - group[0].double()).abs().max().cpu())
@@ -237,8 +300,9 @@ def initial(name, spec, seed):
 
 
 def init_weights(ctx, seed=0):
-    """This rank's pieces of the initial weights, by full name."""
-    return {name: piece(ctx, initial(name, spec, seed), spec) for name, spec in WEIGHTS.items()}
+    """This rank's pieces of the initial weights, by full name; those that rest elsewhere are left out."""
+    here = {name: spec for name, spec in WEIGHTS.items() if ctx.at(pins(spec))}
+    return {name: piece(ctx, initial(name, spec, seed), spec) for name, spec in here.items()}
 
 
 def init_moments(weights):
@@ -316,16 +380,23 @@ def step(ctx, weights, moments, batch, t):
 
 
 def state_dict(ctx, weights, moments):
-    """Weights and moments as DTensors by full name."""
-    from torch.distributed.device_mesh import init_device_mesh
+    """The weights and moments this rank has a piece of, as DTensors by full name."""
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    names = tuple(f"axis{i}" for i in range(len(MESH))) or ("axis0",)
-    mesh = init_device_mesh(ctx.device.type, MESH or (1,), mesh_dim_names=names)
+    # Every rank makes the mesh of every part of the machine on which something rests, in one order.
+    ranks = torch.arange(WORLD).reshape(MESH or (1,))
+    meshes = {}
+    for pinned in dict.fromkeys(pins(spec) for spec in WEIGHTS.values()):
+        held = ranks
+        for axis, coordinate in pinned:
+            held = held.narrow(axis, coordinate, 1)
+        names = tuple(f"axis{i}" for i in range(held.dim()))
+        meshes[pinned] = DeviceMesh(ctx.device.type, held, mesh_dim_names=names)
 
     def dtensor(local, spec):
         places = [Shard(r) if isinstance(r, int) else Replicate() for r in spec.roles] or [Replicate()]
-        return DTensor.from_local(local, mesh, places, run_check=False)
+        return DTensor.from_local(local, meshes[pins(spec)], places, run_check=False)
 
     state = {f"weights.{n}": dtensor(w, WEIGHTS[n]) for n, w in weights.items()}
     for n, pair in moments.items():
@@ -428,7 +499,7 @@ def check(ctx, steps, seed, data):
         optimizer.step()
     for n, spec in WEIGHTS.items():
         slack = noise[n].double() * 2 * settings["lr"] * steps if name == "adam" else None
-        compare(f"after {steps} steps: weight {n}", *whole(ctx, weights[n], spec), plain[n], slack)
+        compare(f"after {steps} steps: weight {n}", *whole(ctx, weights.get(n), spec), plain[n], slack)
     return wrong
 
 

@@ -18,7 +18,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
-from unity_ir.pcg.layout import Assignment, Layout, Mesh, pins, place
+from unity_ir.pcg.layout import Assignment, Layout, Mesh, place
 from unity_ir.pcg.reshard import Move
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.parallel import Configuration, piece
@@ -139,11 +139,6 @@ class _Lowering:
 
     def program(self) -> Program:
         for node in self.graph.nodes():
-            if any(pins(self.placement.layouts[v]) for v in node.results):
-                raise UnityError(
-                    f"pcg.{node.op}: its view leaves out devices, which is not lowered yet; "
-                    "give the others the same work with repeat [...]"
-                )
             if any(any(map(any, t.borders)) for t in node.types):
                 raise UnityError(
                     f"pcg.{node.op}: halos are not lowered yet; search with a strategy that divides no windows"

@@ -26,7 +26,8 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.spmd import Compute, Instruction, Leaf, Program, Register, Reshard, Tensor, UpdateWeight
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Optimizer
-from unity_ir.pcg.layout import COPY, REPEAT, Mesh, operand_layout, result_layout, role_name
+from unity_ir.pcg.layout import COPY, REPEAT, Mesh, at, operand_layout, pins, result_layout, role_name
+from unity_ir.pcg.reshard import group_role
 
 
 def to_op(program: Program) -> ProgramOp:
@@ -91,6 +92,7 @@ def from_op(op: ProgramOp) -> Program:
     body: list[Instruction] = []
     outputs: tuple[Register, ...] = ()
     optimizer: Optimizer | None = None
+    mesh = Mesh(tuple(int(s) for s in op.mesh.get_values()))
     for each in op.body.block.ops:
         for value in each.results:
             if not isinstance(value.type, PieceType):
@@ -110,8 +112,8 @@ def from_op(op: ProgramOp) -> Program:
             case ComputeOp():
                 body.append(_compute(each, operands, results, tensors))
             case MoveOp():
-                source, target = each.roles
                 axes = tuple(int(a) for a in each.axes.get_values())
+                source, target = (group_role(tensors[r].layout, axes, mesh) for r in (*operands, *results))
                 body.append(Reshard(operands[0], results[0], each.kind, axes, source, target))
             case UpdateOp():
                 body.append(UpdateWeight(*operands))
@@ -120,7 +122,6 @@ def from_op(op: ProgramOp) -> Program:
                 outputs = operands
             case _:
                 raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
-    mesh = Mesh(tuple(int(s) for s in op.mesh.get_values()))
     return Program(op.sym_name.data, mesh, tensors, tuple(body), outputs, optimizer)
 
 
@@ -133,7 +134,8 @@ def _compute(
     attributes = operator.attributes(given)
     shapes, dtypes = tuple(tensors[r].shape for r in operands), tuple(tensors[r].dtype for r in operands)
     analysis = operator.bind(shapes, attributes, dtypes)
-    may = (*analysis.splittable, COPY, REPEAT, *analysis.carriers)
+    pinned = {at(coordinate): None for r in results for _, coordinate in pins(tensors[r].layout)}
+    may = (*analysis.splittable, COPY, REPEAT, *analysis.carriers, *pinned)
     by_name = {role_name(what): what for what in may}
     for word in op.over:
         if word.data not in by_name:

@@ -141,8 +141,10 @@ def _spelled(role: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-def _position(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
-    """`at` the position in the group of pinned axes."""
+def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
+    """The one role several axes of a layout have; of pinned ones, `at` the position in their group."""
+    if layout[axes[0]] > PINNED:
+        return layout[axes[0]]
     position = 0
     for axis in axes:
         position = position * mesh.sizes[axis] + at(layout[axis])
@@ -163,11 +165,11 @@ def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = 
         for axes in (a for k in range(1, len(holders) + 1) for a in combinations(holders, k)):
             if held >= 0 and axes != tuple(holders[-len(axes) :]):
                 continue
-            source = held if held > PINNED else _position(layout, axes, mesh)
+            source = group_role(layout, axes, mesh)
             aside = tuple(pin for pin in pinned if pin[0] not in axes)
             ends = {i for i, _ in wanted}.issuperset(axes)
             group = prod(mesh.sizes[i] for i in axes)
-            for target in (*range(len(shape)), COPY, SUM, REPEAT, *([_position(towards, axes, mesh)] if ends else [])):
+            for target in (*range(len(shape)), COPY, SUM, REPEAT, *([group_role(towards, axes, mesh)] if ends else [])):
                 if target == source:
                     continue
                 if target >= 0:

@@ -1,0 +1,77 @@
+"""Programs of which some ranks do other things than others: operators and weights on a part of the machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import MODELS, mlp
+from pinned import pinned
+from ranks import Ranks, check, load_and_train, train_and_save
+from test_programs import program
+
+from unity_ir.lowering.program import emit
+from unity_ir.lowering.spmd import Program, Reshard, lower
+from unity_ir.lowering.spmd_text import from_op, to_op
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.reshard import PINNED_KINDS
+
+
+def pinned_program(graph: Graph, seed: int, optimizer: str = "sgd") -> Program:
+    plan, on = pinned(graph, seed)
+    settings = Optimizer(optimizer, 0.1 if optimizer == "sgd" else 1e-3)
+    return lower(fuse_collectives(differentiate(plan, settings, on.mesh)), on)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_equals_pytorch(ranks: Ranks, model: str):
+    graph = MODELS[model][0]()
+    for seed in (0, 1):
+        text = emit(pinned_program(graph, seed), graph).text
+        assert ranks.run(text, 4, check, 2) == [[]] * 4
+
+
+def test_every_kind_of_move_occurs_and_the_text_says_all():
+    kinds: Counter[str] = Counter()
+    for build, _ in MODELS.values():
+        for seed in range(8):
+            made = pinned_program(build(), seed)
+            kinds.update(i.kind for i in made.body if isinstance(i, Reshard))
+            assert from_op(to_op(made)) == made
+    assert {*PINNED_KINDS, "zero_pad"} <= kinds.keys()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("group_src=root, async_op=True), lambda: out)", "group_src=1 - root, async_op=True), lambda: out)"),
+        ("parts = [p.contiguous() for p in x.chunk(", "parts = [p.contiguous() for p in x.flip(dim).chunk("),
+        ("torch.cat(parts, dim) if mine", "torch.cat(parts[::-1], dim) if mine"),
+        ("out if ctx.index(axes) == root else None", "x if ctx.index(axes) == root else None"),
+        ("dist.isend(x.contiguous()", "dist.isend(torch.zeros_like(x)"),
+    ],
+)
+def test_every_mutant_is_caught(ranks: Ranks, right: str, wrong: str):
+    caught = 0
+    for build, _ in MODELS.values():
+        text = emit(pinned_program(build(), 0), build()).text
+        assert text.count(right) == 1
+        caught += any(ranks.run(text.replace(right, wrong), 4, check, 1))
+    assert caught
+
+
+def test_a_checkpoint_of_some_ranks_loads_on_all(ranks: Ranks, tmp_path: Path):
+    folder = str(tmp_path / "checkpoints")
+    text = emit(pinned_program(mlp(), 1, "adam"), mlp()).text
+    assert "torch.float32, ('at " in text
+    saved = ranks.run(text, 4, train_and_save, 2, folder)[0]
+    first, loaded, _ = ranks.run(program(mlp(), "ideal:2", "data-parallel", "adam"), 2, load_and_train, 1, folder)[0]
+    again = ranks.run(text, 4, load_and_train, 1, folder)[0]
+    assert first == again[0] == 2
+    for name, value in saved.items():
+        np.testing.assert_array_equal(loaded[name], value)
+        np.testing.assert_array_equal(again[1][name], value)
