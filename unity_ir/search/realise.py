@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from unity_ir.cost.plan import plan_moves
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Node, Value, divide, leaf, parallel
+from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.layout import (
     COPY,
     REPEAT,
@@ -24,20 +24,12 @@ from unity_ir.pcg.layout import (
     Layout,
     as_layout,
     dual,
-    grid_order,
-    layout_type,
-    layout_view,
     operand_layout,
     result_layout,
-    view_of,
 )
-from unity_ir.pcg.parallel import type_steps
-from unity_ir.pcg.types import TensorType
-from unity_ir.pcg.view import View
+from unity_ir.pcg.materialise import assigned, reshard, rested
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.space import AxisClass, Ints
-from unity_ir.tdl.analysis import Halos
-from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 CANDIDATES = 256
 """Ways to choose axes that are priced by the planner; beyond it only those that keep most axes in place."""
@@ -109,17 +101,13 @@ class _Realisation:
             ),
         )
         operands = [self._operand(v, operand_layout(analysis, i, assignment)) for i, v in enumerate(node.operands)]
-        configuration = Configuration(_degrees(assignment, self.mesh.sizes))
-        needs_halo = operand_degrees(analysis, configuration)
-        operands = [_with_halo(v, d.halo) for v, d in zip(operands, needs_halo, strict=True)]
-        view = view_of(assignment, grid_order(node), self.mesh) if self.mesh.sizes else None
-        built = divide(node, operands, configuration, view)
+        built = assigned(node, operands, assignment, self.mesh)
         for i, (old, value) in enumerate(zip(node.results, built.results, strict=True)):
             self.made[old] = self.relay[old] = result_layout(analysis, i, assignment)
             self.new[old] = value
             if old in self.plan.layouts:
                 self.relay[old] = self._best_layout(old, self.plan.layouts[old], self.made[old], forward=False)
-                self.new[old] = self._reshard(value, self.made[old], self.relay[old])
+                self.new[old] = reshard(value, self.made[old], self.relay[old], self.mesh)
 
     # -- writing it out
 
@@ -131,50 +119,13 @@ class _Realisation:
             number = self.plan.layouts.get(value)
             layout = towards if number is None else self._best_layout(value, number, towards, forward=True)
             self.made[value] = self.relay[value] = layout
-            type = layout_type(value.type.shape, value.type.dtype, layout, self.mesh)
-            view = layout_view(layout, len(value.type.shape), self.mesh)
-            self.new[value] = retyped(value.node, type, view)
+            self.new[value] = rested(value, layout, self.mesh)
         return self.new[value]
 
     def _operand(self, value: Value, needed: Layout) -> Value:
         if value.node.is_leaf:
             self._leaf(value, needed)
-        return self._reshard(self.new[value], self.relay[value], needed)
-
-    def _reshard(self, value: Value, source: Layout, target: Layout) -> Value:
-        """The parallel operators from one layout to another, the last one with the view of where they lead."""
-        if source == target:
-            return value
-        end = layout_type(value.type.shape, value.type.dtype, target, self.mesh)
-        steps = type_steps(value.type, end)
-        if not steps:
-            # The same pieces on other devices: a replication by 1 that says where.
-            steps = [("replicate", {"by": 1})]
-        view = layout_view(target, len(value.type.shape), self.mesh)
-        for i, (op, attributes) in enumerate(steps):
-            value = parallel(op, value, view if i == len(steps) - 1 else None, **attributes).result
-        return value
-
-
-def _degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
-    """The degree of every index variable that is divided."""
-    degrees: dict[str, int] = {}
-    for what, size in zip(assignment, sizes, strict=True):
-        if isinstance(what, str):
-            degrees[what] = degrees.get(what, 1) * size
-    return degrees
-
-
-def _with_halo(value: Value, halo: Halos) -> Value:
-    for dim, (low, high) in enumerate(halo):
-        if low + high > 0:
-            value = parallel("halo", value, None, dim=dim, low=low, high=high).result
-    return value
-
-
-def retyped(node: Node, type: TensorType, view: View | None) -> Value:
-    """The same leaf, divided otherwise."""
-    return leaf(node.op, type, view, **dict(node.attributes)).result
+        return reshard(self.new[value], self.relay[value], needed, self.mesh)
 
 
 def _ways(classes: Sequence[AxisClass], names: Sequence[GridRole], counts: Ints, axes: int) -> Iterator[Assignment]:

@@ -1,0 +1,123 @@
+"""Writing a placed graph out: parallel operators and views around the operators of a serial one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from unity_ir.pcg.graph import Graph, Node, Value, divide, leaf, parallel
+from unity_ir.pcg.layout import (
+    COPY,
+    REPEAT,
+    SUM,
+    Assignment,
+    Layout,
+    Mesh,
+    grid_order,
+    layout_type,
+    layout_view,
+    operand_layout,
+    result_layout,
+    view_of,
+)
+from unity_ir.pcg.parallel import type_steps
+from unity_ir.pcg.types import TensorType
+from unity_ir.pcg.view import View
+from unity_ir.tdl.analysis import Halos
+from unity_ir.tdl.parallel import Configuration, operand_degrees
+
+
+def resting(layout: Layout) -> Layout:
+    """Where a leaf rests that is first read in a layout: nothing rests in addends, and what is copied is repeated."""
+    return tuple(REPEAT if role in (COPY, SUM) else role for role in layout)
+
+
+def resting_layouts(graph: Graph, assignments: Mapping[Node, Assignment], mesh: Mesh) -> dict[Value, Layout]:
+    """For every leaf of a serial graph where its first use, in graph order, wants it; repeated if it has none."""
+    found: dict[Value, Layout] = {}
+    nodes = graph.nodes()
+    for node in nodes:
+        for i, value in enumerate(node.operands):
+            if value.node.is_leaf and value not in found:
+                found[value] = resting(operand_layout(node.analysis, i, assignments[node]))
+    everywhere: Layout = (REPEAT,) * len(mesh.sizes)
+    return {n.result: found.get(n.result, everywhere) for n in nodes if n.is_leaf}
+
+
+def materialise(
+    graph: Graph, assignments: Mapping[Node, Assignment], mesh: Mesh, rests: Mapping[Value, Layout] | None = None
+) -> Graph:
+    """
+    The parallel graph of a serial forward graph in which every operator has its assignment and every leaf rests where
+    `rests` says, or where its first use wants it.
+
+    Raises `UnityError` where an assignment does not fit.
+    """
+    rests = rests or resting_layouts(graph, assignments, mesh)
+    new: dict[Value, Value] = {}
+    made: dict[Value, Layout] = {}
+    for node in graph.nodes():
+        if node.is_leaf:
+            (value,) = node.results
+            made[value] = rests[value]
+            new[value] = rested(value, rests[value], mesh)
+            continue
+        assignment = assignments[node]
+        operands = [
+            reshard(new[v], made[v], operand_layout(node.analysis, i, assignment), mesh)
+            for i, v in enumerate(node.operands)
+        ]
+        built = assigned(node, operands, assignment, mesh)
+        for i, value in enumerate(node.results):
+            made[value] = result_layout(node.analysis, i, assignment)
+            new[value] = built.results[i]
+    return Graph(graph.name, tuple(new[n.result].node for n in graph.inputs), tuple(new[v] for v in graph.outputs))
+
+
+def rested(value: Value, layout: Layout, mesh: Mesh) -> Value:
+    """A serial leaf in a layout."""
+    type = layout_type(value.type.shape, value.type.dtype, layout, mesh)
+    return retyped(value.node, type, layout_view(layout, len(value.type.shape), mesh))
+
+
+def retyped(node: Node, type: TensorType, view: View | None) -> Value:
+    """The same leaf, divided otherwise."""
+    return leaf(node.op, type, view, **dict(node.attributes)).result
+
+
+def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh: Mesh) -> Node:
+    """A serial operator under an assignment, on operands that are where it needs them, but for their halos."""
+    configuration = Configuration(degrees(assignment, mesh.sizes))
+    needs = operand_degrees(node.analysis, configuration)
+    operands = [with_halo(v, d.halo) for v, d in zip(operands, needs, strict=True)]
+    view = view_of(assignment, grid_order(node), mesh) if mesh.sizes else None
+    return divide(node, operands, configuration, view)
+
+
+def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
+    """The parallel operators from one layout to another, the last one with the view of where they lead."""
+    if source == target:
+        return value
+    end = layout_type(value.type.shape, value.type.dtype, target, mesh)
+    # The same pieces on other devices: a replication by 1 that says where.
+    steps = type_steps(value.type, end) or [("replicate", {"by": 1})]
+    view = layout_view(target, len(value.type.shape), mesh)
+    for i, (op, attributes) in enumerate(steps):
+        value = parallel(op, value, view if i == len(steps) - 1 else None, **attributes).result
+    return value
+
+
+def with_halo(value: Value, halo: Halos) -> Value:
+    """The value with its neighbours' borders."""
+    for dim, (low, high) in enumerate(halo):
+        if low + high > 0:
+            value = parallel("halo", value, None, dim=dim, low=low, high=high).result
+    return value
+
+
+def degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
+    """The degree of every index variable that is divided."""
+    found: dict[str, int] = {}
+    for what, size in zip(assignment, sizes, strict=True):
+        if isinstance(what, str):
+            found[what] = found.get(what, 1) * size
+    return found
