@@ -48,11 +48,11 @@ def materialise(
 ) -> Graph:
     """
     The parallel graph of a serial forward graph in which every operator has its assignment and every leaf rests where
-    `rests` says, or where its first use wants it.
+    `rests` says, or where its first use wants it. Other values that `rests` names are brought there once made.
 
     Raises `UnityError` where an assignment does not fit.
     """
-    rests = rests or resting_layouts(graph, assignments, mesh)
+    rests = {**resting_layouts(graph, assignments, mesh), **(rests or {})}
     new: dict[Value, Value] = {}
     made: dict[Value, Layout] = {}
     for node in graph.nodes():
@@ -70,6 +70,9 @@ def materialise(
         for i, value in enumerate(node.results):
             made[value] = result_layout(node.analysis, i, assignment)
             new[value] = built.results[i]
+            if value in rests:
+                new[value] = reshard(new[value], made[value], rests[value], mesh)
+                made[value] = rests[value]
     return Graph(graph.name, tuple(new[n.result].node for n in graph.inputs), tuple(new[v] for v in graph.outputs))
 
 

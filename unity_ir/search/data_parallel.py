@@ -1,38 +1,64 @@
-"""The baseline everyone starts from: every operator splits the batch over all devices."""
+"""The baselines everyone starts from: every operator divides the samples over all devices."""
 
 from __future__ import annotations
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Node, Value, leaf, parallel, rebuild, rewrite
-from unity_ir.pcg.layout import REPEAT, Layout, layout_type, layout_view
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.layout import REPEAT, GridRole, Layout, Mesh
+from unity_ir.search.follow import follow
 
 
 def data_parallel(graph: Graph, machine: Machine) -> Graph:
     """
-    Inputs divided along dim 0 over all devices, weights copied, and whatever follows from that by the operators' types.
+    Inputs divided along dim 0 over all devices, weights repeated, and whatever follows from that.
 
-    Raises `UnityError` if the batch is not divisible, or an operator mixes samples so that types do not follow.
+    Raises `UnityError` if the batch is not divisible.
     """
-    devices = machine.devices
+    return _by_samples("data-parallel", graph, machine, sharded=False)
+
+
+def fsdp(graph: Graph, machine: Machine) -> Graph:
+    """
+    The same with every weight resting in as many pieces as its sizes allow (ZeRO-3): gathered for its use, its gradient
+    scattered.
+
+    Raises `UnityError` if the batch is not divisible.
+    """
+    return _by_samples("fsdp", graph, machine, sharded=True)
+
+
+def _by_samples(strategy: str, graph: Graph, machine: Machine, sharded: bool) -> Graph:
     mesh = machine.mesh
-    everywhere: Layout = (REPEAT,) * len(mesh.sizes)
-    divided: Layout = (0,) * len(mesh.sizes)
+    for node in graph.inputs:
+        shape = node.types[0].shape
+        if not shape or shape[0] % machine.devices:
+            raise UnityError(
+                f"{strategy}: input {node.name} has batch {shape[0] if shape else 1}, "
+                f"which {machine.devices} devices do not divide"
+            )
 
-    def place(node: Node, operands: tuple[Value, ...]) -> tuple[Value, ...]:
-        if not node.is_leaf:
-            return rebuild(node, operands).results
-        (type,) = node.types
-        if node.op == "input":
-            if not type.shape or type.shape[0] % devices:
-                raise UnityError(
-                    f"data-parallel: input {node.name} has batch {type.shape[0] if type.shape else 1}, "
-                    f"which {devices} devices do not divide"
-                )
-            view = layout_view(divided, len(type.shape), mesh)
-            return leaf("input", layout_type(type.shape, type.dtype, divided, mesh), view, name=node.name).results
-        view = layout_view(everywhere, len(type.shape), mesh)
-        weight = leaf(node.op, type, view, **dict(node.attributes)).result
-        return parallel("replicate", weight, by=devices).results if devices > 1 else (weight,)
+    def choose(node: Node, axis: int, followed: str | None) -> GridRole | None:
+        del node, axis
+        return followed
 
-    return rewrite(graph, place)
+    def rest(value: Value) -> Layout | None:
+        if value.node.op == "input":
+            return (0,) * len(mesh.sizes)
+        if value.node.op != "weight":
+            return None
+        return in_pieces(value, mesh) if sharded else (REPEAT,) * len(mesh.sizes)
+
+    return follow(graph, mesh, choose, rest)
+
+
+def in_pieces(value: Value, mesh: Mesh) -> Layout:
+    """A layout in which a value is in as many pieces as its sizes allow, along its first dims first."""
+    left = list(value.type.shape)
+    layout: list[int] = []
+    for size in mesh.sizes:
+        dim = next((d for d, extent in enumerate(left) if extent % size == 0), None)
+        if dim is not None:
+            left[dim] //= size
+        layout.append(REPEAT if dim is None else dim)
+    return tuple(layout)

@@ -9,12 +9,14 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.rules.algebraic import algebraic
-from unity_ir.search.data_parallel import data_parallel
+from unity_ir.search.data_parallel import data_parallel, fsdp
+from unity_ir.search.expert import expert
 from unity_ir.search.joint import Progress, joint
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
+from unity_ir.search.tofu import VARIANTS, tofu
 
-STRATEGIES = ("joint", "data-parallel", "random")
+STRATEGIES = ("joint", "data-parallel", "fsdp", "expert", *VARIANTS, "random")
 
 
 def run(
@@ -40,7 +42,7 @@ def run(
     start = perf_counter()
     serial = erase(graph)
     if strategy != "joint":
-        parallel = sample(serial, machine, seed) if strategy == "random" else data_parallel(serial, machine)
+        parallel = _plan(serial, machine, strategy, optimizer, seed)
         result = SearchResult(strategy, parallel, cost(parallel, machine, optimizer), seconds=perf_counter() - start)
     else:
         found = joint(serial, machine, algebraic(), optimizer, progress=progress)
@@ -60,3 +62,18 @@ def run(
             f"{over / 1e9:.2f} GB more than {machine.device.name} has; use more devices or a smaller batch"
         )
     return result
+
+
+def _plan(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer, seed: int) -> Graph:
+    """The plan of a strategy that makes one at once."""
+    match strategy:
+        case "random":
+            return sample(serial, machine, seed)
+        case "data-parallel":
+            return data_parallel(serial, machine)
+        case "fsdp":
+            return fsdp(serial, machine)
+        case "expert":
+            return expert(serial, machine, optimizer)
+        case _:
+            return tofu(serial, machine, strategy)

@@ -74,8 +74,8 @@ class UnityOpt(xDSLOptMain):
         arg_parser.add_argument(
             "--search",
             metavar="STRATEGY",
-            help="search for the best parallel graph before the passes: --search (joint), --search=data-parallel, "
-            "--search=random",
+            help="search for the best parallel graph before the passes: --search (joint), or a baseline, as "
+            "--search=data-parallel; the message for an unknown one lists all",
         )
         arg_parser.add_argument(
             "--machine",

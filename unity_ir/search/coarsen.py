@@ -1,0 +1,70 @@
+"""
+Coarsening (Tofu, section 5.1): operators and tensors that share a partition strategy, as one group each.
+
+The backward needs no grouping here, since it follows from the forward. Grouped are the steps of an unrolled recurrent
+network, which are known by the weights they share, and runs of elementwise operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from unity_ir.pcg.graph import Graph, Node, Value
+
+DEPTH = 3
+"""How far back an operator without weights looks for what tells it from others."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The group of every compute operator and of every value, by number, in graph order."""
+
+    operators: dict[Node, int]
+    values: dict[Value, int]
+
+
+def alone(graph: Graph) -> Groups:
+    """Every operator and value by itself."""
+    nodes = graph.nodes()
+    operators = {n: i for i, n in enumerate(n for n in nodes if n.is_compute)}
+    values = {v: i for i, v in enumerate(v for n in nodes for v in n.results)}
+    return Groups(operators, values)
+
+
+def coarsen(graph: Graph) -> Groups:
+    """Operators of one group do the same, of the same shapes, on the same weights or on values of one group."""
+    nodes = graph.nodes()
+    shared = {n.result for n in nodes if n.op == "weight" and len(graph.users().get(n.result, ())) > 1}
+    colours: dict[tuple[Node, int], Hashable] = {}
+
+    def colour(node: Node, depth: int) -> Hashable:
+        """What an operator does, to the given depth; a weight that several use is told from others by itself."""
+        if (node, depth) not in colours:
+            own = (node.op, node.attributes, tuple(v.type for v in node.operands), node.types)
+            weights = tuple((i, v) for i, v in enumerate(node.operands) if v in shared)
+            if node.is_leaf:
+                found: Hashable = node
+            elif weights:
+                found = (own, weights)
+            elif depth == 0:
+                found = own
+            else:
+                found = (own, tuple((v.index, colour(v.node, depth - 1)) for v in node.operands))
+            colours[node, depth] = found
+        return colours[node, depth]
+
+    recurrent = any(len(users) > 2 for v, users in graph.users().items() if v in shared)
+    if not recurrent:
+        return alone(graph)
+    numbers: dict[Hashable, int] = {}
+    operators: dict[Node, int] = {}
+    values: dict[Value, int] = {}
+    named: dict[Hashable, int] = {}
+    for node in nodes:
+        key: Hashable = node if node.is_leaf else colour(node, DEPTH)
+        if node.is_compute:
+            operators[node] = numbers.setdefault(key, len(numbers))
+        for value in node.results:
+            values[value] = named.setdefault((key, value.index), len(named))
+    return Groups(operators, values)
