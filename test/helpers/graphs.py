@@ -19,7 +19,7 @@ def boxes(*sizes: int, overhead: float = 0.0, bandwidth: float = 1e9) -> Machine
     box = load("box:2")
     levels = tuple(Level(f"level{i}", size, bandwidth * 4**i, overhead) for i, size in enumerate(sizes))
     device = replace(box.device, launch=overhead)
-    return replace(box, name="boxes", device=device, levels=levels, overhead=overhead)
+    return replace(box, name="boxes", device=device, levels=levels, overhead=overhead, protocols=())
 
 
 class RandomGraph:

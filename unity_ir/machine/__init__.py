@@ -1,8 +1,9 @@
 """Machines: devices, levels, links; presets as text files; what a collective costs."""
 
-from unity_ir.machine.collectives import Level
+from unity_ir.machine.describe import described, machine_from
 from unity_ir.machine.device import Device
+from unity_ir.machine.links import Level, Link, Protocol, Wire
 from unity_ir.machine.load import load
 from unity_ir.machine.model import Machine
 
-__all__ = ["Device", "Level", "Machine", "load"]
+__all__ = ["Device", "Level", "Link", "Machine", "Protocol", "Wire", "described", "load", "machine_from"]

@@ -1,89 +1,213 @@
-"""What a collective costs over the levels its groups span."""
+"""
+The algorithms of collectives, and the bytes each sends over the levels its groups span.
+
+All groups of a machine run the collective at once; `machine.loads` adds up what they put on every link.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
 
-@dataclass(frozen=True)
-class Level:
-    """`size` parts (nodes of a cluster, GPUs of a node) and the links between them."""
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """
+    What one group sends across one level for each byte of its piece: between devices that differ there, and nowhere
+    further out.
+    """
 
-    name: str
-    size: int
-    bandwidth: float
-    """Bytes/s per device and direction while all devices of the level send at once."""
-    latency: float
-    """Seconds per hop."""
+    level: int
+    device: float
+    """Sent (or received, where that is more) by the busiest device."""
+    member: float
+    """By all devices of the group in the busiest member."""
+    total: float
+    """By all members of an instance of the level."""
+    pattern: str
+    """
+    To whom: `neighbour` (one other member), `rings` (through as many rings as the level has), `spread` (to all others
+    alike), `exchange` (rings or spread, whichever is better), `chain` (up and down a chain or tree).
+    """
+    both: bool = True
+    """Whether the busiest device sends and receives so much at once."""
 
 
-Spans = list[tuple[int, Level]]
-"""Devices along each level a group spans, outermost first."""
+Phase = tuple[Crossing, ...]
+"""What crosses links at once."""
 
 
-def _all_gather(spans: Spans, bytes: float) -> float:
-    seconds = 0.0
-    for n, link in spans:
-        seconds += (n - 1) * link.latency + bytes * (n - 1) / link.bandwidth
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """An algorithm's phases, one after the other, and its messages one after the other along each level."""
+
+    algorithm: str
+    phases: tuple[Phase, ...]
+    hops: tuple[tuple[int, float], ...]
+    """Level, messages."""
+
+    @property
+    def tree(self) -> bool:
+        return self.algorithm == "tree"
+
+
+Span = tuple[int, int]
+"""A level, and a group's devices along it."""
+
+
+def _inside(spans: Sequence[Span], i: int) -> int:
+    """A group's devices in one member of the i-th level it spans."""
+    return prod(n for _, n in spans[i + 1 :])
+
+
+def _uniform(level: int, n: int, m: int, device: float, pattern: str) -> Crossing:
+    return Crossing(level, device, m * device, n * m * device, pattern)
+
+
+# --- rings: every device sends to the next; as many rings as there are ways out of a member ---------------------------
+
+
+def _ring_hops(spans: Sequence[Span], times: float = 1) -> tuple[tuple[int, float], ...]:
+    return tuple((level, times * prod(n for _, n in spans[:i]) * (size - 1)) for i, (level, size) in enumerate(spans))
+
+
+def _ring(spans: Sequence[Span], edge: float, times: float = 1) -> Schedule:
+    """Of every byte, `edge` bytes go over each edge of the ring."""
+    crossings: list[Crossing] = []
+    for i, (level, n) in enumerate(spans):
+        m = _inside(spans, i)
+        each = edge if i == 0 else edge * (n - 1) / n
+        crossings.append(_uniform(level, n, m, each / m, "rings"))
+    return Schedule("ring", (tuple(crossings),), _ring_hops(spans, times))
+
+
+# --- trees: a chain in each member, a double binary tree over the outermost level (NCCL) ------------------------------
+
+
+def _double_tree(spans: Sequence[Span]) -> Schedule:
+    """Two trees, each for half of the bytes; members take turns in who of them is the head of their chain."""
+    crossings: list[Crossing] = []
+    for i, (level, n) in enumerate(spans):
+        crossings.append(Crossing(level, 2.0 / _inside(spans, i), 2.0, 2.0 * (n - 1), "chain"))
+    return Schedule("tree", (tuple(crossings),), _tree_hops(spans, 2))
+
+
+def _rooted_tree(spans: Sequence[Span]) -> Schedule:
+    """One tree, whose vertices have up to two children."""
+    crossings: list[Crossing] = []
+    for i, (level, n) in enumerate(spans):
+        sent = 2.0 if i == 0 and n > 3 else 1.0
+        crossings.append(Crossing(level, sent, sent, n - 1.0, "neighbour"))
+    return Schedule("tree", (tuple(crossings),), _tree_hops(spans, 1))
+
+
+def _tree_hops(spans: Sequence[Span], times: float) -> tuple[tuple[int, float], ...]:
+    return tuple((level, times * (n - 1 if i else ceil(log2(n)))) for i, (level, n) in enumerate(spans))
+
+
+# --- hierarchical: level by level -------------------------------------------------------------------------------------
+
+
+def _gather_phases(spans: Sequence[Span], bytes: float) -> list[Phase]:
+    """Outermost first, while pieces are small."""
+    phases: list[Phase] = []
+    for i, (level, n) in enumerate(spans):
+        phases.append((_uniform(level, n, _inside(spans, i), (n - 1) * bytes, "exchange"),))
         bytes *= n
-    return seconds
+    return phases
 
 
-def _reduce_scatter(spans: Spans, bytes: float) -> float:
-    return _all_gather(spans, bytes / prod(n for n, _ in spans))
+def _level_hops(spans: Sequence[Span], times: float = 1) -> tuple[tuple[int, float], ...]:
+    return tuple((level, times * (n - 1)) for level, n in spans)
 
 
-def _all_reduce(spans: Spans, bytes: float) -> float:
-    n, outer = spans[0]
-    inner = prod(m for m, _ in spans[1:])
-    ring = 2 * (n - 1) * outer.latency + 2 * bytes / inner * (n - 1) / n / outer.bandwidth
-    hierarchical = ring + 2 * _reduce_scatter(spans[1:], bytes)
-    steps = sum(2 * ceil(log2(m)) * link.latency for m, link in spans)
-    tree = steps + 2 * bytes / min(link.bandwidth for _, link in spans)
-    return min(hierarchical, tree)
+def _size(spans: Sequence[Span]) -> int:
+    return prod(n for _, n in spans)
 
 
-def _all_to_all(spans: Spans, bytes: float) -> float:
-    seconds = 0.0
-    for n, link in spans:
-        seconds += (n - 1) * link.latency + bytes * (n - 1) / n / link.bandwidth
-        bytes /= n
-    return seconds
+def _all_gather(spans: Sequence[Span]) -> list[Schedule]:
+    phases = tuple(_gather_phases(spans, 1.0))
+    return [_ring(spans, _size(spans) - 1), Schedule("hierarchical", phases, _level_hops(spans))]
 
 
-def _halo(spans: Spans, bytes: float) -> float:
-    """Neighbours send at once; of a group that spans levels, some are neighbours across the slowest."""
-    _, outer = spans[0]
-    return outer.latency + bytes / outer.bandwidth
+def _reduce_scatter(spans: Sequence[Span]) -> list[Schedule]:
+    n = _size(spans)
+    phases = tuple(reversed(_gather_phases(spans, 1 / n)))
+    return [_ring(spans, (n - 1) / n), Schedule("hierarchical", phases, _level_hops(spans))]
 
 
-def _broadcast(spans: Spans, bytes: float) -> float:
-    """A pipelined chain, or a tree."""
-    slowest = min(link.bandwidth for _, link in spans)
-    return sum(ceil(log2(n)) * link.latency for n, link in spans) + bytes / slowest
+def _all_reduce(spans: Sequence[Span]) -> list[Schedule]:
+    n = _size(spans)
+    out = _gather_phases(spans, 1 / n)
+    phases = (*reversed(out), *out)
+    return [
+        _ring(spans, 2 * (n - 1) / n, 2),
+        Schedule("hierarchical", phases, _level_hops(spans, 2)),
+        _double_tree(spans),
+    ]
 
 
-def _gather(spans: Spans, bytes: float) -> float:
-    """One device receives, or sends, what all others have."""
-    return _all_gather(spans, bytes)
+def _all_to_all(spans: Sequence[Span]) -> list[Schedule]:
+    size = _size(spans)
+    direct: list[Crossing] = []
+    hops: list[tuple[int, float]] = []
+    phases: list[Phase] = []
+    for i, (level, n) in enumerate(spans):
+        m = _inside(spans, i)
+        direct.append(_uniform(level, n, m, (n - 1) * m / size, "spread"))
+        hops.append((level, (n - 1) * m))
+        phases.append((_uniform(level, n, m, (n - 1) / n, "spread"),))
+    return [
+        Schedule("direct", (tuple(direct),), tuple(hops)),
+        Schedule("hierarchical", tuple(phases), _level_hops(spans)),
+    ]
 
 
-def _scatter(spans: Spans, bytes: float) -> float:
-    return _gather(spans, bytes / prod(n for n, _ in spans))
+# --- neighbours, and one device of each group -------------------------------------------------------------------------
 
 
-COLLECTIVES: Mapping[str, Callable[[Spans, float], float]] = {
+def _halo(spans: Sequence[Span]) -> list[Schedule]:
+    """Neighbours send at once; of a group that spans levels, some are neighbours across each."""
+    crossings = tuple(Crossing(level, 1.0, 1.0, float(n), "neighbour") for level, n in spans)
+    return [Schedule("direct", (crossings,), ((spans[0][0], 1),))]
+
+
+def _broadcast(spans: Sequence[Span]) -> list[Schedule]:
+    return [_ring(spans, 1.0), _rooted_tree(spans)]
+
+
+def _from_one(spans: Sequence[Span], bytes: float) -> list[Schedule]:
+    """One device sends `bytes` to each other one, or receives them."""
+    crossings: list[Crossing] = []
+    hops: list[tuple[int, float]] = []
+    for i, (level, n) in enumerate(spans):
+        m = _inside(spans, i)
+        sent = (n - 1) * m * bytes
+        crossings.append(Crossing(level, sent, sent, sent, "spread", both=False))
+        hops.append((level, (n - 1) * m))
+    return [Schedule("direct", (tuple(crossings),), tuple(hops))]
+
+
+def _send(spans: Sequence[Span]) -> list[Schedule]:
+    crossing = Crossing(spans[0][0], 1.0, 1.0, 1.0, "neighbour", both=False)
+    return [Schedule("direct", ((crossing,),), ((spans[0][0], 1),))]
+
+
+SCHEDULES: Mapping[str, Callable[[Sequence[Span]], list[Schedule]]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
     "halo": _halo,
+    "halo_reduce": _halo,
     "broadcast": _broadcast,
     "reduce": _broadcast,
-    "scatter": _scatter,
-    "gather": _gather,
-    "send": _halo,
-    "halo_reduce": _halo,
+    "scatter": lambda spans: _from_one(spans, 1 / _size(spans)),
+    "gather": lambda spans: _from_one(spans, 1.0),
+    "send": _send,
 }
+"""
+The algorithms of each kind, for groups that span at least one level. Bytes are those of the piece before it; of halo
+and halo_reduce, the border that a device between two others receives.
+"""

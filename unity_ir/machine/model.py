@@ -1,17 +1,26 @@
-"""What a machine is: one kind of device, in nested levels (nodes, sockets, GPUs) joined by links."""
+"""What a machine is: devices, in nested levels (nodes, sockets, GPUs), and the links that join them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 
-from unity_ir.machine.collectives import COLLECTIVES, Level
+from unity_ir.errors import UnityError
+from unity_ir.machine.bounds import least_seconds
+from unity_ir.machine.collectives import SCHEDULES
 from unity_ir.machine.device import Device
+from unity_ir.machine.graph import Topology
+from unity_ir.machine.links import Level, Link, Protocol
+from unity_ir.machine.loads import line
 from unity_ir.pcg.layout import Mesh, prime_factors
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.types import ELEMENT_BYTES
+
+Line = tuple[float, float]
+"""Seconds before the first byte, and seconds per byte."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +29,15 @@ class Machine:
 
     name: str
     device: Device
+    """The device, or where kinds are mixed, one no better than any: an operator ends with its slowest device."""
     levels: tuple[Level, ...]
     overhead: float = 6.6e-6
-    """Seconds every collective costs before its first byte (NCCL's base latency, measured by PyTorch's DTensor)."""
+    """Seconds every collective costs before its first byte where no protocols say (NCCL's base latency)."""
+    protocols: tuple[Protocol, ...] = ()
+    links: tuple[Link, ...] = ()
+    """Links beside those of the levels. With any, collectives are priced over the explicit graph."""
+    kinds: tuple[Device, ...] = ()
+    """The kinds of devices, where there are several."""
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -34,21 +49,118 @@ class Machine:
         """The level of each mesh axis."""
         return tuple(i for i, level in enumerate(self.levels) for _ in prime_factors(level.size))
 
-    @property
+    @cached_property
     def devices(self) -> int:
         return prod(level.size for level in self.levels)
 
-    def collective_time(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
-        """
-        Seconds of a collective whose groups have `sizes[level]` devices along each level; `bytes` is the piece before
-        it, or, of a halo, its border.
+    def device_of(self, number: int) -> Device:
+        """The device with this number."""
+        named = {kind.name: kind for kind in self.kinds}
+        for i, level in enumerate(self.levels):
+            if level.kinds:
+                inside = prod(inner.size for inner in self.levels[i + 1 :])
+                return named[level.kinds[number // inside % level.size]]
+        return self.device
 
-        Hierarchical, as NCCL does it: an all-gather crosses the outer (slower) levels while pieces are small, a
-        reduce-scatter the inner ones first, an all-reduce is both; or one ring or tree when that is cheaper. No
-        estimate is below the bytes that must enter a device divided by its bandwidth.
+    # --- collectives --------------------------------------------------------------------------------------------------
+
+    def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[Line, ...]:
         """
-        spans = [(sizes[i], self.levels[i]) for i in sorted(sizes) if sizes[i] > 1]
-        return self.overhead + COLLECTIVES[kind](spans, bytes)
+        A collective's cost, as one line per algorithm and protocol: least of `a + b * bytes` in seconds.
+
+        Groups have `sizes[level]` devices along each level; all groups of the machine run at once. `bytes` is the piece
+        before the collective, or of a halo, its border.
+        """
+        spans = tuple((i, sizes[i]) for i in sorted(sizes) if sizes[i] > 1)
+        key = (kind, spans)
+        if key not in self._lines:
+            self._lines[key] = self._lines_of_sizes(kind, spans)
+        return self._lines[key]
+
+    def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[Line, ...]:
+        """As `lines`, of groups along these mesh axes: with links of its own, a machine's axes are not all alike."""
+        axes = tuple(sorted(axes))
+        if not self.links:
+            return self.lines(kind, self.sizes_of(axes))
+        key = (kind, axes)
+        if key not in self._lines:
+            self._lines[key] = self._lines_of_graph(kind, axes)
+        return self._lines[key]
+
+    def _lines_of_graph(self, kind: str, axes: tuple[int, ...]) -> tuple[Line, ...]:
+        if not axes:
+            return self._free
+        return self.topology.lines(kind, self.mesh, axes, self.axis_levels, self._spoken)
+
+    def sizes_of(self, axes: Sequence[int]) -> dict[int, int]:
+        """The devices of a group along each level, of groups along mesh axes."""
+        sizes: dict[int, int] = {}
+        for axis in axes:
+            level = self.axis_levels[axis]
+            sizes[level] = sizes.get(level, 1) * self.mesh.sizes[axis]
+        return sizes
+
+    def _lines_of_sizes(self, kind: str, spans: tuple[tuple[int, int], ...]) -> tuple[Line, ...]:
+        if not spans:
+            return self._free
+        if self.links:
+            each = [self.lines_of_axes(kind, axes) for axes in self._axes_with(spans)]
+            return tuple((max(a for a, _ in lines), max(b for _, b in lines)) for lines in zip(*each, strict=True))
+        outer = self.levels[spans[0][0]]
+        return tuple(
+            line(self.levels, dict(spans), schedule, protocol)
+            for schedule in SCHEDULES[kind](spans)
+            # A tree over a ring's links would cross them many times.
+            if not (schedule.tree and outer.link == "ring")
+            for protocol in self._spoken
+        )
+
+    def _axes_with(self, spans: tuple[tuple[int, int], ...]) -> list[tuple[int, ...]]:
+        """Every choice of mesh axes with these sizes."""
+        of_level: list[list[tuple[int, ...]]] = []
+        for level, size in spans:
+            axes = [i for i, at in enumerate(self.axis_levels) if at == level]
+            subsets = [tuple(a for k, a in enumerate(axes) if mask >> k & 1) for mask in range(1 << len(axes))]
+            of_level.append([s for s in subsets if prod(self.mesh.sizes[a] for a in s) == size])
+        return [tuple(a for part in choice for a in part) for choice in product(*of_level)]
+
+    @cached_property
+    def _lines(self) -> dict[tuple[str, tuple[object, ...]], tuple[Line, ...]]:
+        return {}
+
+    @cached_property
+    def _spoken(self) -> tuple[Protocol, ...]:
+        return self.protocols or (Protocol("plain", self.overhead, self.overhead, 1.0, 1.0),)
+
+    @cached_property
+    def _free(self) -> tuple[Line, ...]:
+        """What a collective of one device costs."""
+        return ((min(p.ring for p in self._spoken), 0.0),)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The explicit graph. Raises `UnityError` for machines too large for one."""
+        return Topology.of(self.name, self.levels, self.links)
+
+    def collective_time(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
+        """Seconds of a collective: see `lines`."""
+        return min(a + b * bytes for a, b in self.lines(kind, sizes))
+
+    def least_seconds(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
+        """Seconds that no algorithm can beat: bytes that must cross a cut, over what its links carry."""
+        if self.links:
+            return self.topology.least_seconds(kind, self.mesh, sizes, bytes)
+        return least_seconds(kind, self.levels, sizes, bytes)
+
+    def link_keys(self, axes: Sequence[int]) -> tuple[tuple[int, str], ...]:
+        """
+        What a collective along mesh axes keeps busy: each level it crosses, outermost first, and what it has there:
+        `device`, a port of its own for every device; `member`, one for each member; `level`, one medium for all.
+        """
+        levels = sorted({self.axis_levels[axis] for axis in axes})
+        return tuple((i, "level" if self.levels[i].link in ("bus", "links") else self.levels[i].port) for i in levels)
+
+    # --- what is done on a device -------------------------------------------------------------------------------------
 
     def local_time(self, bytes: float) -> float:
         """Seconds to read and write `bytes` in a device's own memory."""
@@ -68,9 +180,26 @@ class Machine:
 
     def move_time(self, move: Move, dtype: str) -> float:
         """Seconds of a planner's move."""
-        sizes: dict[int, int] = {}
+        item = ELEMENT_BYTES[dtype]
         elements = move.border or move.elements
-        for axis in move.axes:
-            level = self.axis_levels[axis]
-            sizes[level] = sizes.get(level, 1) * self.mesh.sizes[axis]
-        return self.move_seconds(move.kind, sizes, elements, move.elements_after, ELEMENT_BYTES[dtype])
+        if self.links and move.kind in SCHEDULES:
+            return min(a + b * elements * item for a, b in self.lines_of_axes(move.kind, move.axes))
+        return self.move_seconds(move.kind, self.sizes_of(move.axes), elements, move.elements_after, item)
+
+
+def slowest(kinds: Sequence[Device]) -> Device:
+    """A device that has the least of every figure. Raises `UnityError` where no element type is common to all."""
+    if len(kinds) == 1:
+        return kinds[0]
+    dtypes = [d for d in kinds[0].flops if all(d in kind.flops for kind in kinds)]
+    names = " + ".join(kind.name for kind in kinds)
+    if not dtypes:
+        raise UnityError(f"machine: {names}: no element type is common to all of them")
+    return Device(
+        name=names,
+        flops={d: min(kind.flops[d] for kind in kinds) for d in dtypes},
+        memory_bandwidth=min(kind.memory_bandwidth for kind in kinds),
+        memory=min(kind.memory for kind in kinds),
+        launch=max(kind.launch for kind in kinds),
+        efficiency=min(kind.efficiency for kind in kinds),
+    )

@@ -1,81 +1,116 @@
-"""Collectives cost no less than what must cross the links, and no more than the obvious way to do them."""
+"""Collectives cost no less than what must cross the links, and what an explicit graph of every message says."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 
+import numpy as np
 import pytest
 from graphs import boxes
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import axes, machines
 
-from unity_ir.machine import Level, Machine
-from unity_ir.pcg.reshard import KINDS
+from unity_ir.machine import Machine, load
+from unity_ir.machine.collectives import SCHEDULES
+from unity_ir.machine.graph import Topology
+from unity_ir.machine.load import presets
+from unity_ir.machine.loads import line
+from unity_ir.pcg.reshard import COLLECTIVES, HALO_EXCHANGES, KINDS, PINNED_KINDS
 
-RECEIVED = {
-    "all_gather": lambda n: n - 1,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-}
-"""Pieces of the given size that each of n devices must receive, as a ring does it."""
-
-
-@st.composite
-def machines(draw: st.DrawFn) -> Machine:
-    bandwidth = st.sampled_from([1e9, 1e9, 3e9, 1e10])
-    levels = tuple(
-        Level(f"level{i}", draw(st.sampled_from([2, 3, 4, 8])), draw(bandwidth), draw(st.sampled_from([0.0, 1e-6])))
-        for i in range(draw(st.integers(1, 3)))
-    )
-    return replace(boxes(2, overhead=1e-6), levels=levels)
+ALL = (*COLLECTIVES, *HALO_EXCHANGES, *PINNED_KINDS)
 
 
-@st.composite
-def groups(draw: st.DrawFn, machine: Machine) -> dict[int, int]:
-    """Devices along each level."""
-    sizes = {i: draw(st.sampled_from([1, level.size])) for i, level in enumerate(machine.levels)}
-    if prod(sizes.values()) == 1:
-        sizes[0] = machine.levels[0].size
-    return sizes
+def named(name: str) -> Machine:
+    """A preset, of four nodes if that can be chosen."""
+    found = load(name)
+    return found if found.devices > 8 or "parameter" not in name else load(f"{name}:4")
 
 
-@pytest.mark.parametrize("kind", RECEIVED)
-@given(st.data(), st.sampled_from([0.0, 4.0, 1e6, 1e9]))
-def test_never_below_what_must_be_received(kind: str, data: st.DataObject, size: float):
-    machine = data.draw(machines())
-    sizes = data.draw(groups(machine))
-    seconds = machine.collective_time(kind, sizes, size)
-    n = prod(sizes.values())
-    used = [machine.levels[i] for i, k in sizes.items() if k > 1]
-    assert seconds >= machine.overhead + RECEIVED[kind](n) * size / max(level.bandwidth for level in used) * (1 - 1e-9)
-    # Into every part of the outermost level used, its devices together must bring what its devices lack.
-    outer = min(i for i, k in sizes.items() if k > 1)
-    inside = n // sizes[outer]
-    lacking = {
-        "all_gather": (sizes[outer] - 1) * inside * size,
-        "reduce_scatter": (sizes[outer] - 1) / sizes[outer] * size,
-        "all_reduce": 2 * (sizes[outer] - 1) / sizes[outer] * size,
-        "all_to_all": (sizes[outer] - 1) / sizes[outer] * size * inside,
-    }[kind]
-    assert seconds >= lacking / inside / machine.levels[outer].bandwidth * (1 - 1e-9)
-    # One flat ring over the slowest link, whose every step waits for the slowest hop, is always possible.
-    slowest = min(level.bandwidth for level in used)
-    latency = max(level.latency for level in used)
-    steps = 2 * (n - 1) if kind == "all_reduce" else n - 1
-    assert seconds <= machine.overhead + steps * latency + RECEIVED[kind](n) * size / slowest * (1 + 1e-9)
+def test_every_move_has_algorithms():
+    assert set(ALL) == set(SCHEDULES)
 
 
-@pytest.mark.parametrize("kind", RECEIVED)
+@pytest.mark.parametrize("kind", ALL)
+@given(st.data())
+def test_no_estimate_beats_the_cut(kind: str, data: st.DataObject):
+    machine = data.draw(machines(most=512))
+    sizes = machine.sizes_of(data.draw(axes(machine)))
+    for seconds_at_0, per_byte in machine.lines(kind, sizes):
+        assert seconds_at_0 > 0
+        assert per_byte >= machine.least_seconds(kind, sizes, 1.0) * (1 - 1e-9) > 0
+
+
+@pytest.mark.parametrize("name", presets())
+def test_no_estimate_on_a_preset_beats_the_cut(name: str):
+    for text in (name, f"{name}:4", f"{name}:512"):
+        try:
+            machine = load(text)
+        except Exception:
+            continue
+        for level in range(len(machine.levels)):
+            sizes = {i: machine.levels[i].size for i in range(level, len(machine.levels))}
+            if prod(sizes.values()) == 1:
+                continue
+            for kind in ALL:
+                least = machine.least_seconds(kind, sizes, 1e6)
+                assert min(b for _, b in machine.lines(kind, sizes)) * 1e6 >= least * (1 - 1e-9) > 0
+
+
+@pytest.mark.parametrize("kind", ALL)
+@settings(max_examples=40)
+@given(st.data())
+def test_levels_and_graph_agree(kind: str, data: st.DataObject):
+    """Where only the groups' own links are used, to the last byte; and never is the graph busier."""
+    machine = data.draw(machines(most=24))
+    chosen = data.draw(axes(machine))
+    sizes = machine.sizes_of(chosen)
+    spans = tuple(sorted(sizes.items()))
+    topology = Topology.of("random", machine.levels, ())
+    spoken = machine.protocols or machine._spoken
+    found = topology.lines(kind, machine.mesh, chosen, machine.axis_levels, spoken)
+    schedules = [s for s in SCHEDULES[kind](spans) for _ in spoken]
+    for schedule, protocol, (start, per_byte) in zip(
+        schedules, spoken * len(SCHEDULES[kind](spans)), found, strict=True
+    ):
+        if schedule.tree and machine.levels[spans[0][0]].link == "ring":
+            continue
+        expected_start, expected = line(machine.levels, sizes, schedule, protocol)
+        assert per_byte <= expected * (1 + 1e-9), schedule.algorithm
+        assert start <= expected_start * (1 + 1e-9), schedule.algorithm
+        assert per_byte >= machine.least_seconds(kind, sizes, 1.0) * (1 - 1e-9)
+        exact = all(level.link == "switch" for level in machine.levels)
+        if exact and kind not in HALO_EXCHANGES and schedule.algorithm in ("hierarchical", "direct", "ring"):
+            assert per_byte == pytest.approx(expected), schedule.algorithm
+            assert start == pytest.approx(expected_start)
+
+
+@pytest.mark.parametrize("kind", ALL)
 @given(st.data())
 def test_more_bytes_and_faster_links(kind: str, data: st.DataObject):
     machine = data.draw(machines())
-    sizes = data.draw(groups(machine))
+    sizes = machine.sizes_of(data.draw(axes(machine)))
     times = [machine.collective_time(kind, sizes, b) for b in (0.0, 1e3, 1e6, 2e6)]
     assert times == sorted(times)
-    faster = replace(machine, levels=tuple(replace(level, bandwidth=2 * level.bandwidth) for level in machine.levels))
-    assert faster.collective_time(kind, sizes, 1e6) <= machine.collective_time(kind, sizes, 1e6)
+    faster = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in machine.levels)
+    assert replace(machine, levels=faster).collective_time(kind, sizes, 1e6) <= times[2]
+
+
+@given(st.data())
+def test_an_all_reduce_is_no_cheaper_than_half_of_it(data: st.DataObject):
+    machine = replace(data.draw(machines()), protocols=())
+    sizes = machine.sizes_of(data.draw(axes(machine)))
+    size = data.draw(st.sampled_from([0.0, 1e3, 1e6, 1e9]))
+    n = prod(sizes.values())
+    scattered = machine.collective_time("reduce_scatter", sizes, size)
+    gathered = machine.collective_time("all_gather", sizes, size / n)
+    assert scattered == pytest.approx(gathered)
+    whole = machine.collective_time("all_reduce", sizes, size)
+    assert whole <= (scattered + gathered) * (1 + 1e-9)
+    trees = [b for _, b in machine.lines("all_reduce", sizes)]
+    assert min(trees) >= min(b for _, b in machine.lines("all_gather", sizes)) / n * (1 - 1e-9)
 
 
 def test_all_reduce_is_a_reduce_scatter_and_an_all_gather_when_there_is_much():
@@ -86,8 +121,28 @@ def test_all_reduce_is_a_reduce_scatter_and_an_all_gather_when_there_is_much():
     assert whole == pytest.approx(sum(halves))
 
 
+def test_devices_share_the_port_of_their_node():
+    """Summit's six GPUs share a node's two rails: data parallel over nodes is what the rails carry."""
+    machine = load("summit:4")
+    (sockets, gpus) = (1, 2)
+    nodes = {0: 4}
+    per_byte = min(b for _, b in machine.lines("all_reduce", nodes))
+    assert per_byte == pytest.approx(6 * 2 * 3 / 4 / 25e9)
+    assert machine.link_keys((0, 2, 3)) == ((0, "member"), (sockets, "member"), (gpus, "device"))
+
+
+def test_lines_are_for_arrays():
+    machine = load("dgx-h100:512")
+    sizes = {0: 512, 1: 8}
+    bytes = np.array([0.0, 1e3, 1e6, 1e9])
+    lines = np.array(machine.lines("all_reduce", sizes))
+    priced = (lines[:, :1] + lines[:, 1:] * bytes).min(axis=0)
+    assert priced.tolist() == pytest.approx([machine.collective_time("all_reduce", sizes, b) for b in bytes])
+    assert all(a <= b for a, b in pairwise(priced))
+
+
 def test_moves_that_stay_on_a_device_cost_no_message():
     machine = boxes(2, overhead=1e-3)
     assert machine.move_seconds("retype", {0: 2}, 100, 100, 4) == 0.0
-    for kind in set(KINDS) - RECEIVED.keys() - {"retype"}:
+    for kind in set(KINDS) - set(COLLECTIVES) - {"retype"}:
         assert machine.move_seconds(kind, {0: 2}, 0, 0, 4) == machine.device.launch

@@ -6,7 +6,8 @@ import pytest
 
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
-from unity_ir.machine.load import MAX_DEVICES, presets
+from unity_ir.machine.describe import MAX_DEVICES
+from unity_ir.machine.load import presets
 
 GOOD = """
 parameter = 2
@@ -109,7 +110,7 @@ def test_unknown_machine_is_refused(name: str, message: str):
         ("f32 = 1e12", "f32 = 0", "f32 is 0; it must be a number above 0"),
         ("f32 = 1e12", 'f32 = "fast"', "f32 is 'fast'; it must be a number above 0"),
         ("flops = { f32 = 1e12, f64 = 5e11 }", "flops = 3", "device must be a table"),
-        ("[device]", "[devices]", "device is missing"),
+        ("[device]", "[devices]", "devices must be a list of tables"),
         ("[[levels]]", "[[level]]", "levels is missing"),
         ("name = ", "name ", "is not TOML"),
     ],

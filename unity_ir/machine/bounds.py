@@ -1,0 +1,95 @@
+"""
+The min-cut bound: no algorithm is faster than the bytes that must leave or enter some devices, over their links.
+
+The cuts are one member of a level against the rest, at every level, and single devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.machine.links import Level, Wire
+from unity_ir.machine.loads import below
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Bytes/s out of a part of the machine; as much enters over duplex links."""
+
+    duplex: float = 0.0
+    half: float = 0.0
+    """Of links on which both directions share."""
+
+    def seconds(self, out: float, back: float) -> float:
+        """Seconds for so many bytes out and in."""
+        one_way = max(out, back) / (self.duplex + self.half)
+        return max(one_way, (out + back) / (2 * self.duplex + self.half))
+
+    def plus(self, wire: Wire, count: float) -> Capacity:
+        """With so many links more."""
+        bandwidth = wire.bandwidth * count
+        return Capacity(self.duplex + bandwidth * wire.duplex, self.half + bandwidth * (not wire.duplex))
+
+
+Demand = Callable[[int, int, float], tuple[float, float]]
+"""Given n devices of a group, m of them in the part, and the bytes of a piece: what must leave it, and enter it."""
+
+
+def _all_reduce(n: int, m: int, b: float) -> tuple[float, float]:
+    # n / m parts need 2 (n / m - 1) b in all (Patarasuk and Yuan 2009), and one has no less than its share.
+    return 2 * (1 - m / n) * b, 2 * (1 - m / n) * b
+
+
+DEMANDS: Mapping[str, Demand] = {
+    "all_gather": lambda n, m, b: (m * b, (n - m) * b),
+    "reduce_scatter": lambda n, m, b: ((n - m) * b / n, m * b / n),
+    "all_reduce": _all_reduce,
+    "all_to_all": lambda n, m, b: (m * (n - m) * b / n, m * (n - m) * b / n),
+    # Of two parts each has one neighbour, and half of the border may be on its other side.
+    "halo": lambda n, m, b: (0.0, b if n > 2 * m else b / 2),
+    "halo_reduce": lambda n, m, b: (b if n > 2 * m else b / 2, 0.0),
+    "broadcast": lambda n, m, b: (0.0, b),
+    "reduce": lambda n, m, b: (b, 0.0),
+    "scatter": lambda n, m, b: ((n - m) * b / n, 0.0),
+    "gather": lambda n, m, b: (0.0, (n - m) * b),
+    "send": lambda n, m, b: (b, 0.0),
+}
+
+
+def capacity(levels: Sequence[Level], i: int) -> Capacity:
+    """What all links out of one member of level `i` carry together."""
+    found = Capacity()
+    devices = below(levels, i)
+    for j in range(i + 1):
+        level = levels[j]
+        ways = {"all": level.size - 1, "ring": min(level.size - 1, 2)}.get(level.link, 1)
+        wire = Wire(level.bandwidth, duplex=level.duplex and level.link != "bus")
+        if level.link == "bus":
+            found = found.plus(wire, 1)
+        elif level.port == "device":
+            each = below(levels, j) if level.link == "all" else 1
+            found = found.plus(wire, ways * devices * each)
+        elif j == i:
+            found = found.plus(wire, ways)
+    hub = levels[i].hub
+    return found if hub is None else found.plus(hub, 1)
+
+
+def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
+    """A level, the devices of a group in one of its members, and the groups there are in it."""
+    for i in range(len(levels)):
+        m = prod(n for k, n in sizes.items() if k > i)
+        if any(n > 1 for k, n in sizes.items() if k <= i):
+            yield i, m, below(levels, i) // m
+
+
+def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], bytes: float) -> float:
+    """Seconds below which no algorithm can be, latency aside. `sizes` as of `Machine.lines`."""
+    n = prod(sizes.values())
+    bound = 0.0
+    for i, m, groups in cuts(levels, sizes):
+        out, back = DEMANDS[kind](n, m, bytes)
+        bound = max(bound, capacity(levels, i).seconds(out * groups, back * groups))
+    return bound

@@ -1,0 +1,85 @@
+"""What joins devices: levels of the machine, hubs, single links, and the protocols messages go by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LINKS = ("switch", "all", "ring", "bus", "links")
+"""
+How the members of a level are joined: each has a port to a switch; a link to every other (with ports per device, every
+device to every one in other members); a link to either neighbour; one shared medium; or as the machine's list of links
+says.
+"""
+
+PORTS = ("device", "member")
+"""Whether every device below a member has a port of its own, or all of them share the member's."""
+
+ProtocolLatency = tuple[str, float, float]
+"""A protocol, and its seconds per hop in rings and in trees."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A link's figures."""
+
+    bandwidth: float
+    """Bytes/s, in each direction when duplex, else in both together."""
+    latency: float = 0.0
+    """Seconds per hop."""
+    duplex: bool = True
+    protocol_latency: tuple[ProtocolLatency, ...] = field(default=(), kw_only=True)
+    """Of protocols to which a hop costs something else."""
+
+    def hop(self, protocol: str, tree: bool) -> float:
+        """Seconds per hop of a protocol."""
+        for name, ring, of_tree in self.protocol_latency:
+            if name == protocol:
+                return of_tree if tree else ring
+        return self.latency
+
+
+@dataclass(frozen=True)
+class Level:
+    """`size` members (nodes of a cluster, GPUs of a node) and what joins them."""
+
+    name: str
+    size: int
+    bandwidth: float
+    """Bytes/s of a link (a port, of a switch) and direction; of the whole medium, for a bus."""
+    latency: float
+    """Seconds from one member to another that it is joined to."""
+    link: str = "switch"
+    """One of `LINKS`."""
+    port: str = "device"
+    """One of `PORTS`."""
+    duplex: bool = True
+    hub: Wire | None = None
+    """What joins each member to its surroundings' hub, on the way to ports that devices share (a GPU to its CPU)."""
+    protocol_latency: tuple[ProtocolLatency, ...] = ()
+    kinds: tuple[str, ...] = ()
+    """The kind of device in each member, where they differ."""
+
+    @property
+    def wire(self) -> Wire:
+        return Wire(self.bandwidth, self.latency, self.duplex, protocol_latency=self.protocol_latency)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between two vertices: devices by number, hubs and switches by name (see `machine.graph`)."""
+
+    between: tuple[int | str, int | str]
+    wire: Wire
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How messages are sent: what a collective costs before its first byte, and the part of a bandwidth it reaches."""
+
+    name: str
+    ring: float
+    """Seconds, of rings and what is sent directly."""
+    tree: float
+    ring_bandwidth: float
+    """Part of a link's."""
+    tree_bandwidth: float

@@ -1,0 +1,157 @@
+"""
+What a collective puts on the links of nested levels, from the levels' symmetry: no device is looked at by itself.
+
+`machine.graph` finds the same by routing every message over an explicit graph; tests compare the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+from unity_ir.machine.collectives import Crossing, Phase, Schedule
+from unity_ir.machine.links import Level, Protocol, Wire
+
+Key = tuple[str, int]
+"""`port` or `hub`, and its level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A link that messages across a level go over."""
+
+    key: Key
+    below: int | None
+    """The level whose members have one each; None if every device has one."""
+    wire: Wire
+    bus: bool = False
+    """Whether all members of the level's instance share it."""
+
+
+def below(levels: Sequence[Level], i: int) -> int:
+    """Devices below a member of level `i`."""
+    return prod(level.size for level in levels[i + 1 :])
+
+
+def crossing_links(levels: Sequence[Level], i: int) -> tuple[Use, ...]:
+    """The links between a device and what joins the members of level `i`, outermost first."""
+    level = levels[i]
+    uses = [Use(("port", i), None if level.port == "device" else i, level.wire, level.link == "bus")]
+    return tuple(uses) if level.port == "device" else (*uses, *_to_hub(levels, i + 1))
+
+
+def _to_hub(levels: Sequence[Level], first: int) -> list[Use]:
+    """From a device to the hub of the member that level `first` is in."""
+    uses: list[Use] = []
+    for j in range(first, len(levels)):
+        level = levels[j]
+        if level.hub is not None:
+            uses.append(Use(("hub", j), j, level.hub))
+            continue
+        uses.append(Use(("port", j), None if level.port == "device" else j, level.wire, level.link == "bus"))
+        if level.port == "device":
+            break
+    return uses
+
+
+def stuck(levels: Sequence[Level]) -> Level | None:
+    """A level whose members have no way to a port that they are to share."""
+    for i, level in enumerate(levels):
+        if level.port == "member":
+            for use in _to_hub(levels, i + 1):
+                kind, j = use.key
+                if kind == "port" and levels[j].link not in ("switch", "bus"):
+                    return levels[j]
+    return None
+
+
+def _pattern_share(level: Level, n: int, pattern: str) -> float:
+    """The part of what leaves a member that goes over the busiest of its links; over 1 where groups share links."""
+    match level.link, pattern:
+        case ("all", "neighbour"):
+            return 1.0
+        case ("all", "chain"):
+            return 0.5
+        case ("all", "rings"):
+            return 1 / sum(gcd(k, n) == 1 for k in range(1, n))
+        case ("all", _):
+            return 1 / (n - 1)
+        case ("ring", _):
+            return _ring_share(level.size, n, pattern)
+        case _:
+            return 1.0
+
+
+def _ring_share(size: int, n: int, pattern: str) -> float:
+    """Of a ring: groups that are not neighbours pass over each other's links; the worst choice of axes is taken."""
+    stride = size // n
+    if n == 2 == size:
+        return 1.0
+    spread = stride * (n * (n + 2) / 8 if n % 2 == 0 else (n * n - 1) / 8) / (n - 1)
+    # Messages to the opposite side are not split between both ways.
+    rings = float(stride) if n == 2 else 0.5 if stride == 1 else max(1.0, stride / 2)
+    shares = {"neighbour": float(stride), "chain": float(stride), "rings": rings, "spread": spread}
+    return min(rings, spread) if pattern == "exchange" else shares[pattern]
+
+
+def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing) -> dict[Key, float]:
+    """Seconds for each byte of a group's piece that a crossing keeps each kind of link busy, at the busiest of them."""
+    i = crossing.level
+    out: dict[Key, float] = {}
+
+    def inside(j: int) -> int:
+        return prod(n for k, n in sizes.items() if k > j)
+
+    for use in crossing_links(levels, i):
+        j = use.key[1]
+        ways = 2.0 if crossing.both else 1.0
+        if use.bus and j == i:
+            bytes = below(levels, i - 1) / inside(i - 1) * crossing.total
+        elif use.bus:
+            m = inside(j - 1)
+            bytes = below(levels, j - 1) / m * min(crossing.member, m * crossing.device) * ways
+        else:
+            at = len(levels) - 1 if use.below is None else use.below
+            m = inside(at)
+            bytes = below(levels, at) / m * min(crossing.member, m * crossing.device)
+            bytes *= 1.0 if use.wire.duplex else ways
+            if j == i:
+                bytes *= _pattern_share(levels[i], sizes[i], crossing.pattern)
+        out[use.key] = bytes / use.wire.bandwidth
+    return out
+
+
+def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[Key, float]:
+    """Seconds per byte that a phase keeps each kind of link busy."""
+    out: dict[Key, float] = {}
+    for crossing in phase:
+        for key, seconds in _loads(levels, sizes, crossing).items():
+            out[key] = out.get(key, 0.0) + seconds
+    return out
+
+
+def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: Schedule) -> float:
+    """Seconds of a message across level `i` in a group of `n`: there, and over the hubs on both sides."""
+    own, *others = crossing_links(levels, i)
+    tree = schedule.tree
+    seconds = own.wire.hop(protocol, tree)
+    to_all = any(c.level == i and c.pattern == "spread" for phase in schedule.phases for c in phase)
+    if levels[i].link == "ring" and (to_all or n < levels[i].size):
+        # Who is not a neighbour is at most on the opposite side.
+        seconds *= levels[i].size // 2
+    for use in others:
+        # A port is half of the way from one member to another, and there are two of them.
+        seconds += use.wire.hop(protocol, tree) * (2 if use.key[0] == "hub" else 1)
+    return seconds
+
+
+def line(
+    levels: Sequence[Level], sizes: Mapping[int, int], schedule: Schedule, protocol: Protocol
+) -> tuple[float, float]:
+    """Seconds before the first byte, and per byte, of an algorithm with a protocol."""
+    tree = schedule.tree
+    start = protocol.tree if tree else protocol.ring
+    start += sum(hops * hop(levels, i, sizes[i], protocol.name, schedule) for i, hops in schedule.hops)
+    seconds = sum(max(phase_loads(levels, sizes, phase).values()) for phase in schedule.phases)
+    return start, seconds / (protocol.tree_bandwidth if tree else protocol.ring_bandwidth)

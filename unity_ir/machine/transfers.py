@@ -1,0 +1,228 @@
+"""
+The messages of collectives' algorithms one by one, for machines that are not the same everywhere.
+
+The algorithms are those of `machine.collectives`, in the same order. A group is an array with one dimension per level
+it spans; messages go between its indices, for each byte of a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import ceil, gcd, log2, prod
+
+Index = tuple[int, ...]
+Shape = tuple[int, ...]
+Message = tuple[int, int, float]
+"""Device, device, bytes."""
+Indexed = tuple[Index, Index, float]
+"""The same by indices of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """An algorithm on a group: in each phase one of several ways, the best."""
+
+    tree: bool
+    phases: tuple[tuple[list[Indexed], ...], ...]
+    hops: tuple[tuple[int, float], ...]
+    """Messages one after the other along each dimension of the group."""
+
+
+def _indices(shape: Shape) -> Iterator[Index]:
+    return product(*map(range, shape))
+
+
+def _shifted(index: Index, dim: int, by: int, size: int) -> Index:
+    return (*index[:dim], (index[dim] + by) % size, *index[dim + 1 :])
+
+
+# --- rings ------------------------------------------------------------------------------------------------------------
+
+
+def _order(shape: Shape, start: Index, stride: Index) -> list[Index]:
+    """A ring through a group, member by member: in each dimension from `start` in steps of `stride`."""
+    axes = [[(s + d * k) % n for k in range(n)] for n, s, d in zip(shape, start, stride, strict=True)]
+    return [tuple(i) for i in product(*axes)]
+
+
+def _rings(shape: Shape, edge: float) -> tuple[list[Indexed], ...]:
+    """Rings that leave members by different devices, with as many different steps as there are links for."""
+    starts = [(0, *inner) for inner in _indices(shape[1:])]
+    some = [(1,) * len(shape)]
+    both = [*some, tuple(n - 1 for n in shape)]
+    every = list(product(*([k for k in range(1, n) if gcd(k, n) == 1] for n in shape)))
+    return tuple(_ring_messages(shape, starts, strides, edge) for strides in (some, both, every))
+
+
+def _ring_messages(shape: Shape, starts: Sequence[Index], strides: Sequence[Index], edge: float) -> list[Indexed]:
+    each = edge / len(starts) / len(strides)
+    orders = [_order(shape, start, stride) for start in starts for stride in strides]
+    return [(a, b, each) for order in orders for a, b in zip(order, (*order[1:], order[0]), strict=True)]
+
+
+def _ring(shape: Shape, edge: float, times: float = 1) -> Traffic:
+    hops = tuple((d, times * prod(shape[:d]) * (n - 1)) for d, n in enumerate(shape))
+    return Traffic(False, (_rings(shape, edge),), hops)
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+def _parent(rank: int, size: int) -> int:
+    """In NCCL's binary tree, whose leaves are the odd ranks; of rank 0, itself."""
+    if rank == 0:
+        return 0
+    bit = rank & -rank
+    up = (rank ^ bit) | (bit << 1)
+    return up if up < size else rank ^ bit
+
+
+def _double_edges(size: int) -> list[tuple[int, int]]:
+    """Child and parent in two trees, a leaf of the one inside the other."""
+    one = [(r, _parent(r, size)) for r in range(1, size)]
+
+    def turn(rank: int) -> int:
+        return size - 1 - rank if size % 2 == 0 else (rank + 1) % size
+
+    return one + [(turn(a), turn(b)) for a, b in one]
+
+
+def _edges(shape: Shape, head: Index, outer: Sequence[tuple[int, int]], part: float) -> list[Indexed]:
+    """Child and parent: over the outermost dimension the heads; inside, chains that begin at a head."""
+    found: list[Indexed] = [((a, *head), (b, *head), part) for a, b in outer]
+    part = part * len(outer) / (shape[0] - 1)
+    for d in range(1, len(shape)):
+        for before in _indices(shape[:d]):
+            for k in range(shape[d] - 1):
+                a, b = (head[d - 1] + k + 1) % shape[d], (head[d - 1] + k) % shape[d]
+                found.append(((*before, a, *head[d:]), (*before, b, *head[d:]), part))
+    return found
+
+
+def _double_tree(shape: Shape) -> Traffic:
+    heads = list(_indices(shape[1:]))
+    outer = _double_edges(shape[0])
+    up = [e for head in heads for e in _edges(shape, head, outer, 0.5 / len(heads))]
+    return Traffic(True, (([*up, *_reversed(up)],),), _tree_hops(shape, 2))
+
+
+def _rooted_tree(shape: Shape, up: bool) -> Traffic:
+    outer = [(r, _parent(r, shape[0])) for r in range(1, shape[0])]
+    edges = _edges(shape, (0,) * (len(shape) - 1), outer, 1.0)
+    return Traffic(True, ((edges if up else _reversed(edges),),), _tree_hops(shape, 1))
+
+
+def _reversed(messages: Sequence[Indexed]) -> list[Indexed]:
+    return [(b, a, bytes) for a, b, bytes in messages]
+
+
+def _tree_hops(shape: Shape, times: float) -> tuple[tuple[int, float], ...]:
+    return tuple((d, times * (n - 1 if d else ceil(log2(n)))) for d, n in enumerate(shape))
+
+
+# --- level by level ---------------------------------------------------------------------------------------------------
+
+
+def _spread(shape: Shape, dim: int, each: float) -> list[Indexed]:
+    """Every device sends `each` to every other along a dimension."""
+    n = shape[dim]
+    return [(i, _shifted(i, dim, by, n), each) for i in _indices(shape) for by in range(1, n)]
+
+
+def _exchange(shape: Shape, dim: int, bytes: float) -> tuple[list[Indexed], ...]:
+    """Every device sends `bytes` along a dimension: around one ring, around it both ways, or to all others alike."""
+    n = shape[dim]
+    one = [(i, _shifted(i, dim, 1, n), bytes) for i in _indices(shape)]
+    both = [(i, _shifted(i, dim, by, n), bytes / 2) for i in _indices(shape) for by in (1, n - 1)]
+    return one, both, _spread(shape, dim, bytes / (n - 1))
+
+
+def _level_hops(shape: Shape, times: float = 1) -> tuple[tuple[int, float], ...]:
+    return tuple((d, times * (n - 1)) for d, n in enumerate(shape))
+
+
+def _gather_phases(shape: Shape, bytes: float) -> list[tuple[list[Indexed], ...]]:
+    phases: list[tuple[list[Indexed], ...]] = []
+    for d, n in enumerate(shape):
+        phases.append(_exchange(shape, d, (n - 1) * bytes))
+        bytes *= n
+    return phases
+
+
+def _all_gather(shape: Shape) -> list[Traffic]:
+    phases = tuple(_gather_phases(shape, 1.0))
+    return [_ring(shape, prod(shape) - 1), Traffic(False, phases, _level_hops(shape))]
+
+
+def _reduce_scatter(shape: Shape) -> list[Traffic]:
+    n = prod(shape)
+    phases = tuple(reversed(_gather_phases(shape, 1 / n)))
+    return [_ring(shape, (n - 1) / n), Traffic(False, phases, _level_hops(shape))]
+
+
+def _all_reduce(shape: Shape) -> list[Traffic]:
+    n = prod(shape)
+    out = _gather_phases(shape, 1 / n)
+    return [
+        _ring(shape, 2 * (n - 1) / n, 2),
+        Traffic(False, (*reversed(out), *out), _level_hops(shape, 2)),
+        _double_tree(shape),
+    ]
+
+
+def _peer_hops(shape: Shape) -> tuple[tuple[int, float], ...]:
+    return tuple((d, (n - 1) * prod(shape[d + 1 :])) for d, n in enumerate(shape))
+
+
+def _all_to_all(shape: Shape) -> list[Traffic]:
+    n = prod(shape)
+    direct = [(a, b, 1 / n) for a in _indices(shape) for b in _indices(shape) if a != b]
+    phases = tuple((_spread(shape, d, 1 / size),) for d, size in enumerate(shape))
+    return [Traffic(False, ((direct,),), _peer_hops(shape)), Traffic(False, phases, _level_hops(shape))]
+
+
+# --- neighbours, and one device of each group -------------------------------------------------------------------------
+
+
+def _halo(shape: Shape) -> list[Traffic]:
+    # All of the border may be on one side.
+    order = list(_indices(shape))
+    messages = [(a, b, 1.0) for a, b in pairwise(order)]
+    return [Traffic(False, ((messages,),), ((0, 1),))]
+
+
+def _broadcast(shape: Shape) -> list[Traffic]:
+    return [_ring(shape, 1.0), _rooted_tree(shape, up=False)]
+
+
+def _reduce(shape: Shape) -> list[Traffic]:
+    return [_ring(shape, 1.0), _rooted_tree(shape, up=True)]
+
+
+def _root(shape: Shape, bytes: float, away: bool) -> list[Traffic]:
+    root, *others = _indices(shape)
+    messages = [(root, i, bytes) if away else (i, root, bytes) for i in others]
+    return [Traffic(False, ((messages,),), _peer_hops(shape))]
+
+
+def _send(shape: Shape) -> list[Traffic]:
+    root = (0,) * len(shape)
+    return [Traffic(False, (([(root, (1, *root[1:]), 1.0)],),), ((0, 1),))]
+
+
+PLANS: Mapping[str, Callable[[Shape], list[Traffic]]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+    "halo": _halo,
+    "halo_reduce": _halo,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "scatter": lambda shape: _root(shape, 1 / prod(shape), True),
+    "gather": lambda shape: _root(shape, 1.0, False),
+    "send": _send,
+}
+"""As `collectives.SCHEDULES`: algorithms by kind, given a group's shape."""
