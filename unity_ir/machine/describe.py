@@ -39,7 +39,7 @@ def machine_from(name: str, described: Table, count: object = None) -> Machine:
     try:
         return reader.machine(described, described.get("parameter", 1) if count is None else count)
     except KeyError as e:
-        raise UnityError(f"machine: {name}: {e.args[0]} is missing") from e
+        raise reader.refuse(f"{e.args[0]} is missing") from e
     except TypeError as e:
         raise UnityError(
             f"machine: {name}: device must be a table with a table flops, and levels, devices and links lists of them"
@@ -47,7 +47,7 @@ def machine_from(name: str, described: Table, count: object = None) -> Machine:
 
 
 def _items(value: Any) -> list[Any] | None:
-    return list(value) if isinstance(value, list | tuple) else None
+    return [*value] if isinstance(value, list | tuple) else None
 
 
 class _Reader:
@@ -55,10 +55,12 @@ class _Reader:
 
     def __init__(self, name: str):
         self.name = name
+        self.part = ""
+        """What is being read."""
         self.protocols: tuple[Protocol, ...] = ()
 
     def refuse(self, what: str) -> UnityError:
-        return UnityError(f"machine: {self.name}: {what}")
+        return UnityError(f"machine: {self.name}: {self.part}{what}")
 
     def machine(self, described: Table, count: object) -> Machine:
         if "levels" not in described and "links" not in described:
@@ -69,6 +71,7 @@ class _Reader:
         if "devices" in described and ("device" in described or not isinstance(tables, list)):
             raise self.refuse("devices must be a list of tables, in place of device")
         kinds = tuple(self.device(t) for t in tables)
+        self.reading("")
         if len({k.name for k in kinds}) != len(kinds):
             raise self.refuse("two kinds of devices have the same name")
         links = tuple(self.link(t) for t in described.get("links", []))
@@ -76,6 +79,7 @@ class _Reader:
             levels = tuple(self.level(t, count) for t in described["levels"])
         else:
             levels = (self.listed(tables, kinds),)
+        self.reading("")
         self.check(levels, kinds, links)
         # A level of one member joins nothing.
         levels = tuple(v for v in levels if v.size > 1 or v.hub is not None or v.kinds)
@@ -98,6 +102,10 @@ class _Reader:
         names = tuple(kind.name for kind, count in zip(kinds, counts, strict=True) for _ in range(count))
         return Level("devices", sum(counts), 0.0, 0.0, "links", kinds=names if len(kinds) > 1 else ())
 
+    def reading(self, part: str) -> None:
+        """Say in errors what is being read."""
+        self.part = f"{part}: " if part else ""
+
     def check(self, levels: Sequence[Level], kinds: Sequence[Device], links: Sequence[Link]) -> None:
         devices = prod(level.size for level in levels)
         if devices > MAX_DEVICES:
@@ -107,6 +115,8 @@ class _Reader:
         mixed = [level for level in levels if level.kinds]
         if len(kinds) > 1 and len(mixed) != 1:
             raise self.refuse(f"{len(kinds)} kinds of devices; one level must say with kinds which members are which")
+        if not set(kinds[0].flops).intersection(*(kind.flops for kind in kinds)):
+            raise self.refuse("no element type is common to all kinds of devices")
         for level in mixed:
             for unknown in sorted(set(level.kinds) - {k.name for k in kinds}):
                 raise self.refuse(f"level {level.name}: there is no kind of device {unknown!a}")
@@ -134,6 +144,7 @@ class _Reader:
                 raise self.refuse(f"a {what} has no field {key!a}; it has {', '.join(KNOWN[what])}")
 
     def device(self, table: Table) -> Device:
+        self.reading(f"device {table['name']}")
         self.known("device", table)
         kind = Device(
             name=str(table["name"]),
@@ -148,8 +159,9 @@ class _Reader:
         return kind
 
     def level(self, table: Table, count: object) -> Level:
-        link = self.choice(table, "link", LINKS)
+        self.reading(f"level {table['name']}")
         self.known("level", table)
+        link = self.choice(table, "link", LINKS)
         size = self.size({"size": count} if table["size"] == "parameter" else table, "size")
         joined = link != "links"
         return Level(
@@ -167,7 +179,7 @@ class _Reader:
 
     def bus(self, table: Table) -> bool:
         if self.flag({"duplex": False, **table}, "duplex"):
-            raise self.refuse(f"level {table['name']}: a bus is one medium; it cannot be duplex")
+            raise self.refuse("a bus is one medium; it cannot be duplex")
         return False
 
     def hub(self, table: Table) -> Wire:
@@ -175,13 +187,12 @@ class _Reader:
         return self.wire(table)
 
     def link(self, table: Table) -> Link:
+        self.reading("a link")
         self.known("link", table)
         ends = _items(table["between"])
         fits = ends is not None and all(isinstance(v, int | str) and not isinstance(v, bool) for v in ends)
         if ends is None or not fits or len(ends) != 2 or ends[0] == ends[1]:
-            raise self.refuse(
-                f"a link is between {table['between']!r}; it must be between two devices, or vertices by name"
-            )
+            raise self.refuse(f"is between {table['between']!r}; it must be between two devices, or vertices by name")
         return Link((ends[0], ends[1]), self.wire(table))
 
     def wire(self, table: Table) -> Wire:
@@ -204,10 +215,11 @@ class _Reader:
         return tuple(out)
 
     def protocol(self, name: str, table: Table) -> Protocol:
+        self.reading(f"protocol {name}")
         self.known("protocol", table)
         parts = [self.number(table, f"{of}_bandwidth") for of in ("ring", "tree")]
         if max(parts) > 1:
-            raise self.refuse(f"protocol {name}: a part of the bandwidth is {max(parts)}; it must be at most 1")
+            raise self.refuse(f"a part of the bandwidth is {max(parts)}; it must be at most 1")
         return Protocol(
             name, self.number(table, "ring", zero=True), self.number(table, "tree", zero=True), parts[0], parts[1]
         )

@@ -72,7 +72,10 @@ class Topology:
         return topology
 
     def check_connected(self, name: str, devices: int) -> None:
-        """Raises `UnityError` naming a device that has no way to device 0."""
+        """Raises `UnityError` naming a device that has no way to device 0, or a vertex that leads nowhere."""
+        for vertex, arcs in self.arcs.items():
+            if isinstance(vertex, str) and len(arcs) == 1 and not vertex.count(":"):
+                raise UnityError(f"machine: {name}: only one link ends at {vertex!a}; a vertex joins two or more")
         seen: set[Vertex] = {0}
         queue: list[Vertex] = [0]
         while queue:
@@ -161,7 +164,8 @@ class Topology:
             if not any(k > 1 for level, k in sizes.items() if level <= i):
                 continue
             size = below(self.levels, i)
-            out, back = DEMANDS[kind](n, m, bytes)
+            # Where members differ, one may do with less than its share of an all-reduce, not with less than its piece.
+            out, back = (bytes, bytes) if kind == "all_reduce" else DEMANDS[kind](n, m, bytes)
             if kind in ROOTED:
                 # The roots of its groups are in the first member; where the others are, their axes say.
                 members = range(0, size, size) if kind != "broadcast" else range(0)

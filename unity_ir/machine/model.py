@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from unity_ir.errors import UnityError
 from unity_ir.machine.bounds import least_seconds
 from unity_ir.machine.collectives import SCHEDULES
 from unity_ir.machine.device import Device
@@ -188,15 +187,12 @@ class Machine:
 
 
 def slowest(kinds: Sequence[Device]) -> Device:
-    """A device that has the least of every figure. Raises `UnityError` where no element type is common to all."""
+    """A device that has the least of every figure, for the element types that are common to all."""
     if len(kinds) == 1:
         return kinds[0]
     dtypes = [d for d in kinds[0].flops if all(d in kind.flops for kind in kinds)]
-    names = " + ".join(kind.name for kind in kinds)
-    if not dtypes:
-        raise UnityError(f"machine: {names}: no element type is common to all of them")
     return Device(
-        name=names,
+        name=" + ".join(kind.name for kind in kinds),
         flops={d: min(kind.flops[d] for kind in kinds) for d in dtypes},
         memory_bandwidth=min(kind.memory_bandwidth for kind in kinds),
         memory=min(kind.memory for kind in kinds),

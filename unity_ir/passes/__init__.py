@@ -4,6 +4,7 @@ PASSES: dict[str, str] = {
     "apply-derivation": "unity_ir.passes.apply_derivation:ApplyDerivation",
     "apply-rule": "unity_ir.passes.apply_rule:ApplyRule",
     "lower-pcg-to-spmd": "unity_ir.passes.lower_to_spmd:LowerToSpmd",
+    "machine-expand": "unity_ir.passes.machine_expand:MachineExpand",
     "pcg-differentiate": "unity_ir.passes.differentiate:Differentiate",
     "pcg-erase": "unity_ir.passes.erase:Erase",
     "pcg-fold": "unity_ir.passes.fold:Fold",

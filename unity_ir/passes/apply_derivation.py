@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unity_ir.errors import UnityError
-from unity_ir.passes.graph_pass import GraphPass
+from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.graph import Graph
 
 
@@ -26,7 +26,7 @@ class ApplyDerivation(GraphPass):
     rules: str | None = None
     """A file of rules to find them in, instead of the library."""
 
-    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
+    def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         from unity_ir.rules.derivation import parse_derivations, replay
         from unity_ir.rules.library import group, read
 

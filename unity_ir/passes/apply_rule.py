@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unity_ir.errors import UnityError
-from unity_ir.passes.graph_pass import GraphPass
+from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.graph import Graph
 
 
@@ -34,7 +34,7 @@ class ApplyRule(GraphPass):
     given: str = ""
     """Values for symbols that no match gives: `"d=2,e=4"`."""
 
-    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
+    def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         from unity_ir.rules.check import free
         from unity_ir.rules.derivation import apply_at, parse_given
         from unity_ir.rules.library import find, group, read

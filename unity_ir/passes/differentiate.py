@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unity_ir.errors import UnityError
-from unity_ir.machine import load
-from unity_ir.passes.graph_pass import GraphPass
+from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Optimizer
 from unity_ir.pcg.layout import devices_of, mesh_of
@@ -25,11 +24,12 @@ class Differentiate(GraphPass):
     optimizer: str = "sgd"
     lr: float | int = 0.1  # xDSL reads `lr=1` as an int
 
-    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
+    def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         if self.optimizer not in HYPERPARAMETERS:
             known = ", ".join(HYPERPARAMETERS)
             raise UnityError(f"pcg-differentiate: unknown optimizer {self.optimizer!a}; known are {known}")
         if not 0 < self.lr < float("inf"):
             raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")
-        mesh = mesh_of(devices_of(graph)) if machine is None else load(machine).mesh
+        found = machine()
+        mesh = mesh_of(devices_of(graph)) if found is None else found.mesh
         return differentiate(graph, Optimizer(self.optimizer, float(self.lr)), mesh)

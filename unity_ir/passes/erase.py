@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unity_ir.passes.graph_pass import GraphPass
+from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.graph import Graph, erase
 
 
@@ -18,5 +18,5 @@ class Erase(GraphPass):
 
     name = "pcg-erase"
 
-    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
+    def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         return erase(graph)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unity_ir.passes.graph_pass import GraphPass
+from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph
 
@@ -22,5 +22,5 @@ class FuseCollectives(GraphPass):
 
     name = "pcg-fuse-collectives"
 
-    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
+    def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         return fuse_collectives(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -11,9 +12,12 @@ from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
-from unity_ir.dialects.machine import machine_name
+from unity_ir.dialects.machine import module_machine
 from unity_ir.errors import UnityError
+from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph
+
+ModuleMachine = Callable[[], Machine | None]
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,14 @@ class GraphPass(ModulePass, ABC):
     """Base of passes that rewrite every pcg function by itself. A `UnityError` fails the pass."""
 
     @abstractmethod
-    def rewrite(self, graph: Graph, machine: str | None) -> Graph:
-        """The graph to take the place of this one. `machine` is the module's, as `--machine` names it."""
+    def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
+        """The graph to take the place of this one. `machine()` is the module's, if it has one."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for func in pcg_functions(op):
             try:
                 graph = to_graph(func)
-                new = self.rewrite(graph, machine_name(op))
+                new = self.rewrite(graph, lambda: module_machine(op))
                 if new is not graph:
                     replace_function(func, new)
             except UnityError as error:

@@ -9,7 +9,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from unity_ir.dialects.convert import from_graph, pcg_functions, to_graph
-from unity_ir.dialects.machine import machine_name
+from unity_ir.dialects.machine import module_machine
 from unity_ir.lowering.spmd import lower
 from unity_ir.lowering.spmd_text import to_op
 from unity_ir.machine import load
@@ -31,10 +31,10 @@ class LowerToSpmd(ModulePass):
     name = "lower-pcg-to-spmd"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        name = machine_name(op)
+        machine = module_machine(op)
         for func in pcg_functions(op):
             graph = to_graph(func)
-            program = lower(graph, load(name or f"box:{devices_of(graph)}"))
+            program = lower(graph, machine or load(f"box:{devices_of(graph)}"))
             serial = erase(replace(graph, updates=(), optimizer=None))
             reference = from_graph(replace(serial, name=graph.name + REFERENCE))
             block = func.parent

@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
-from unity_ir.dialects.machine import machine_name, set_machine
+from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
 from unity_ir.search import Progress, SearchResult, run
 
@@ -44,15 +44,14 @@ class Search(ModulePass):
     """Of the random strategy."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        text = self.machine if self.machine is not None else machine_name(op)
-        if text is None:
-            raise PassFailedException(
-                "pcg-search: the machine is missing; add --machine=M, or machine.machine to the module"
-            )
         from unity_ir.machine import load
 
         try:
-            machine = load(text)
+            machine = module_machine(op) if self.machine is None else load(self.machine)
+            if machine is None:
+                raise PassFailedException(
+                    "pcg-search: the machine is missing; add --machine=M, or machine.machine to the module"
+                )
             for func in pcg_functions(op):
                 with _shown(func.sym_name.data) as progress:
                     result = run(to_graph(func), machine, self.strategy, progress=progress, seed=self.seed)
@@ -60,7 +59,8 @@ class Search(ModulePass):
                 new.attributes.update(_certificate(result))
         except UnityError as error:
             raise PassFailedException(str(error)) from error
-        set_machine(op, text)
+        if self.machine is not None:
+            set_machine(op, self.machine)
 
 
 def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr]:

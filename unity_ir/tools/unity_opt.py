@@ -219,10 +219,10 @@ class UnityOpt(xDSLOptMain):
         from unity_ir import machine
         from unity_ir.cost import stats
         from unity_ir.dialects.convert import pcg_functions, to_graph
-        from unity_ir.dialects.machine import machine_name
+        from unity_ir.dialects.machine import module_machine
 
-        text = self.args.machine or machine_name(module)
-        where = None if text is None else machine.load(text)
+        text = self.args.machine
+        where = machine.load(text) if text else module_machine(module)
         for func in pcg_functions(module):
             print(stats.report(to_graph(func), where, *_certificate(func)), file=sys.stderr)
 

@@ -1,18 +1,16 @@
-"""The machine dialect: which cluster a plan is for, and where on it an operator's tasks run."""
+"""Views as attributes: where on a machine an operator's tasks run."""
 
 from __future__ import annotations
 
 import re
 from math import prod
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.ir import Data, Dialect
-from xdsl.irdl import IRDLOperation, irdl_attr_definition, irdl_op_definition, prop_def
-from xdsl.parser import AttrParser, Parser
+from xdsl.ir import Data
+from xdsl.irdl import irdl_attr_definition
+from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from unity_ir.dialects.names import NAME_CONSTRAINT, check_name, name_text, parse_name
 from unity_ir.errors import UnityError
 from unity_ir.pcg.view import Axis, View
 
@@ -84,63 +82,3 @@ def check_size(view: View) -> None:
         raise UnityError(f"machine.view: {view} has a negative device or stride, or a factor below 1")
     if (tasks := prod(factor for factor, _ in pairs)) > MAX_TASKS:
         raise UnityError(f"machine.view: {tasks} tasks; a view has at most {MAX_TASKS}")
-
-
-@irdl_op_definition
-class MachineOp(IRDLOperation):
-    """`machine.machine "summit:4"`: the machine the module's plan is for, as `--machine` names it."""
-
-    name = "machine.machine"
-
-    machine = prop_def(NAME_CONSTRAINT, prop_name="name")
-
-    def __init__(self, machine: str):
-        super().__init__(properties={"name": StringAttr(machine)})
-
-    @property
-    def text(self) -> str:
-        return name_text(self.name, self.machine)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> MachineOp:
-        op = cls(parse_name(parser).data)
-        op.attributes = parser.parse_optional_attr_dict()
-        return op
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_string_literal(self.text)
-        printer.print_op_attributes(self.attributes)
-
-    def verify_(self) -> None:
-        try:
-            check_name(self.name, self.text)
-        except UnityError as error:
-            raise VerifyException(str(error)) from error
-        module = self.parent_op()
-        if module is not None and not isinstance(module, ModuleOp):
-            raise VerifyException(f"machine.machine: is inside {module.name}; move it to the module")
-        block = self.parent
-        if block is not None and any(isinstance(op, MachineOp) and op is not self for op in block.ops):
-            raise VerifyException("machine.machine: the module has two machines; remove one")
-
-
-def machine_name(module: ModuleOp) -> str | None:
-    """The machine the module's plan is for, if it says so."""
-    return next((op.text for op in module.ops if isinstance(op, MachineOp)), None)
-
-
-def set_machine(module: ModuleOp, name: str) -> None:
-    """Record the machine a plan is for, in place of another one."""
-    for op in list(module.ops):
-        if isinstance(op, MachineOp):
-            op.detach()
-            op.erase()
-    block = module.body.block
-    if block.first_op is None:
-        block.add_op(MachineOp(name))
-    else:
-        block.insert_op_before(MachineOp(name), block.first_op)
-
-
-MACHINE = Dialect("machine", [MachineOp], [ViewAttr])

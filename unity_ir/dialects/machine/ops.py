@@ -1,0 +1,248 @@
+"""Operations that name or describe a machine."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, ModuleOp, StringAttr, f64
+from xdsl.ir import Attribute, Block, Region
+from xdsl.irdl import (
+    BaseAttr,
+    IRDLOperation,
+    irdl_op_definition,
+    opt_prop_def,
+    opt_region_def,
+    prop_def,
+    traits_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import HasParent, NoTerminator
+from xdsl.utils.exceptions import VerifyException
+
+from unity_ir.dialects.machine.tables import (
+    float_text,
+    from_attribute,
+    parse_table,
+    print_value,
+    to_attribute,
+)
+from unity_ir.dialects.names import NAME_CONSTRAINT, check_name, name_text, parse_name
+from unity_ir.errors import UnityError
+
+
+@irdl_op_definition
+class MachineOp(IRDLOperation):
+    """
+    The machine the module's plan is for: by name, as `--machine` has it, or described.
+
+    `machine.machine "summit:4"`, or `machine.machine "mine" { machine.device ... machine.level ... machine.link ... }`.
+    """
+
+    name = "machine.machine"
+
+    machine = prop_def(NAME_CONSTRAINT, prop_name="name")
+    overhead = opt_prop_def(FloatAttr)
+    """Seconds every collective costs, where no protocols say."""
+    described = opt_region_def("single_block")
+    traits = traits_def(NoTerminator())
+
+    def __init__(self, machine: str, tables: Mapping[str, Any] | None = None):
+        properties: dict[str, Attribute] = {"name": StringAttr(machine)}
+        if tables is not None and "overhead" in tables:
+            properties["overhead"] = FloatAttr(float(tables["overhead"]), f64)
+        super().__init__(properties=properties, regions=[[] if tables is None else [_region(tables)]])
+
+    @property
+    def text(self) -> str:
+        return name_text(self.name, self.machine)
+
+    @property
+    def tables(self) -> dict[str, Any] | None:
+        """The description, as `unity_ir.machine.machine_from` takes it; None where there is only a name."""
+        if self.described is None:
+            return None
+        out: dict[str, Any] = {} if self.overhead is None else {"overhead": self.overhead.value.data}
+        for op in self.described.block.ops:
+            if not isinstance(op, PartOp):
+                raise UnityError(f"machine.machine: {op.name} in a machine; only parts of a machine are allowed")
+            op.add_to(out)
+        return out
+
+    @classmethod
+    def parse(cls, parser: Parser) -> MachineOp:
+        name = parse_name(parser).data
+        overhead = parser.parse_number() if parser.parse_optional_keyword("overhead") else None
+        attributes = parser.parse_optional_attr_dict_with_keyword()
+        region = parser.parse_optional_region()
+        op = cls(name)
+        if overhead is not None:
+            op.overhead = FloatAttr(float(overhead), f64)
+        if region is not None:
+            if not region.blocks:
+                region.add_block(Block())
+            op.add_region(region)
+        op.attributes = {} if attributes is None else dict(attributes.data)
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_string_literal(self.text)
+        if self.overhead is not None:
+            printer.print_string(f" overhead {float_text(self.overhead.value.data)}")
+        printer.print_op_attributes(self.attributes, print_keyword=True)
+        if self.described is not None:
+            printer.print_string(" ")
+            printer.print_region(self.described, print_empty_block=False)
+
+    def verify_(self) -> None:
+        from unity_ir.machine import machine_from
+
+        module = self.parent_op()
+        if module is not None and not isinstance(module, ModuleOp):
+            raise VerifyException(f"machine.machine: is inside {module.name}; move it to the module")
+        block = self.parent
+        if block is not None and any(isinstance(op, MachineOp) and op is not self for op in block.ops):
+            raise VerifyException("machine.machine: the module has two machines; remove one")
+        try:
+            check_name(self.name, self.text)
+            if (tables := self.tables) is not None:
+                machine_from(self.text, tables)
+        except UnityError as error:
+            raise VerifyException(str(error)) from error
+
+
+class PartOp(IRDLOperation, ABC):
+    """A part of a described machine: a table, and most often a name before it."""
+
+    traits = traits_def(HasParent(MachineOp))
+    fields = prop_def(BaseAttr(DictionaryAttr))
+
+    LIST: ClassVar[str]
+    """What the description calls all parts of this kind."""
+
+    @property
+    def table(self) -> dict[str, Any]:
+        return from_attribute(self.fields)
+
+    def add_to(self, tables: dict[str, Any]) -> None:
+        """Put the part into a description."""
+        tables.setdefault(self.LIST, []).append(self.table)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        """The operation of a table."""
+        return cls.create(properties={"fields": to_attribute(table)})
+
+
+class NamedOp(PartOp, ABC):
+    """A part with a name."""
+
+    part = prop_def(NAME_CONSTRAINT, prop_name="name")
+
+    @property
+    def text(self) -> str:
+        return name_text(self.name, self.part)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        return {"name": self.text, **from_attribute(self.fields)}
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        fields = {key: value for key, value in table.items() if key != "name"}
+        return cls.create(properties={"name": StringAttr(table["name"]), "fields": to_attribute(fields)})
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        name = parse_name(parser)
+        op = cls.create(properties={"name": name, "fields": to_attribute(parse_table(parser))})
+        op.attributes = parser.parse_optional_attr_dict()
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_string_literal(self.text)
+        printer.print_string(" ")
+        print_value(printer, from_attribute(self.fields))
+        printer.print_op_attributes(self.attributes)
+
+
+@irdl_op_definition
+class DeviceOp(NamedOp):
+    """`machine.device "chip" {flops = {f32 = 1.0e12}, memory_bandwidth = 1.0e11, ...}`: a kind of device."""
+
+    name = "machine.device"
+    LIST: ClassVar[str] = "devices"
+
+
+@irdl_op_definition
+class LevelOp(NamedOp):
+    """`machine.level "nodes" {size = 4, link = "switch", bandwidth = 2.5e10, latency = 2.7e-6}`: outermost first."""
+
+    name = "machine.level"
+    LIST: ClassVar[str] = "levels"
+
+
+@irdl_op_definition
+class ProtocolOp(NamedOp):
+    """`machine.protocol "LL" {ring = 6.6e-06, tree = 6.8e-06, ring_bandwidth = 0.5, tree_bandwidth = 0.24}`."""
+
+    name = "machine.protocol"
+    LIST: ClassVar[str] = "protocols"
+
+    def add_to(self, tables: dict[str, Any]) -> None:
+        known: dict[str, Any] = tables.setdefault(self.LIST, {})
+        if self.text in known:
+            raise UnityError(f"machine.protocol: there are two of the name {self.text}; remove one")
+        known[self.text] = from_attribute(self.fields)
+
+
+@irdl_op_definition
+class LinkOp(PartOp):
+    """`machine.link 0, "hub" {bandwidth = 1.0e10, latency = 1.0e-06}`: between numbered devices, named vertices."""
+
+    name = "machine.link"
+    LIST: ClassVar[str] = "links"
+    between = prop_def(BaseAttr(ArrayAttr))
+
+    @property
+    def table(self) -> dict[str, Any]:
+        return {"between": from_attribute(self.between), **from_attribute(self.fields)}
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        fields = {key: value for key, value in table.items() if key != "between"}
+        return cls.create(properties={"between": to_attribute(table["between"]), "fields": to_attribute(fields)})
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        def vertex() -> int | str:
+            number = parser.parse_optional_integer()
+            return parser.parse_str_literal() if number is None else number
+
+        first = vertex()
+        parser.parse_punctuation(",")
+        ends = [first, vertex()]
+        op = cls.of({"between": ends, **parse_table(parser)})
+        op.attributes = parser.parse_optional_attr_dict()
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(from_attribute(self.between), lambda end: print_value(printer, end))
+        printer.print_string(" ")
+        print_value(printer, from_attribute(self.fields))
+        printer.print_op_attributes(self.attributes)
+
+
+def _region(tables: Mapping[str, Any]) -> Region:
+    """The parts of a description."""
+    devices = tables["devices"] if "devices" in tables else [tables["device"]]
+    parts: list[PartOp] = [ProtocolOp.of({"name": n, **t}) for n, t in tables.get("protocols", {}).items()]
+    parts += [DeviceOp.of(t) for t in devices]
+    parts += [LevelOp.of(t) for t in tables.get("levels", [])]
+    parts += [LinkOp.of(t) for t in tables.get("links", [])]
+    return Region(Block(parts))
