@@ -69,7 +69,8 @@ class MachineOp(IRDLOperation):
             if not isinstance(op, PartOp):
                 raise UnityError(f"machine.machine: {op.name} in a machine; only parts of a machine are allowed")
             op.add_to(out)
-        return out
+        # One device needs neither.
+        return out if "links" in out else {"levels": [], **out}
 
     @classmethod
     def parse(cls, parser: Parser) -> MachineOp:

@@ -117,6 +117,6 @@ def _print_entry(printer: Printer, key: str, value: Any) -> None:
 
 def float_text(value: float) -> str:
     """The shortest text that MLIR reads as this number: `2.5e10`, `1.0e-6`."""
-    if value == 0 or not 1e-3 <= abs(value) < 1e6:
+    if value and not 1e-3 <= abs(value) < 1e6:
         return np.format_float_scientific(value, trim="0", exp_digits=1).replace("e+", "e")
     return repr(value)
