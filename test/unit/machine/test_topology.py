@@ -64,6 +64,17 @@ def test_a_link_of_its_own_is_used():
     assert best(joined, "all_reduce", (0,)) == pytest.approx(best(plain, "all_reduce", (0,)))
 
 
+def test_messages_take_the_quickest_way_then_the_widest():
+    detour = [link(0, 2, 1e9, latency=1e-6), link(2, 3, 2e9, latency=1e-6), link(3, 1, 3e9, latency=1e-6)]
+    for latency, bandwidth in ((2e-6, 8e9), (3e-6, 5e8), (4e-6, 8e9)):
+        links = [link(0, 1, bandwidth, latency=latency), *detour]
+        topology = machine_from("detour", {"devices": [{**FAST, "count": 4}], "links": links}).topology
+        taken = len(topology.route(0, 1))
+        assert taken == (1 if latency < 3e-6 else 3)
+        assert topology.latency(0, 1, "plain", tree=False) == pytest.approx(min(latency, 3e-6))
+        assert topology.busy([(0, 1, 4.0)]) == pytest.approx(4 / (bandwidth if taken == 1 else 1e9))
+
+
 def test_half_duplex_and_hubs():
     one = machine_from("one", {**square(), "devices": [{**FAST, "count": 2}], "links": [link(0, 1)]})
     half = machine_from("half", {**square(), "devices": [{**FAST, "count": 2}], "links": [link(0, 1, duplex=False)]})
