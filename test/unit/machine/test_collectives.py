@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import axes, machines
 
-from unity_ir.machine import Machine, load
+from unity_ir.machine import load
 from unity_ir.machine.collectives import SCHEDULES
 from unity_ir.machine.graph import Topology
 from unity_ir.machine.load import presets
