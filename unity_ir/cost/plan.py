@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from unity_ir.cost.halos import halo_moves
+from unity_ir.cost.time import Kernel, seconds
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
@@ -253,7 +254,12 @@ def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
     (type,) = weight.types
     elements = prod(type.piece_shape)
     moved = update_bytes(elements * ELEMENT_BYTES[type.dtype], optimizer)
-    return machine.device.kernel_time(4 * elements, moved, type.dtype)
+    return seconds(update_kernel(elements, moved, type.dtype, optimizer), machine.device)
+
+
+def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -> Kernel:
+    """The kernel that updates a piece of a weight; `moved` are the bytes it reads and writes."""
+    return Kernel(f"update {optimizer.name}({dtype})", (elements,), "elementwise", 4 * elements, moved, dtype)
 
 
 def _memory(

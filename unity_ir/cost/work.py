@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from unity_ir.cost.time import Kernel, seconds
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
@@ -14,16 +15,9 @@ from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Node, apply, leaf, topological
 from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
 from unity_ir.tdl.counts import flops
+from unity_ir.tdl.kinds import kind
 from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel of one task: floating point operations, bytes read and written, element type."""
-
-    flops: int
-    bytes: int
-    dtype: str
+from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +29,51 @@ class Work:
 
     def forward_time(self, device: Device) -> float:
         """Seconds."""
-        return sum(device.kernel_time(k.flops, k.bytes, k.dtype) for k in self.forward)
+        return sum(seconds(k, device) for k in self.forward)
 
     def backward_time(self, device: Device) -> float:
         """Seconds."""
-        return sum(device.kernel_time(k.flops, k.bytes, k.dtype) for k in self.backward)
+        return sum(seconds(k, device) for k in self.backward)
 
 
 def kernel_of(node: Node) -> Kernel:
     """The kernel of one task of a compute node; pieces of the operands in, pieces of the results out."""
-    local = piece(node.analysis.bound, node.configuration)
+    analysis = node.analysis
+    local = piece(analysis.bound, node.configuration)
     values = (*node.operands, *node.results)
     moved = sum(_piece_bytes(v.type) for v in dict.fromkeys(values))
-    dtype = next((v.type.dtype for v in node.operands if v.type.is_floating), "f32")
-    return Kernel(flops(local), moved, dtype)
+    dtypes = tuple(v.type.dtype for v in node.operands)
+    sizes = (*(size for v in node.operands for size in v.type.piece_shape), *local.extents.values())
+    return Kernel(
+        kernel_operator(node.op, node.attributes, dtypes),
+        sizes,
+        kind(analysis),
+        flops(local),
+        moved,
+        computes_in(dtypes),
+    )
+
+
+def computes_in(dtypes: tuple[str, ...]) -> str:
+    """The element type of an operator's arithmetic, from its operands'."""
+    return next((d for d in dtypes if d not in NOT_FLOATING), "f32")
+
+
+@lru_cache(maxsize=65536)
+def kernel_operator(operator: str, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
+    """
+    Given matmul with act = "relu", returns `matmul{act=relu}(f32, f32)`.
+
+    Degrees, which an operator has as attributes where no operand says them, are not part of what a task does.
+    """
+    clauses = find_operator(operator).line.clauses
+    degrees = {c.value.attribute for c in clauses if c.kind == "degree" and isinstance(c.value, Entry)}
+    said = ", ".join(f"{name}={_attribute(value)}" for name, value in attributes if name not in degrees)
+    return f"{operator}{{{said}}}({', '.join(dtypes)})" if said else f"{operator}({', '.join(dtypes)})"
+
+
+def _attribute(value: AttrValue) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _piece_bytes(type: TensorType) -> int:
@@ -74,6 +99,19 @@ def work(
     each operand, the first that is the same value (see `repeats`), for what is read twice is read once. Copies and
     addends do not change what a task does, so they are no argument.
     """
+    forward, backward = applied(operator, operands, attributes, degrees, needs, same)
+    return Work((kernel_of(forward),), tuple(map(kernel_of, backward)))
+
+
+def applied(
+    operator: str,
+    operands: tuple[tuple[tuple[int, ...], str], ...],
+    attributes: Attributes,
+    degrees: tuple[tuple[str, int], ...],
+    needs: tuple[bool, ...],
+    same: tuple[int, ...],
+) -> tuple[Node, tuple[Node, ...]]:
+    """The node whose kernel is the forward, and those of the backward, operands first; arguments as of `work`."""
     of = find_operator(operator)
     shapes = tuple(shape for shape, _ in operands)
     analysis = of.bind(shapes, attributes, tuple(dtype for _, dtype in operands))
@@ -83,14 +121,12 @@ def work(
         for i, (shape, dtype), d in zip(same, operands, operand_degrees(analysis, configuration), strict=True)
     ]
     node = apply(operator, leaves, dict(of.divided(shapes, attributes, configuration.degrees)))
-    forward = (kernel_of(node),)
     if not any(needs):
-        return Work(forward, ())
+        return node, ()
     grads = [leaf("input", t.dual, name=f"grad{i}").result for i, t in enumerate(node.types) if t.is_floating]
     wanted = [g for g, n in zip(operand_gradients(node, grads), needs, strict=True) if n and g is not None]
     # What the forward computes anyway is not computed again.
-    kernels = tuple(kernel_of(n) for n in topological(wanted) if n.is_compute and n is not node)
-    return Work(forward, kernels)
+    return node, tuple(n for n in topological(wanted) if n.is_compute and n is not node)
 
 
 def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from unity_ir.cost.halos import exchanges
-from unity_ir.cost.work import work
+from unity_ir.cost.table import seconds
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.layout import COPY, REPEAT, GridRole, operand_role, result_role
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -94,15 +94,7 @@ def _project(counts: Ints, roles: Sequence[int], space: LayoutSpace) -> Ints:
 def _seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, spaces: Spaces
 ) -> Floats:
-    operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
-    device = spaces.machine.device
-    rows, inverse = np.unique(np.hstack([degrees, same]), axis=0, return_inverse=True)
-    each: list[float] = []
-    for row in rows.tolist():
-        named = tuple((v, int(d)) for v, d in zip(variables, row, strict=False) if d > 1)
-        done = work(node.op, operands, node.attributes, named, needs, tuple(row[len(variables) :]))
-        each.append(done.forward_time(device) + done.backward_time(device))
-    return np.array(each)[inverse.reshape(-1)]
+    return seconds(node, needs, variables, degrees, same, spaces.machine.device)
 
 
 def _halo_seconds(

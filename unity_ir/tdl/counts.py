@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 
@@ -27,6 +28,51 @@ from unity_ir.tdl.syntax import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Term:
+    """`each` operations for each value of the variables `over`; terms of one `form` and equal `extents` are one."""
+
+    form: Expr
+    """The subexpression with the variables it depends on named by place."""
+    names: tuple[str, ...]
+    """Those variables, in order of place."""
+    each: int
+    over: tuple[str, ...]
+
+
+def terms(bound: Bound) -> list[Term]:
+    """
+    The subexpressions of all results that compute something, each once per form and variables, in reading order.
+
+    They depend on a line's extents only where a window does.
+    """
+    seen: set[tuple[Expr, tuple[str, ...]]] = set()
+    found: list[Term] = []
+
+    def visit(expr: Expr) -> None:
+        free = free_variables(expr)
+        names = tuple(n for n in dict.fromkeys(_names(expr)) if n in free)
+        form = renamed(expr, {Var(n): Var(f"{place}:") for place, n in enumerate(names)})
+        if (form, names) in seen:
+            return
+        seen.add((form, names))
+        if (picked := gather(expr) or scatter(expr)) is not None:
+            visit(picked.body)
+            if scatter(expr) is not None:
+                found.append(Term(form, names, 1, tuple(sorted(free_variables(picked.body)))))
+            return
+        for child in children(expr):
+            visit(child)
+        each = _operations(expr)
+        if each:
+            over = free_variables(expr.body if isinstance(expr, Reduce | Opaque) else expr)
+            found.append(Term(form, names, each, tuple(sorted(over))))
+
+    for result in bound.results:
+        visit(result.expr)
+    return found
+
+
 def flops(bound: Bound) -> int:
     """
     Floating point operations to compute all results once.
@@ -34,29 +80,8 @@ def flops(bound: Bound) -> int:
     Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would.
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`.
     """
-    seen: set[Expr] = set()
-    total = 0
-
-    def visit(expr: Expr) -> None:
-        nonlocal total
-        if (key := _anonymous(expr, bound)) in seen:
-            return
-        seen.add(key)
-        if (picked := gather(expr) or scatter(expr)) is not None:
-            visit(picked.body)
-            if scatter(expr) is not None:
-                total += prod(bound.extents[n] for n in free_variables(picked.body))
-            return
-        for child in children(expr):
-            visit(child)
-        each = _operations(expr)
-        if each:
-            over = free_variables(expr.body if isinstance(expr, Reduce | Opaque) else expr)
-            total += each * prod(bound.extents[n] for n in over)
-
-    for result in bound.results:
-        visit(result.expr)
-    return total
+    distinct = {(t.form, tuple(bound.extents[n] for n in t.names)): t for t in reversed(terms(bound))}
+    return sum(t.each * prod(bound.extents[n] for n in t.over) for t in distinct.values())
 
 
 def products(bound: Bound) -> int:

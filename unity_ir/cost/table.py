@@ -1,0 +1,287 @@
+"""
+The work of one operator under many configurations at once: numbers of rows instead of nodes.
+
+A configuration divides extents, and nothing else of what a task does changes: so the kernels are found once, on the
+whole operator, and which of the operator's degrees divides which extent of which kernel is found by dividing by one
+variable at a time. Sizes, FLOPs and bytes are then products over arrays of degrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.cost.work import applied, computes_in, kernel_operator, work
+from unity_ir.errors import UnityError
+from unity_ir.machine.device import Device
+from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.graph import Node, Value
+from unity_ir.pcg.layout import prime_factors
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.tdl.counts import Term, terms
+from unity_ir.tdl.kinds import kind
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Divided = tuple[tuple[int, ...], ...]
+"""For each of some extents, the columns of the degrees that divide it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A tensor a kernel reads or writes: bytes of an element, sizes, what divides them, and by how much more a piece
+    of a divided dim then is."""
+
+    item: int
+    sizes: tuple[int, ...]
+    divided: Divided
+    halos: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A kernel of all configurations."""
+
+    operator: str
+    kind: str
+    dtype: str
+    extents: tuple[int, ...]
+    divided: Divided
+    terms: tuple[tuple[int, tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]], ...]
+    """Operations for each point, the extents they range over, and pairs of extents: if all of one of the lists are
+    equal, the term is another one already counted."""
+    operands: tuple[int, ...]
+    """Which of the values each operand is."""
+    values: tuple[_Value, ...]
+    """Each once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The kernels of an operator, and the variables (columns of degrees) whose division they do not tell."""
+
+    kernels: tuple[_Kernel, ...]
+    """Empty if no row can be told."""
+    unknown: tuple[int, ...]
+
+    def tells(self, degrees: Ints) -> npt.NDArray[np.bool_]:
+        """The rows of degrees that `counts` is right for."""
+        return np.all(degrees[:, self.unknown] == 1, axis=1) & bool(self.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One kernel under many configurations; see `cost.time.Kernel`."""
+
+    kernel: _Kernel
+    sizes: Ints
+    """[row, size]"""
+    flops: Ints
+    bytes: Ints
+
+
+def seconds(
+    node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, device: Device
+) -> Floats:
+    """
+    Seconds of one task of a serial compute node, forward and backward, per row of degrees [row, variable].
+
+    `needs` says of which operands the gradient is wanted; `same` [row, operand] is, for each operand, the first that
+    is the same value (see `cost.work.repeats`). Equal to the sum of `cost.work.work` of each row.
+    """
+    out = np.zeros(len(degrees))
+    rows, inverse = np.unique(np.hstack([degrees, same]), axis=0, return_inverse=True)
+    degrees, same = rows[:, : len(variables)], rows[:, len(variables) :]
+    out = np.zeros(len(rows))
+    patterns, pattern = np.unique(same, axis=0, return_inverse=True)
+    for i, repeated in enumerate(patterns.tolist()):
+        at = np.flatnonzero(pattern.reshape(-1) == i)
+        template = _template(node.op, _operands(node), node.attributes, variables, needs, tuple(repeated))
+        known = template.tells(degrees[at])
+        out[at[known]] = sum(_seconds(c, device) for c in counts(template, degrees[at[known]]))
+        for row in at[~known].tolist():
+            named = tuple((v, d) for v, d in zip(variables, degrees[row].tolist(), strict=True) if d > 1)
+            done = work(node.op, _operands(node), node.attributes, named, needs, tuple(repeated))
+            out[row] = done.forward_time(device) + done.backward_time(device)
+    return out[inverse.reshape(-1)]
+
+
+def template(node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], same: tuple[int, ...]) -> Template:
+    """The kernels of a serial compute node; arguments as of `seconds`."""
+    return _template(node.op, _operands(node), node.attributes, variables, needs, same)
+
+
+def _operands(node: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
+    return tuple((v.type.shape, v.type.dtype) for v in node.operands)
+
+
+def counts(template: Template, degrees: Ints) -> Iterator[Counts]:
+    """Each kernel under many configurations: rows of degrees."""
+    for kernel in template.kernels:
+        yield _count(kernel, degrees)
+
+
+def _count(kernel: _Kernel, degrees: Ints) -> Counts:
+    extents = [_divide(size, by, degrees) for size, by in zip(kernel.extents, kernel.divided, strict=True)]
+    flops = np.zeros(len(degrees), dtype=np.int64)
+    for each, over, equal in kernel.terms:
+        operations = np.full(len(degrees), each, dtype=np.int64)
+        for i in over:
+            operations = operations * extents[i]
+        for pairs in equal:
+            operations = np.where(np.all([extents[a] == extents[b] for a, b in pairs], axis=0), 0, operations)
+        flops = flops + operations
+    shapes: list[list[Ints]] = []
+    moved = np.zeros(len(degrees), dtype=np.int64)
+    for value in kernel.values:
+        shape = [
+            _divide(size, by, degrees) + _divides(by, degrees) * halo
+            for size, by, halo in zip(value.sizes, value.divided, value.halos, strict=True)
+        ]
+        elements = np.full(len(degrees), value.item, dtype=np.int64)
+        for size in shape:
+            elements = elements * size
+        shapes.append(shape)
+        moved = moved + elements
+    sizes = [*(size for i in kernel.operands for size in shapes[i]), *extents]
+    columns = np.array(sizes, dtype=np.int64).reshape(len(sizes), len(degrees))
+    return Counts(kernel, columns.T, flops, moved)
+
+
+def _divide(size: int, by: tuple[int, ...], degrees: Ints) -> Ints:
+    out = np.full(len(degrees), size, dtype=np.int64)
+    for column in by:
+        out = out // degrees[:, column]
+    return out
+
+
+def _divides(by: tuple[int, ...], degrees: Ints) -> npt.NDArray[np.bool_]:
+    return np.any(degrees[:, by] > 1, axis=1)
+
+
+def _seconds(counts: Counts, device: Device) -> Floats:
+    kernel = counts.kernel
+    measured = None if device.profile is None else device.profile.kernels.get(kernel.operator)
+    estimated = device.kernel_times(counts.flops, counts.bytes, kernel.dtype, kernel.kind)
+    if measured is None:
+        return estimated
+    rows = counts.sizes.tolist()
+    return np.array([measured.get(tuple(row), other) for row, other in zip(rows, estimated.tolist(), strict=True)])
+
+
+# --- finding the kernels
+
+
+@lru_cache(maxsize=65536)
+def _template(
+    operator: str,
+    operands: tuple[tuple[tuple[int, ...], str], ...],
+    attributes: Attributes,
+    variables: tuple[str, ...],
+    needs: tuple[bool, ...],
+    same: tuple[int, ...],
+) -> Template:
+    def nodes(*degrees: tuple[str, int]) -> tuple[Node, ...]:
+        forward, backward = applied(operator, operands, attributes, degrees, needs, same)
+        return forward, *backward
+
+    whole = nodes()
+    extents = whole[0].analysis.bound.extents
+    divided: dict[int, tuple[Node, ...]] = {}
+    for column, variable in enumerate(variables):
+        by = min(prime_factors(extents[variable]), default=1)
+        try:
+            found = nodes((variable, by))
+        except UnityError:
+            continue
+        if _alike(whole, found):
+            divided[column] = found
+    unknown = tuple(c for c in range(len(variables)) if c not in divided)
+    kernels = [_kernel(node, {c: found[i] for c, found in divided.items()}) for i, node in enumerate(whole)]
+    if any(k is None for k in kernels):
+        return Template((), tuple(range(len(variables))))
+    return Template(tuple(k for k in kernels if k is not None), unknown)
+
+
+def _alike(whole: Sequence[Node], divided: Sequence[Node]) -> bool:
+    """Whether the same kernels do the work of a piece."""
+    return [(n.op, n.operator.name, _distinct(n)) for n in whole] == [
+        (n.op, n.operator.name, _distinct(n)) for n in divided
+    ] and all(
+        kernel_operator(a.op, a.attributes, _dtypes(a)) == kernel_operator(b.op, b.attributes, _dtypes(b))
+        for a, b in zip(whole, divided, strict=True)
+    )
+
+
+def _dtypes(node: Node) -> tuple[str, ...]:
+    return tuple(v.type.dtype for v in node.operands)
+
+
+def _distinct(node: Node) -> tuple[int, ...]:
+    """Of operands and results, the first that is the same value."""
+    values: list[Value] = [*node.operands, *node.results]
+    return tuple(values.index(v) for v in values)
+
+
+def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
+    """The kernel of a node, of which `divided` has what becomes of it by each degree; None if its line depends on
+    them in another way."""
+    analysis = node.analysis
+    bound = analysis.bound
+    configurations = {c: n.configuration for c, n in divided.items()}
+    by = {v: tuple(c for c, found in configurations.items() if found.degree(v) > 1) for v in bound.extents}
+    names = {v: i for i, v in enumerate(bound.extents)}
+    counted = _terms(terms(bound), names)
+    if bound.has_windows and any(equal for _, _, equal in counted):
+        return None
+    firsts = _distinct(node)
+    values: list[_Value] = []
+    numbers: dict[int, int] = {}
+    for place, first in enumerate(firsts):
+        if place == first:
+            numbers[place] = len(values)
+            values.append(_value(place, node, divided))
+    return _Kernel(
+        kernel_operator(node.op, node.attributes, _dtypes(node)),
+        kind(analysis),
+        computes_in(_dtypes(node)),
+        tuple(bound.extents.values()),
+        tuple(by.values()),
+        counted,
+        tuple(numbers[firsts[i]] for i in range(len(node.operands))),
+        tuple(values),
+    )
+
+
+def _terms(
+    found: Sequence[Term], names: Mapping[str, int]
+) -> tuple[tuple[int, tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]], ...]:
+    """The terms by number of extent, each with what makes it the same as one before."""
+    before: dict[object, list[tuple[str, ...]]] = {}
+    out: list[tuple[int, tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]]] = []
+    for term in found:
+        earlier = before.setdefault(term.form, [])
+        equal = tuple(
+            tuple((names[a], names[b]) for a, b in zip(other, term.names, strict=True) if a != b) for other in earlier
+        )
+        out.append((term.each, tuple(names[n] for n in term.over), equal))
+        earlier.append(term.names)
+    return tuple(out)
+
+
+def _value(place: int, node: Node, divided: Mapping[int, Node]) -> _Value:
+    def type_of(of: Node):
+        return [*of.operands, *of.results][place].type
+
+    whole = type_of(node)
+    by: list[tuple[int, ...]] = []
+    halos: list[int] = []
+    for dim in range(len(whole.shape)):
+        columns = [c for c, n in divided.items() if type_of(n).degrees[dim] > 1]
+        by.append(tuple(columns))
+        halos.append(max((sum(type_of(divided[c]).borders[dim]) for c in columns), default=0))
+    return _Value(ELEMENT_BYTES[whole.dtype], whole.shape, tuple(by), tuple(halos))

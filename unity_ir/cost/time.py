@@ -1,0 +1,37 @@
+"""A kernel, and its seconds: measured, if the device's profile has it, else by the roofline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unity_ir.machine.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """
+    One kernel of one task. Kernels of one `operator` and equal `sizes` are one and the same.
+
+    `operator` is a canonical text of all but the sizes: `matmul{act=relu}(f32, f32)`.
+    """
+
+    operator: str
+    sizes: tuple[int, ...]
+    """Of the operands' pieces, dim by dim, then the extents of the line's index variables in TDL order."""
+    kind: str
+    """See `tdl.kinds`."""
+    flops: int
+    """Floating point operations."""
+    bytes: int
+    """Read and written."""
+    dtype: str
+    """The element type it computes in."""
+
+
+def seconds(kernel: Kernel, device: Device) -> float:
+    """Everything that prices a kernel by itself asks here; `cost.table` does the same for many at once."""
+    if device.profile is not None:
+        measured = device.profile.kernels.get(kernel.operator, {}).get(kernel.sizes)
+        if measured is not None:
+            return measured
+    return device.kernel_time(kernel.flops, kernel.bytes, kernel.dtype, kernel.kind)

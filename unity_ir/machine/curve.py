@@ -1,0 +1,50 @@
+"""The part of a device's peaks that kernels of one kind reach, as a curve over their size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Numbers: TypeAlias = float | npt.NDArray[np.int64] | Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """
+    launch + max(flops / (peak e(flops)), bytes / (bandwidth e'(bytes))) where e(s) = top * (s / (s + half)) ** power.
+
+    Large kernels reach `top` of a peak. Below `half` they reach less of it (a device that is not full, power > 0), or
+    more (caches, power < 0).
+    """
+
+    launch: float
+    """Seconds."""
+    compute_top: float
+    compute_half: float
+    """FLOPs."""
+    compute_power: float
+    memory_top: float
+    memory_half: float
+    """Bytes."""
+    memory_power: float
+
+    def seconds(self, flops: Numbers, bytes: Numbers, peak: float, bandwidth: float) -> Floats:
+        """Seconds of kernels that do so many operations and read and write so many bytes."""
+        return self.launch + np.maximum(
+            _seconds(flops, peak * self.compute_top, self.compute_half, self.compute_power),
+            _seconds(bytes, bandwidth * self.memory_top, self.memory_half, self.memory_power),
+        )
+
+
+PARAMETERS = tuple(f.name for f in fields(Curve))
+
+
+def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
+    size = np.asarray(size, dtype=np.float64)
+    # Nothing to do takes no time, whatever part of the peak it would reach.
+    relative = (size + half) / np.maximum(size, 1.0)
+    return size / rate * relative**power

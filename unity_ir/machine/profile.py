@@ -1,0 +1,236 @@
+"""
+Profiles: seconds of kernels and collectives, measured by `unity-profile`, in an SQLite file.
+
+A file says what it is (`application_id`), the version of its tables (`user_version`), and in `about` where and with
+what it was made. It only grows, row by row, each a transaction of its own, so that what is measured is never lost.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from unity_ir.errors import UnityError
+
+APPLICATION = 0x756E6974
+"""`unit` in ASCII."""
+SCHEMA = 1
+
+_TABLES = """
+create table about (key text primary key, value text not null) without rowid;
+create table kernels (
+  operator text, sizes text, ranks integer,
+  kind text not null, dtype text not null, flops integer not null, bytes integer not null,
+  seconds real not null, spread real not null, repeats integer not null, measured text not null,
+  primary key (operator, sizes, ranks)
+) without rowid;
+create table collectives (
+  kind text, members integer, bytes integer, ranks integer,
+  seconds real not null, spread real not null, repeats integer not null, measured text not null,
+  primary key (kind, members, bytes, ranks)
+) without rowid;
+"""
+
+Points = tuple[tuple[float, float], ...]
+"""(bytes, seconds), from the smallest on."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """
+    What a file says of a machine with so many ranks at work at once, in memory.
+
+    Seconds of a kernel are found by its operator and sizes; those of a collective by kind and members of a group.
+    """
+
+    device: str
+    kernels: Mapping[str, Mapping[tuple[int, ...], float]] = field(
+        default_factory=dict[str, Mapping[tuple[int, ...], float]]
+    )
+    collectives: Mapping[tuple[str, int], Points] = field(default_factory=dict[tuple[str, int], Points])
+    about: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def collective(self, kind: str, members: int, bytes: float) -> float | None:
+        """
+        Seconds of a collective, between two measured sizes as a power of the bytes; None if it was not measured.
+
+        Less than the smallest takes as long as that; more than the largest in proportion.
+        """
+        points = self.collectives.get((kind, members))
+        if not points:
+            return None
+        sizes, seconds = [s for s, _ in points], [t for _, t in points]
+        if bytes >= sizes[-1]:
+            return seconds[-1] * bytes / sizes[-1]
+        return float(np.exp(np.interp(np.log(max(bytes, 1.0)), np.log(sizes), np.log(seconds))))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """A measured kernel; see `cost.time.Kernel`."""
+
+    operator: str
+    sizes: tuple[int, ...]
+    ranks: int
+    kind: str
+    dtype: str
+    flops: int
+    bytes: int
+    seconds: float
+    spread: float
+    """From the second fastest to the second slowest repeat, as a part of the median."""
+    repeats: int
+    measured: str
+    """When, in ISO 8601."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """A measured collective over groups of `members`, all at once; `bytes` are those of a rank's piece before it."""
+
+    kind: str
+    members: int
+    bytes: int
+    ranks: int
+    seconds: float
+    spread: float
+    repeats: int
+    measured: str
+
+
+class ProfileFile:
+    """An open profile. Raises `UnityError` for a file that is none, another version's, or damaged."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection):
+        self.path = path
+        self.connection = connection
+
+    @property
+    def about(self) -> dict[str, str]:
+        return dict(self.connection.execute("select key, value from about"))
+
+    def kernels(self, ranks: int | None = None) -> list[KernelRow]:
+        """What was measured with so many ranks at work, or all."""
+        rows = self.connection.execute("select * from kernels where ?1 is null or ranks = ?1", (ranks,))
+        return [KernelRow(o, _sizes(s), *rest) for o, s, *rest in rows]
+
+    def collectives(self, ranks: int | None = None) -> list[CollectiveRow]:
+        """What was measured with so many ranks, or all."""
+        rows = self.connection.execute("select * from collectives where ?1 is null or ranks = ?1", (ranks,))
+        return [CollectiveRow(*row) for row in rows]
+
+    def add_kernel(self, row: KernelRow) -> None:
+        self._add("kernels", [getattr(row, n) if n != "sizes" else _text(row.sizes) for n in row.__slots__])
+
+    def add_collective(self, row: CollectiveRow) -> None:
+        self._add("collectives", [getattr(row, n) for n in row.__slots__])
+
+    def _add(self, table: str, values: list[object]) -> None:
+        with self.connection:
+            self.connection.execute(f"insert or replace into {table} values ({', '.join('?' * len(values))})", values)
+
+    def profile(self, ranks: int) -> Profile:
+        """
+        What the cost model reads on a machine of so many devices: what was measured with as many ranks at work, else
+        with one.
+        """
+        found: dict[str, dict[tuple[int, ...], float]] = {}
+        for row in (*self.kernels(1), *(self.kernels(ranks) if ranks != 1 else ())):
+            found.setdefault(row.operator, {})[row.sizes] = row.seconds
+        points: dict[tuple[str, int], dict[float, float]] = {}
+        for row in self.collectives(ranks):
+            points.setdefault((row.kind, row.members), {})[row.bytes] = row.seconds
+        about = self.about
+        return Profile(about["device"], found, {k: tuple(sorted(p.items())) for k, p in points.items()}, about)
+
+
+@contextmanager
+def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generator[ProfileFile]:
+    """
+    A profile to read, or, with what it is to say about itself, to add to; then it is made where there is none.
+
+    Raises `UnityError` where it cannot be read, or says something else about itself.
+    """
+    new = create is not None and not path.exists()
+    if not new and (not path.is_file() or path.stat().st_size == 0):
+        raise UnityError(f"profile: {path} is {'empty' if path.is_file() else 'no file'}; make it with unity-profile")
+    uri = path.resolve().as_uri() + ("" if create is not None else "?mode=ro")
+    connection = None
+    try:
+        connection = sqlite3.connect(uri, uri=True)
+        if new:
+            assert create is not None
+            _write_tables(connection, create)
+        else:
+            _check(path, connection)
+        file = ProfileFile(path, connection)
+        if create is not None:
+            _check_about(path, file.about, create)
+        yield file
+    except sqlite3.DatabaseError as error:
+        raise UnityError(f"profile: {path} cannot be read or written: {error}") from error
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def read_profile(path: str | Path, device: str, ranks: int) -> Profile:
+    """
+    The profile of a device in a file. Raises `UnityError` where it cannot be read, or is another device's.
+    """
+    with open_profile(Path(path)) as file:
+        profile = file.profile(ranks)
+    if profile.device != device:
+        raise UnityError(f"profile: {path} is of {profile.device}, but the machine has {device}; profile that one")
+    return profile
+
+
+def _write_tables(connection: sqlite3.Connection, about: Mapping[str, str]) -> None:
+    with connection:
+        connection.executescript(f"pragma application_id = {APPLICATION}; pragma user_version = {SCHEMA}; {_TABLES}")
+        connection.executemany("insert into about values (?, ?)", sorted(about.items()))
+
+
+def _check(path: Path, connection: sqlite3.Connection) -> None:
+    try:
+        ((application,),) = connection.execute("pragma application_id").fetchall()
+        ((schema,),) = connection.execute("pragma user_version").fetchall()
+        if application != APPLICATION:
+            raise UnityError(f"profile: {path} is a database, but no profile; make one with unity-profile")
+        if schema != SCHEMA:
+            raise UnityError(
+                f"profile: {path} has version {schema} of the tables, but this is for version {SCHEMA}; "
+                "measure again with unity-profile"
+            )
+        found = connection.execute("pragma quick_check").fetchall()
+        tables = {name for (name,) in connection.execute("select name from sqlite_master")}
+    except sqlite3.DatabaseError as error:
+        raise UnityError(f"profile: {path} is no profile, or damaged: {error}") from error
+    if found != [("ok",)] or not {"about", "kernels", "collectives"} <= tables:
+        raise UnityError(f"profile: {path} is damaged; measure again with unity-profile, or take a copy")
+
+
+CHANGES = ("date",)
+"""What may differ between the runs that fill one file."""
+
+
+def _check_about(path: Path, have: Mapping[str, str], want: Mapping[str, str]) -> None:
+    for key, value in want.items():
+        if key not in CHANGES and have.get(key) != value:
+            raise UnityError(
+                f"profile: {path} was measured with {key} {have.get(key)}, and here it is {value}; "
+                "write to another file"
+            )
+
+
+def _text(sizes: tuple[int, ...]) -> str:
+    return " ".join(map(str, sizes))
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))

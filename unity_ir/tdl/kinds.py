@@ -1,0 +1,32 @@
+"""What kind of kernel computes a bound line: kernels of one kind reach like parts of a device's peaks."""
+
+from __future__ import annotations
+
+from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.counts import products
+from unity_ir.tdl.gather import pick
+from unity_ir.tdl.syntax import Expr, Opaque, Reduce, children
+
+KINDS = ("contraction", "gather", "reduction", "elementwise", "copy")
+"""From the one that says most of a line to the one that says least."""
+
+
+def kind(analysis: Analysis) -> str:
+    """
+    The kind of an operator's kernel, from its line alone.
+
+    `contraction` of a line with a product of matrices, a convolution or attention; `gather` of one that reads or writes
+    where integers say; `reduction`, `elementwise`; `copy` of one without arithmetic.
+    """
+    roots = [r.expr for r in analysis.bound.results]
+    if products(analysis.bound):
+        return "contraction"
+    if any(pick(e) is not None for root in roots for e in _all(root)):
+        return "gather"
+    if any(isinstance(e, Reduce | Opaque) for root in roots for e in _all(root)):
+        return "reduction"
+    return "copy" if analysis.moves_data_only else "elementwise"
+
+
+def _all(expr: Expr) -> list[Expr]:
+    return [expr, *(e for child in children(expr) for e in _all(child))]
