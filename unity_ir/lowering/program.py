@@ -45,6 +45,13 @@ MARK = "# --- copied into the program from here on ---\n"
 
 IMPLEMENTATIONS = ("triton", "torch")
 
+_IMPORT_TRITON = """
+if not torch.cuda.is_available() or "gloo" in sys.argv or "--backend=gloo" in sys.argv:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+import triton
+import triton.language as tl
+"""
+
 
 @dataclass(frozen=True)
 class Emitted:
@@ -56,23 +63,28 @@ class Emitted:
     compiled: tuple[Compiled, ...]
 
 
-def emit(program: Program, reference: Graph, matmul: str = "triton", file: str = "train.py") -> Emitted:
+def emit(
+    program: Program, reference: Graph, matmul: str = "triton", file: str = "train.py", kernels: str = "triton"
+) -> Emitted:
     """
-    Print a training step. `reference` is its serial forward; `matmul` says what multiplies matrices, triton or torch.
+    Print a training step. `reference` is its serial forward; `matmul` says what multiplies matrices, triton or torch,
+    and `kernels` what does all the rest. A program with all in torch runs at full speed on CPUs, and needs no Triton.
 
     Raises `UnityError` for a program without a backward, and operators no kernel covers.
     """
-    if matmul not in IMPLEMENTATIONS:
-        raise UnityError(f"triton: matmul is {matmul!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
+    for name, value in (("matmul", matmul), ("kernels", kernels)):
+        if value not in IMPLEMENTATIONS:
+            raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
     check_step(program, reference)
-    return _Printer(program, reference, matmul, file).emit()
+    return _Printer(program, reference, "torch" if kernels == "torch" else matmul, file, kernels).emit()
 
 
 class _Printer:
-    def __init__(self, program: Program, reference: Graph, matmul: str, file: str):
+    def __init__(self, program: Program, reference: Graph, matmul: str, file: str, kernels: str):
         self.program = program
         self.reference = reference
         self.matmul = matmul
+        self.kernels = kernels
         self.file = file
         self.launchers: dict[str, Launcher] = {}
         self.names: dict[Register, str] = {}
@@ -141,15 +153,17 @@ class _Printer:
             f"Written by unity-ir {__version__}.\n\n"
             f"    {command} {self.file} --check\n"
             f"    {command} {self.file} --steps 100 --save checkpoints\n\n"
-            "Without a GPU the kernels run in Triton's interpreter and the ranks talk over gloo.\n"
+            f"{self._without_gpu()}\n"
             '"""\n\n'
             "import argparse\nimport math\nimport os\nimport sys\nimport zlib\n"
             "from dataclasses import dataclass\nfrom pathlib import Path\n\n"
-            "import torch\nimport torch.distributed as dist\n\n"
-            'if not torch.cuda.is_available() or "gloo" in sys.argv or "--backend=gloo" in sys.argv:\n'
-            '    os.environ.setdefault("TRITON_INTERPRET", "1")\n'
-            "import triton\nimport triton.language as tl\n"
+            "import torch\nimport torch.distributed as dist\n" + (_IMPORT_TRITON if self.kernels == "triton" else "")
         )
+
+    def _without_gpu(self) -> str:
+        if self.kernels == "torch":
+            return "Without a GPU the ranks talk over gloo."
+        return "Without a GPU the kernels run in Triton's interpreter and the ranks talk over gloo."
 
     # -- the plan
 
@@ -201,7 +215,7 @@ class _Printer:
                 bound = node.analysis.bound
                 for parameter, value in zip(bound.operands, node.operands, strict=True):
                     if parameter.integer and value.node.op == "input":
-                        sizes = [s for r in bound.results for s in _compared(r.expr, parameter.name, bound)]
+                        sizes = [s for r in bound.results for s in compared(r.expr, parameter.name, bound)]
                         if sizes:
                             found[value.node.name] = min([*sizes, found.get(value.node.name, sizes[0])])
         return found
@@ -298,7 +312,7 @@ class _Printer:
         dtypes = [program.tensors[r].dtype for r in instruction.operands]
         divided = [v for v in dict.fromkeys(instruction.assignment) if isinstance(v, str) and uses_as_value(local, v)]
         product = all(contraction(r, local.extents) is not None for r in local.results)
-        made = launcher(local, dtypes, self.matmul if product else "triton", divided)
+        made = launcher(local, dtypes, self.matmul if product else self.kernels, divided)
         self._add(made)
         axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in divided]
         return made, [f"ctx.index({a!r}) * {local.extents[v]}" for v, a in zip(divided, axes, strict=True)]
@@ -364,7 +378,9 @@ class _Printer:
         )
         for leaf in program.leaves("weight"):
             tensor = program.tensors[leaf.result]
-            made = optimizer_launcher(optimizer.name, tensor.dtype, gradient=tensor.dtype, state=tensor.dtype)
+            made = optimizer_launcher(
+                optimizer.name, tensor.dtype, self.kernels, gradient=tensor.dtype, state=tensor.dtype
+            )
             self._add(made)
             key = repr(leaf.name)
             if pins(tensor.layout):
@@ -413,11 +429,11 @@ def _leaf_name(node: Node) -> str:
     return node.name if node.op in ("input", "weight") else node.op
 
 
-def _compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
+def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
     """Extents of the index variables that an operand's elements are compared with."""
     match expr:
         case Call("eq", (Name(variable), Access(tensor))) if tensor == parameter:
             yield bound.extents[variable]
         case _:
             for child in children(expr):
-                yield from _compared(child, parameter, bound)
+                yield from compared(child, parameter, bound)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import isfinite
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from unity_ir.errors import UnityError
+from unity_ir.tdl.kinds import KINDS
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Numbers: TypeAlias = float | npt.NDArray[np.int64] | Floats
@@ -48,3 +52,26 @@ def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
     # Nothing to do takes no time, whatever part of the peak it would reach.
     relative = (size + half) / np.maximum(size, 1.0)
     return size / rate * relative**power
+
+
+def curves(where: str, tables: object) -> dict[str, Curve]:
+    """
+    Curves by kind of kernel, as TOML has them: `[curves.contraction]` with a number for each parameter.
+
+    Other keys, such as how well it fits, are left alone. Raises `UnityError` for what is no such table.
+    """
+    if not isinstance(tables, dict):
+        raise UnityError(f"machine: {where}: curves must be a table with a table for each kind of kernel")
+    found: dict[str, Curve] = {}
+    for kind, table in tables.items():  # pyright: ignore[reportUnknownVariableType]
+        if kind not in KINDS or not isinstance(table, dict):
+            raise UnityError(f"machine: {where}: no curve can be for {kind!a}; kinds of kernels are {', '.join(KINDS)}")
+        values: list[float] = []
+        for name in PARAMETERS:
+            value: object = table.get(name)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            fits = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+            if not fits or (value <= 0 and not name.endswith("power")):
+                raise UnityError(f"machine: {where}: {name} of the curve of {kind} is {value!r}; it must be a number")
+            values.append(float(value))
+        found[str(kind)] = Curve(*values)  # pyright: ignore[reportUnknownArgumentType]
+    return found

@@ -8,6 +8,7 @@ from math import isfinite, prod
 from typing import Any
 
 from unity_ir.errors import UnityError
+from unity_ir.machine.curve import curves
 from unity_ir.machine.device import Device
 from unity_ir.machine.links import LINKS, PORTS, Level, Link, Protocol, ProtocolLatency, Wire
 from unity_ir.machine.loads import stuck
@@ -153,6 +154,7 @@ class _Reader:
             memory=int(self.number(table, "memory")),
             launch=self.number(table, "launch", zero=True),
             efficiency=self.number(table, "efficiency"),
+            curves=curves(self.name, table.get("curves", {})),
         )
         if kind.efficiency > 1:
             raise self.refuse(f"efficiency is {kind.efficiency}; it must be at most 1")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 
 from unity_ir.errors import UnityError
-from unity_ir.machine.curve import Curve, Floats, Numbers
-from unity_ir.machine.profile import Profile
+from unity_ir.machine.curve import Curve, Floats, Numbers, curves
+from unity_ir.machine.profile import Profile, read_profile
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,37 @@ class Device:
             return curve.seconds(flops, bytes, self.peak(dtype), self.memory_bandwidth)
         compute = np.asarray(flops) / self.peak(dtype)
         return self.launch + np.maximum(compute, np.asarray(bytes) / self.memory_bandwidth) / self.efficiency
+
+
+def profiled(device: Device, ranks: int, path: str = "") -> Device:
+    """
+    A device with a profile, and with the curves fitted to it (a `.toml` beside the file): that of `path`, or else the
+    one of this device that comes with the package, if any. `ranks` is how many devices the machine has.
+
+    Raises `UnityError` for a file that cannot be read, and for a profile of another device.
+    """
+    if path:
+        profile, found = _read(path, device.name, ranks)
+    else:
+        shipped = files("unity_ir.machine").joinpath("profiles", f"{device.name}.sqlite")
+        if not shipped.is_file():
+            return device
+        profile, found = _shipped(str(shipped), device.name, ranks)
+    return replace(device, profile=profile, curves={**device.curves, **found})
+
+
+def _read(path: str, device: str, ranks: int) -> tuple[Profile, dict[str, Curve]]:
+    profile = read_profile(path, device, ranks)
+    fit = fit_path(Path(path), ranks)
+    try:
+        return profile, curves(str(fit), tomllib.loads(fit.read_text())["curves"]) if fit.exists() else {}
+    except (OSError, ValueError, KeyError) as error:
+        raise UnityError(f"profile: {fit} is not what unity-profile writes: {error}; fit again") from error
+
+
+_shipped = lru_cache(_read)
+
+
+def fit_path(profile: Path, ranks: int) -> Path:
+    """Where the curves fitted to a profile are, for so many ranks at work at once."""
+    return profile.with_name(f"{profile.stem}-{ranks}.toml")

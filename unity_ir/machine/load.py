@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.describe import MAX_DEVICES, machine_from
+from unity_ir.machine.device import profiled
 from unity_ir.machine.model import Machine
+
+PROFILE = ",profile="
+"""What stands between a machine and a profile in its name."""
 
 
 def presets() -> list[str]:
@@ -19,10 +24,16 @@ def presets() -> list[str]:
 def load(name: str) -> Machine:
     """
     A machine by preset name, with `:N` for its parameter (nodes of a cluster, devices of a box), or by path of a
-    `.toml`.
+    `.toml`; `,profile=FILE` after it has the cost model read that profile rather than the one of the package.
 
     Raises `UnityError` for an unknown name, an unreadable file, or figures that cannot be.
     """
+    described, _, profile = name.partition(PROFILE)
+    machine = _load(described)
+    return replace(machine, name=name, device=profiled(machine.device, machine.devices, profile))
+
+
+def _load(name: str) -> Machine:
     stem, _, parameter = name.partition(":")
     if name.endswith(".toml"):
         path, parameter = Path(name), ""

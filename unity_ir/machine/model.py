@@ -173,6 +173,13 @@ class Machine:
         """
         if kind == "retype":
             return 0.0
+        if self.device.profile is not None:
+            after = kind in ("slice", "zero_pad")
+            measured = self.device.profile.collective(
+                kind, prod(sizes.values()), (elements_after if after else elements) * item
+            )
+            if measured is not None:
+                return measured
         if kind in ("slice", "zero_pad"):
             return self.local_time(elements_after * item)
         return self.collective_time(kind, sizes, elements * item)

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import exp, log
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ class Profile:
         sizes, seconds = [s for s, _ in points], [t for _, t in points]
         if bytes >= sizes[-1]:
             return seconds[-1] * bytes / sizes[-1]
-        return float(np.exp(np.interp(np.log(max(bytes, 1.0)), np.log(sizes), np.log(seconds))))
+        return exp(float(np.interp(log(max(bytes, 1.0)), list(map(log, sizes)), list(map(log, seconds)))))
 
 
 @dataclass(frozen=True, slots=True)

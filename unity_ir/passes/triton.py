@@ -26,12 +26,14 @@ class TritonTarget(Target):
     Print one self-contained Python program.
 
     A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and `lr` unless it is a
-    whole step already, collectives fused. `matmul` says what multiplies matrices: `triton`, or `torch` (cuBLAS).
+    whole step already, collectives fused. `matmul` says what multiplies matrices: `triton`, or `torch` (cuBLAS);
+    `kernels` what does the rest: with `torch`, all is plain PyTorch, which is what to run on CPUs.
     """
 
     name = "triton"
 
     matmul: str = "triton"
+    kernels: str = "triton"
     optimizer: str = "sgd"
     lr: float | int = 0.1
 
@@ -49,4 +51,4 @@ class TritonTarget(Target):
         serial = next((f for f in module.ops if isinstance(f, FuncOp) and f.sym_name.data == name), None)
         if serial is None:
             raise UnityError(f"triton: the serial forward @{name}, which --check compares with, is missing")
-        output.write(emit(from_op(op), to_graph(serial), self.matmul).text)
+        output.write(emit(from_op(op), to_graph(serial), self.matmul, kernels=self.kernels).text)

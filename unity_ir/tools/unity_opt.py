@@ -83,6 +83,11 @@ class UnityOpt(xDSLOptMain):
             help="the machine to search for and to cost on: 2gpu, box:N, dgx-h100[:N], summit:N, or a .toml file",
         )
         arg_parser.add_argument(
+            "--profile",
+            metavar="FILE.sqlite",
+            help="cost on what unity-profile has measured, rather than on the profile that comes with the package",
+        )
+        arg_parser.add_argument(
             "--derivation-out",
             metavar="FILE",
             help="write the rule applications a search has found, which the pass apply-derivation{file=...} does again",
@@ -171,6 +176,10 @@ class UnityOpt(xDSLOptMain):
     def setup_pipeline(self) -> None:
         if self.args.machine is not None and self.args.search is None and not self.args.stats:
             raise UnityError("unity-opt: --machine says where to search and to cost; add --search or --stats")
+        if self.args.profile is not None:
+            if self.args.machine is None:
+                raise UnityError("unity-opt: --profile is of a machine's devices; add --machine")
+            self.args.machine += f",profile={self.args.profile}"
         specs = list(parse_pipeline(self.args.passes))
         for spec in specs:
             if spec.name not in self.available_passes:

@@ -1,0 +1,303 @@
+"""
+Running what programs are made of and taking its time: operators in plain PyTorch, updates, collectives.
+
+On CPUs as many ranks as the machine has run the same at once, so that what they take from each other is in the figure:
+forked processes with a thread each, as the emitted program has, joined over gloo. On a GPU one process measures.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil, prod
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering import runtime
+from unity_ir.lowering.kernels.launcher import launcher
+from unity_ir.lowering.kernels.layout import operand_shapes
+from unity_ir.lowering.kernels.optimizer import optimizer_launcher
+from unity_ir.lowering.program import compared
+from unity_ir.pcg.graph import Node, Optimizer
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.tdl.analysis import uses_as_value
+from unity_ir.tdl.parallel import piece
+
+DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "bool": torch.bool,
+}
+REPEATS = 5
+COLD_BYTES = 64 * 2**20
+"""Operands are taken in turn from sets of so many bytes in all, more than caches hold: in a step, what an operator
+reads was mostly not touched just before."""
+MOST_SETS = 16
+MOST_BYTES = 2**30
+"""A kernel that holds more is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor of random numbers; integers are below `below`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    below: int = 2
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function's text, and what to call it with: tensors, then numbers."""
+
+    name: str
+    source: str
+    operands: tuple[Operand, ...]
+    numbers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A move of the emitted runtime in groups of `members`, all at once, on pieces of so many elements of f32."""
+
+    kind: str
+    members: int
+    elements: int
+
+    @property
+    def bytes(self) -> int:
+        """As `Machine.move_seconds` counts them: of the piece before it, or, of a local move, after it."""
+        after = {"slice": self.elements // self.members, "zero_pad": self.elements * self.members}
+        return 4 * after.get(self.kind, self.elements)
+
+
+Job = Call | Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds of one call: the median of the repeats, the mean over the ranks; and how far the repeats lie apart."""
+
+    seconds: float
+    spread: float
+    repeats: int
+
+
+def call_of(node: Node) -> Call:
+    """The function that a program has for a divided compute node. Raises `UnityError` for what no kernel covers."""
+    configuration = node.configuration
+    local = piece(node.analysis.bound, configuration)
+    dtypes = [v.type.dtype for v in node.operands]
+    starts = [v for v in local.extents if configuration.degree(v) > 1 and uses_as_value(local, v)]
+    made = launcher(local, dtypes, "torch", starts)
+    shapes = operand_shapes(local)
+    operands: list[Operand] = []
+    for parameter, dtype, value in zip(local.operands, dtypes, node.operands, strict=True):
+        below = [size for r in local.results for size in compared(r.expr, parameter.name, local)]
+        operands.append(Operand(shapes.get(parameter.name, value.type.piece_shape), dtype, min(below, default=2)))
+    if sum(o.bytes for o in operands) > MOST_BYTES:
+        raise UnityError(f"pcg.{node.op}: its operands are too large to be measured")
+    return Call(made.name, made.source, tuple(operands), (0,) * len(starts))
+
+
+def update_call(elements: int, dtype: str, optimizer: Optimizer) -> Call:
+    """The function that a program has for an update of so many elements."""
+    made = optimizer_launcher(optimizer.name, dtype, "torch", dtype, dtype)
+    numbers = (optimizer.lr,)
+    if optimizer.name == "adam":
+        numbers = (1, optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps)
+    tensors = 4 if optimizer.name == "adam" else 2
+    return Call(made.name, made.source, (Operand((elements,), dtype),) * tensors, numbers)
+
+
+class Ranks:
+    """
+    The processes that measure. As a context manager; they end with it.
+
+    Raises `UnityError` if one of them dies.
+    """
+
+    def __init__(self, count: int, device: str = "cpu", seconds: float = 0.1):
+        self.count = count
+        self.device = device
+        self.seconds = seconds
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+
+    def __enter__(self) -> Self:
+        context = get_context("fork" if self.device == "cpu" else "spawn")
+        self.folder = tempfile.TemporaryDirectory()
+        for rank in range(self.count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_rank, args=(rank, self.count, self.device, self.seconds, theirs, self.folder.name), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self.folder.cleanup()
+
+    def measure(self, job: Job) -> Measured:
+        """Raises `UnityError` where the job fails."""
+        try:
+            for pipe in self.pipes:
+                pipe.send(job)
+            answers = [pipe.recv() for pipe in self.pipes]
+        except (EOFError, OSError) as error:
+            raise UnityError("unity-profile: a measuring process has died; is there enough memory?") from error
+        failed = next((a for a in answers if isinstance(a, str)), None)
+        if failed is not None:
+            raise UnityError(failed)
+        # The spread is that of the rank with the most.
+        spreads = [(sorted(a)[-2] - sorted(a)[1]) / median(a) for a in answers]
+        return Measured(mean(median(a) for a in answers), max(spreads), len(answers[0]))
+
+
+# --- in the processes
+
+
+def _rank(rank: int, count: int, device: str, seconds: float, pipe: Connection, folder: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    if device == "cpu":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'ranks'}", rank=rank, world_size=count)
+    with suppress(EOFError, OSError):
+        worker = _Worker(rank, count, torch.device(device), seconds)
+        while True:
+            pipe.send(worker.answer(pipe.recv()))
+    os._exit(0)  # gloo would wait for ranks that have gone
+
+
+class _Worker:
+    def __init__(self, rank: int, count: int, device: torch.device, seconds: float):
+        self.rank = rank
+        self.count = count
+        self.device = device
+        self.seconds = seconds
+        self.contexts: dict[int, runtime.Context] = {}
+
+    def answer(self, job: Job) -> list[float] | str:
+        """Seconds of a call, per repeat; or what is wrong. Ranks agree on that before they wait for each other."""
+        wrong, run = "", None
+        try:
+            run = self._function(job) if isinstance(job, Call) else self._move(job)
+            if isinstance(job, Call):
+                run()
+        except Exception as error:
+            wrong = f"{job.name if isinstance(job, Call) else job.kind}: {error}"
+        if self._most(float(bool(wrong))) or run is None:
+            return wrong or "another rank failed"
+        return self._times(run)
+
+    def _most(self, value: float) -> float:
+        """The largest value of all ranks, which have then all come here."""
+        tensor = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return float(tensor)
+
+    def _times(self, run: Callable[[], object]) -> list[float]:
+        for _ in range(2):
+            run()
+        once = self._most(self._seconds(run, 1))
+        calls = max(1, min(100_000, ceil(self.seconds / REPEATS / max(once, 1e-7))))
+        self._most(0.0)
+        return [self._seconds(run, calls) / calls for _ in range(REPEATS)]
+
+    def _seconds(self, run: Callable[[], object], calls: int) -> float:
+        if self.device.type == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for _ in range(calls):
+                run()
+            end.record()
+            torch.cuda.synchronize()
+            return start.elapsed_time(end) / 1e3
+        begin = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return time.perf_counter() - begin
+
+    def _function(self, call: Call) -> Callable[[], object]:
+        scope: dict[str, Any] = {"torch": torch}
+        exec(call.source, scope)
+        function = scope[call.name]
+        bytes = sum(o.bytes for o in call.operands)
+        sets = [self._operands(call.operands, k) for k in range(max(1, min(MOST_SETS, COLD_BYTES // max(bytes, 1))))]
+        turn = 0
+
+        def run() -> object:
+            nonlocal turn
+            turn = turn + 1 if turn + 1 < len(sets) else 0
+            return function(*sets[turn], *call.numbers)
+
+        return run
+
+    def _operands(self, operands: Sequence[Operand], seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        out: list[torch.Tensor] = []
+        for operand in operands:
+            dtype = DTYPES[operand.dtype]
+            if dtype.is_floating_point:
+                # Between 0.5 and 1.5, where every function is defined.
+                tensor = (torch.rand(operand.shape, generator=generator) + 0.5).to(dtype)
+            else:
+                tensor = torch.randint(0, operand.below, operand.shape, generator=generator).to(dtype)
+            out.append(tensor.to(self.device))
+        return out
+
+    def _move(self, job: Collective) -> Callable[[], object]:
+        context = self._context(job.members)
+        x = torch.rand(job.elements // 64, 64, device=self.device)
+        axes = (1,)
+        match job.kind:
+            case "all_reduce":
+                return lambda: runtime.all_reduce(context, x, axes).wait()
+            case "all_gather":
+                return lambda: runtime.all_gather(context, x, 0, axes).wait()
+            case "reduce_scatter":
+                return lambda: runtime.reduce_scatter(context, x, 0, axes).wait()
+            case "all_to_all":
+                return lambda: runtime.all_to_all(context, x, 0, 1, axes).wait()
+            case "slice":
+                return lambda: runtime.keep_part(context, x, 0, axes)
+            case _:
+                return lambda: runtime.zero_pad(context, x, 0, axes)
+
+    def _context(self, members: int) -> runtime.Context:
+        """This rank in a mesh whose second axis has so many members."""
+        runtime.MESH, runtime.WORLD, runtime.GROUPS = (self.count // members, members), self.count, ((1,),)
+        if members not in self.contexts:
+            self.contexts[members] = runtime.Context("gloo")
+        return self.contexts[members]

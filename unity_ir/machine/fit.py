@@ -1,0 +1,97 @@
+"""Fitting the efficiency curve of a kind of kernel to what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unity_ir.machine.curve import PARAMETERS, Curve, Floats
+
+FEWEST = 2 * len(PARAMETERS)
+"""Samples for which a curve is worth fitting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A measured kernel, and the peak of the element type it computes in."""
+
+    flops: float
+    bytes: float
+    peak: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A curve and how far it is off the samples it was fitted to, as parts of what was measured."""
+
+    curve: Curve
+    samples: int
+    median: float
+    ninety: float
+    """The error that 90% of the samples do not exceed."""
+
+
+_LOW = np.array([1e-8, 1e-3, 1e-3, -1.0, 1e-3, 1e-3, -1.0])
+_HIGH = np.array([1e-2, 2.0, 1e15, 2.0, 4.0, 1e12, 2.0])
+_POSITIVE = np.array([True, True, True, False, True, True, False])
+
+
+def fit(samples: Sequence[Sample], bandwidth: float) -> Fit:
+    """The curve of least squares between the logarithms of measured and estimated seconds."""
+    flops, bytes, peaks, measured = (
+        np.array([getattr(s, name) for s in samples], dtype=np.float64)
+        for name in ("flops", "bytes", "peak", "seconds")
+    )
+    # Peaks differ by element type; the curve takes one at a time.
+    peak = float(np.median(peaks))
+    flops = flops * (peak / peaks)
+
+    def residuals(free: Floats) -> Floats:
+        return np.log(_curve(free).seconds(flops, bytes, peak, bandwidth)) - np.log(measured)
+
+    fastest = float(measured.min())
+    found: list[tuple[float, Floats]] = []
+    for power in (-0.3, 0.0, 0.7):
+        for half in (1e4, 1e6):
+            start = np.array([0.8 * fastest, 0.7, half * 10, 0.3, 0.7, half, power])
+            free, loss = _least_squares(residuals, _free(start))
+            found.append((loss, free))
+    curve = _curve(min(found, key=lambda f: f[0])[1])
+    errors = np.abs(curve.seconds(flops, bytes, peak, bandwidth) / measured - 1)
+    return Fit(curve, len(samples), float(np.median(errors)), float(np.quantile(errors, 0.9)))
+
+
+def _free(values: Floats) -> Floats:
+    """Positive parameters as logarithms."""
+    return np.where(_POSITIVE, np.log(np.where(_POSITIVE, values, 1.0)), values)
+
+
+def _curve(free: Floats) -> Curve:
+    values = np.where(_POSITIVE, np.exp(np.clip(np.where(_POSITIVE, free, 0.0), -50, 50)), free)
+    return Curve(*np.clip(values, _LOW, _HIGH).tolist())
+
+
+def _least_squares(residuals: Callable[[Floats], Floats], x: Floats, steps: int = 80) -> tuple[Floats, float]:
+    """Levenberg and Marquardt's method with a numerical Jacobian; returns the point and the sum of squares there."""
+    r = residuals(x)
+    loss, damping = float(r @ r), 1e-2
+    for _ in range(steps):
+        jacobian = np.stack([(residuals(x + 1e-5 * e) - r) / 1e-5 for e in np.eye(len(x))], axis=1)
+        normal, slope = jacobian.T @ jacobian, jacobian.T @ r
+        step = np.linalg.solve(normal + damping * (np.diag(np.diag(normal)) + 1e-6 * np.eye(len(x))), -slope)
+        new = x + np.clip(step, -2, 2)
+        r_new = residuals(new)
+        loss_new = float(r_new @ r_new)
+        if loss_new < loss:
+            done = loss - loss_new < 1e-9 * loss
+            x, r, loss, damping = new, r_new, loss_new, damping / 3
+            if done:
+                break
+        else:
+            damping *= 4
+            if damping > 1e9:
+                break
+    return x, loss

@@ -1,0 +1,411 @@
+"""
+`unity-profile`: measures what a search asks for, on the machine it runs on.
+
+    unity-profile model.pcg --machine=cpu:2 --out cpu.sqlite
+
+The distinct kernels of the plans found for the models first, then those of all configurations of their operators, in
+random order, as far as `--limit` and `--seconds` go; and collectives, over sizes. What a profile has is not measured
+again, so one that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import TYPE_CHECKING, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from unity_ir import __version__
+from unity_ir.cost.plan import update_bytes, update_kernel
+from unity_ir.cost.time import Kernel
+from unity_ir.cost.work import applied, kernel_of, repeats
+from unity_ir.errors import UnityError
+from unity_ir.machine.device import Device, fit_path
+from unity_ir.machine.fit import FEWEST, Fit, Sample, fit
+from unity_ir.machine.load import PROFILE, load
+from unity_ir.machine.model import Machine
+from unity_ir.machine.profile import CollectiveRow, KernelRow, ProfileFile, open_profile
+from unity_ir.pcg.differentiate import differentiate, trained
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Graph, Node, Optimizer
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.search.run import run
+from unity_ir.search.space import Spaces, degrees_of
+from unity_ir.search.tables import operator_table
+from unity_ir.tdl.kinds import KINDS
+
+if TYPE_CHECKING:
+    from unity_ir.lowering.measure import Job
+
+MOVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "zero_pad")
+ELEMENTS = tuple(4**k for k in range(5, 12))
+"""Of the pieces that collectives are measured on: 4 kB to 16 MB."""
+
+
+class Asked:
+    """The kernels to measure, each once, the most wanted first; and what runs them."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[Kernel, Job] = {}
+        self.refused: dict[str, str] = {}
+        """By operator, why it cannot be measured."""
+        self.known: set[tuple[str, tuple[int, ...]]] = set()
+
+    def add(self, node: Node) -> None:
+        from unity_ir.lowering.measure import call_of
+
+        kernel = kernel_of(node)
+        if self._is_new(kernel):
+            try:
+                self.jobs[kernel] = call_of(node)
+            except UnityError as error:
+                self.refused[node.op] = str(error)
+
+    def add_update(self, weight: Node, optimizer: Optimizer) -> None:
+        from unity_ir.lowering.measure import update_call
+
+        (type,) = weight.types
+        elements = 1
+        for size in type.piece_shape:
+            elements *= size
+        moved = update_bytes(elements * ELEMENT_BYTES[type.dtype], optimizer)
+        kernel = update_kernel(elements, moved, type.dtype, optimizer)
+        if self._is_new(kernel):
+            self.jobs[kernel] = update_call(elements, type.dtype, optimizer)
+
+    def _is_new(self, kernel: Kernel) -> bool:
+        key = (kernel.operator, kernel.sizes)
+        new = key not in self.known
+        self.known.add(key)
+        return new
+
+
+def ask(graphs: Iterable[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int) -> Asked:
+    """What a search on a machine asks for; `limit` is how many kernels are wanted at most."""
+    graphs = list(graphs)
+    asked = Asked()
+    for graph in graphs:
+        for step in _steps(graph, machine, optimizers):
+            for node in step.nodes():
+                if node.is_compute:
+                    asked.add(node)
+            for update in step.updates:
+                asked.add_update(update.weight.node, step.optimizer or Optimizer())
+    random = Random(seed)
+    configurations = [c for g in graphs if not _is_planned(g) for c in _configurations(g, machine)]
+    random.shuffle(configurations)
+    for node, needs, degrees in configurations:
+        if len(asked.jobs) >= limit:
+            break
+        operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
+        forward, backward = applied(node.op, operands, node.attributes, degrees, needs, repeats(node))
+        for each in (forward, *backward):
+            asked.add(each)
+    return asked
+
+
+def _is_planned(graph: Graph) -> bool:
+    return bool(graph.updates) or any(node.is_parallel or node.view is not None for node in graph.nodes())
+
+
+def _steps(graph: Graph, machine: Machine, optimizers: Sequence[Optimizer]) -> Iterator[Graph]:
+    """Training steps of the graph's plan, or else of the plans a search finds."""
+    plans = [graph]
+    if not _is_planned(graph):
+        plans = []
+        for strategy in ("joint", "data-parallel"):
+            with suppress(UnityError):
+                plans.append(run(graph, machine, strategy).graph)
+    for plan in plans:
+        for optimizer in optimizers:
+            step = plan if plan.updates else differentiate(plan, optimizer, machine.mesh)
+            yield fuse_collectives(step)
+
+
+def _configurations(
+    graph: Graph, machine: Machine
+) -> Iterator[tuple[Node, tuple[bool, ...], tuple[tuple[str, int], ...]]]:
+    """Every operator in every configuration that its table has, with whether the gradients of its operands count."""
+    spaces = Spaces(machine)
+    with_gradient = trained(graph)
+    for node in graph.nodes():
+        if not node.is_compute:
+            continue
+        needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
+        table = operator_table(node, needs, spaces)
+        variables = [role for role in table.roles if isinstance(role, str)]
+        rows = degrees_of(table.counts, spaces.classes)[:, : len(variables)].tolist()
+        for row in dict.fromkeys(map(tuple, rows)):
+            yield node, needs, tuple((v, d) for v, d in zip(variables, row, strict=True) if d > 1)
+
+
+def collectives(ranks: int) -> list[tuple[str, int, int]]:
+    """(kind, members, elements) of those to measure."""
+    members = [m for m in range(2, ranks + 1) if ranks % m == 0]
+    return [(kind, m, size) for m in members for size in ELEMENTS for kind in MOVES]
+
+
+# --- measuring
+
+
+def describe(device: str, machine: Machine) -> dict[str, str]:
+    """What a profile says about itself."""
+    import torch
+
+    try:
+        import triton  # pyright: ignore[reportMissingTypeStubs]
+
+        with_triton = str(triton.__version__)
+    except ImportError:
+        with_triton = "none"
+    host = torch.cuda.get_device_name() if device == "cuda" else f"{_processor()}, {os.cpu_count()} CPUs"
+    return {
+        "device": machine.device.name,
+        "host": host,
+        "runs on": device,
+        "threads": "1",
+        "torch": torch.__version__,
+        "triton": with_triton,
+        "python": platform.python_version(),
+        "unity-ir": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> int:
+    """Add to a profile what it lacks; returns how many were added."""
+    from unity_ir.lowering.measure import Collective, Ranks
+
+    have = {(row.operator, row.sizes) for row in file.kernels(ranks)}
+    kernels = [(k, job) for k, job in asked.jobs.items() if (k.operator, k.sizes) not in have][: options.limit]
+    moved = {(row.kind, row.members, row.bytes) for row in file.collectives(ranks)}
+    moves = [Collective(*c) for c in (collectives(ranks) if options.device == "cpu" else ())]
+    moves = [c for c in moves if (c.kind, c.members, c.bytes) not in moved]
+    jobs: list[tuple[Kernel | None, Job]] = [*((None, c) for c in moves), *kernels]
+    end = monotonic() + options.seconds
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    added = 0
+    with (
+        Ranks(ranks, options.device, options.each) as processes,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        task = bar.add_task("measuring", total=len(jobs))
+        for kernel, job in jobs:
+            if monotonic() > end:
+                break
+            bar.advance(task)
+            try:
+                found = processes.measure(job)
+            except UnityError as error:
+                if "died" in str(error):
+                    raise
+                asked.refused[job.name if kernel is not None and hasattr(job, "name") else str(job)] = str(error)
+                continue
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            if kernel is None:
+                assert isinstance(job, Collective)
+                row = CollectiveRow(job.kind, job.members, job.bytes, ranks, **asdict(found), measured=now)
+                file.add_collective(row)
+            else:
+                file.add_kernel(
+                    KernelRow(
+                        kernel.operator,
+                        kernel.sizes,
+                        ranks,
+                        kernel.kind,
+                        kernel.dtype,
+                        kernel.flops,
+                        kernel.bytes,
+                        **asdict(found),
+                        measured=now,
+                    )
+                )
+            added += 1
+    return added
+
+
+# --- fitting
+
+
+def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
+    """The curves of the kinds that were measured often enough."""
+    samples: dict[str, list[Sample]] = {}
+    for row in file.kernels(ranks):
+        if row.dtype in device.flops:
+            sample = Sample(row.flops, row.bytes, device.flops[row.dtype], row.seconds)
+            samples.setdefault(row.kind, []).append(sample)
+    return {k: fit(samples[k], device.memory_bandwidth) for k in KINDS if len(samples.get(k, ())) >= FEWEST}
+
+
+def fit_text(found: Mapping[str, Fit], about: Mapping[str, str], ranks: int) -> str:
+    """Curves, how well they fit, and where they are from, as TOML."""
+    lines = [
+        f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",
+        "",
+        "[about]",
+        *(f'"{key}" = "{value}"' for key, value in about.items()),
+        f"ranks = {ranks}",
+    ]
+    for kind, each in found.items():
+        lines += ["", f"[curves.{kind}]", *(f"{name} = {value!r}" for name, value in asdict(each.curve).items())]
+        lines += [
+            f"samples = {each.samples}",
+            f"median_error = {each.median:.3f} # |estimated / measured - 1|",
+            f"ninety_percent_error = {each.ninety:.3f} # 90% of the samples are no further off",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file as a whole."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
+
+
+# --- the command line
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def _parser() -> ArgumentParser:
+    parser = _Parser(prog="unity-profile", description="Measures operators and collectives for the cost model.")
+    parser.add_argument("--version", action="version", version=f"unity-profile {__version__}")
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="a .pcg file, or a model of the zoo such as gpt2,layers=2; of a plan, the operators of that plan",
+    )
+    parser.add_argument("--machine", required=True, metavar="M", help="the machine that a search is for: cpu:2, ...")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to measure on (default cpu)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.sqlite", help="the profile to make or add to")
+    parser.add_argument("--limit", type=int, default=500, metavar="N", help="kernels at most (default 500)")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, metavar="S", help="stop measuring after so many (default 300)"
+    )
+    parser.add_argument(
+        "--each", type=float, default=0.1, metavar="S", help="seconds to spend on each measurement (default 0.1)"
+    )
+    parser.add_argument("--adam", action="store_true", help="measure the updates of Adam, too")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the order in which configurations are tried (default 0)"
+    )
+    return parser
+
+
+def read_graphs(name: str) -> list[Graph]:
+    """The functions of a file, or a model of the zoo. Raises `UnityError`."""
+    if not name.endswith((".pcg", ".mlir")):
+        from unity_ir.models import from_text
+
+        return [from_text(name)]
+    from xdsl.context import Context
+    from xdsl.parser import Parser
+    from xdsl.utils.exceptions import DiagnosticException, ParseError
+
+    from unity_ir.dialects.convert import pcg_functions, to_graph
+    from unity_ir.universe import UNITY_UNIVERSE
+
+    context = Context()
+    for dialect, factory in UNITY_UNIVERSE.all_dialects.items():
+        context.register_dialect(dialect, factory)
+    try:
+        module = Parser(context, Path(name).read_text(encoding="utf-8"), name).parse_module()
+        module.verify()
+        return [to_graph(f) for f in pcg_functions(module)]
+    except (ParseError, DiagnosticException, UnicodeDecodeError) as error:
+        raise UnityError(f"{name}: {' '.join(str(error).split())}") from error
+
+
+def profile(options: Namespace) -> int:
+    """Measure, fit, and say what was done."""
+    import torch
+
+    if options.limit < 0 or options.seconds <= 0 or options.each <= 0:
+        raise UnityError("unity-profile: --limit is 0 or more, --seconds and --each are above 0")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UnityError(
+            "unity-profile: PyTorch sees no GPU here; leave out --device cuda, or run it where there is one"
+        )
+    machine = load(options.machine.partition(PROFILE)[0])
+    ranks = machine.devices if options.device == "cpu" else 1
+    optimizers = [Optimizer(), *([Optimizer("adam")] if options.adam else [])]
+    with open_profile(options.out, create=describe(options.device, machine)) as file:
+        asked = ask(
+            (g for m in options.models for g in read_graphs(m)), machine, optimizers, options.limit, options.seed
+        )
+        interrupted = False
+        added = 0
+        try:
+            added = measure(file, asked, ranks, options)
+        except KeyboardInterrupt:
+            interrupted = True
+        found = fits(file, machine.device, ranks)
+        fitted = fit_path(options.out, ranks)
+        if found:
+            write(fitted, fit_text(found, file.about, ranks))
+        total = len(file.kernels(ranks))
+    for operator, reason in sorted(asked.refused.items()):
+        print(f"not measured: {operator}: {reason}", file=sys.stderr)
+    if interrupted:
+        print(
+            f"unity-profile: stopped; {options.out} has {total} kernels, and the same command goes on", file=sys.stderr
+        )
+        return 130
+    print(
+        f"{options.out}: {added} measured, {total} kernels with {ranks} ranks in all; {len(asked.jobs)} were asked for"
+    )
+    if found:
+        _print(found, fitted)
+    return 0
+
+
+def _print(found: Mapping[str, Fit], path: Path) -> None:
+    table = Table(title=f"curves in {path}")
+    for heading in ("kind", "samples", "median error", "90% within"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for kind, each in found.items():
+        table.add_row(kind, str(each.samples), f"{each.median:.1%}", f"{each.ninety:.1%}")
+    Console().print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
+    try:
+        return profile(_parser().parse_args(argv))
+    except UnityError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}" if error.filename else f"unity-profile: {error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
