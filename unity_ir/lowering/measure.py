@@ -291,9 +291,9 @@ class _Worker:
             case "all_to_all":
                 return lambda: runtime.all_to_all(context, x, 0, 1, axes).wait()
             case "slice":
-                return lambda: runtime.keep_part(context, x, 0, axes)
+                return lambda: runtime.keep_part(context, x, 1, axes)
             case _:
-                return lambda: runtime.zero_pad(context, x, 0, axes)
+                return lambda: runtime.zero_pad(context, x, 1, axes)
 
     def _context(self, members: int) -> runtime.Context:
         """This rank in a mesh whose second axis has so many members."""

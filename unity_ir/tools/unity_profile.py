@@ -325,6 +325,7 @@ def read_graphs(name: str) -> list[Graph]:
 
         return [from_text(name)]
     from xdsl.context import Context
+    from xdsl.dialects import get_all_dialects
     from xdsl.parser import Parser
     from xdsl.utils.exceptions import DiagnosticException, ParseError
 
@@ -332,13 +333,15 @@ def read_graphs(name: str) -> list[Graph]:
     from unity_ir.universe import UNITY_UNIVERSE
 
     context = Context()
-    for dialect, factory in UNITY_UNIVERSE.all_dialects.items():
+    for dialect, factory in {**get_all_dialects(), **UNITY_UNIVERSE.all_dialects}.items():
         context.register_dialect(dialect, factory)
     try:
         module = Parser(context, Path(name).read_text(encoding="utf-8"), name).parse_module()
         module.verify()
         return [to_graph(f) for f in pcg_functions(module)]
-    except (ParseError, DiagnosticException, UnicodeDecodeError) as error:
+    except ParseError as error:
+        raise UnityError(f"{error.span.get_location()}: {' '.join(error.msg.split())}") from error
+    except (DiagnosticException, UnicodeDecodeError) as error:
         raise UnityError(f"{name}: {' '.join(str(error).split())}") from error
 
 
