@@ -46,8 +46,10 @@ DTYPES = {
 }
 REPEATS = 5
 COLD_BYTES = 64 * 2**20
-"""Operands are taken in turn from sets of so many bytes in all, more than caches hold: in a step, what an operator
-reads was mostly not touched just before."""
+"""
+Operands are taken in turn from sets of so many bytes in all, more than caches hold, and results are kept until there
+are so many: in a step, what an operator reads was mostly not touched just before, and what it writes is new memory.
+"""
 MOST_SETS = 16
 MOST_BYTES = 2**30
 """A kernel that holds more is not measured."""
@@ -255,12 +257,17 @@ class _Worker:
         function = scope[call.name]
         bytes = sum(o.bytes for o in call.operands)
         sets = [self._operands(call.operands, k) for k in range(max(1, min(MOST_SETS, COLD_BYTES // max(bytes, 1))))]
-        turn = 0
+        kept: list[object] = []
+        turn, room = 0, 0
 
-        def run() -> object:
-            nonlocal turn
+        def run() -> None:
+            nonlocal turn, room
             turn = turn + 1 if turn + 1 < len(sets) else 0
-            return function(*sets[turn], *call.numbers)
+            kept.append(function(*sets[turn], *call.numbers))
+            room -= 1
+            if room < 0:
+                room = max(1, COLD_BYTES // max(_bytes(kept[-1]), 1024))
+                kept.clear()
 
         return run
 
@@ -301,3 +308,9 @@ class _Worker:
         if members not in self.contexts:
             self.contexts[members] = runtime.Context("gloo")
         return self.contexts[members]
+
+
+def _bytes(results: object) -> int:
+    """Of the tensors a function has returned."""
+    tensors = results if isinstance(results, tuple) else (results,)
+    return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
