@@ -50,6 +50,8 @@ COLD_BYTES = 64 * 2**20
 Operands are taken in turn from sets of so many bytes in all, more than caches hold, and results are kept until there
 are so many: in a step, what an operator reads was mostly not touched just before, and what it writes is new memory.
 """
+MOVES_LONGER = 4
+"""Times as long as kernels are collectives measured: whom the system wakes first differs from call to call."""
 MOST_SETS = 16
 MOST_BYTES = 2**30
 """A kernel that holds more is not measured."""
@@ -98,7 +100,10 @@ Job = Call | Collective
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds of one call: the median of the repeats, the mean over the ranks; and how far the repeats lie apart."""
+    """
+    Seconds of one call: the median of the repeats, the mean over the ranks (where ranks share cores, the mean of the
+    slowest rank's); and how far the repeats lie apart.
+    """
 
     seconds: float
     spread: float
@@ -183,7 +188,11 @@ class Ranks:
             raise UnityError(failed)
         # The spread is that of the rank with the most.
         spreads = [(sorted(a)[-2] - sorted(a)[1]) / median(a) for a in answers]
-        return Measured(mean(median(a) for a in answers), max(spreads), len(answers[0]))
+        seconds = mean(median(a) for a in answers)
+        if self.count > (os.cpu_count() or 1):
+            # Ranks that share a core are interrupted in some repeats, and in a step the others wait for the last.
+            seconds = max(mean(a) for a in answers)
+        return Measured(seconds, max(spreads), len(answers[0]))
 
 
 # --- in the processes
@@ -221,7 +230,7 @@ class _Worker:
             wrong = f"{job.name if isinstance(job, Call) else job.kind}: {error}"
         if self._most(float(bool(wrong))) or run is None:
             return wrong or "another rank failed"
-        return self._times(run)
+        return self._times(run, self.seconds * (MOVES_LONGER if isinstance(job, Collective) else 1))
 
     def _most(self, value: float) -> float:
         """The largest value of all ranks, which have then all come here."""
@@ -229,11 +238,13 @@ class _Worker:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return float(tensor)
 
-    def _times(self, run: Callable[[], object]) -> list[float]:
-        for _ in range(2):
-            run()
-        once = self._most(self._seconds(run, 1))
-        calls = max(1, min(100_000, ceil(self.seconds / REPEATS / max(once, 1e-7))))
+    def _times(self, run: Callable[[], object], seconds: float) -> list[float]:
+        calls, took = 1, 0.0
+        run()
+        # One call may be interrupted: as many as take a part of what a repeat is to take.
+        while (took := self._most(self._seconds(run, calls))) < seconds / REPEATS / 4 and calls < 100_000:
+            calls *= 2
+        calls = max(1, ceil(calls * seconds / REPEATS / max(took, 1e-6)))
         self._most(0.0)
         return [self._seconds(run, calls) / calls for _ in range(REPEATS)]
 
@@ -255,15 +266,19 @@ class _Worker:
         scope: dict[str, Any] = {"torch": torch}
         exec(call.source, scope)
         function = scope[call.name]
-        bytes = sum(o.bytes for o in call.operands)
-        sets = [self._operands(call.operands, k) for k in range(max(1, min(MOST_SETS, COLD_BYTES // max(bytes, 1))))]
+        return self._in_turn(call.operands, lambda *given: function(*given, *call.numbers))
+
+    def _in_turn(self, operands: tuple[Operand, ...], function: Callable[..., object]) -> Callable[[], object]:
+        """The function on sets of operands in turn, its results kept for a while: see `COLD_BYTES`."""
+        bytes = sum(o.bytes for o in operands)
+        sets = [self._operands(operands, k) for k in range(max(1, min(MOST_SETS, COLD_BYTES // max(bytes, 1))))]
         kept: list[object] = []
         turn, room = 0, 0
 
         def run() -> None:
             nonlocal turn, room
             turn = turn + 1 if turn + 1 < len(sets) else 0
-            kept.append(function(*sets[turn], *call.numbers))
+            kept.append(function(*sets[turn]))
             room -= 1
             if room < 0:
                 room = max(1, COLD_BYTES // max(_bytes(kept[-1]), 1024))
@@ -286,21 +301,16 @@ class _Worker:
 
     def _move(self, job: Collective) -> Callable[[], object]:
         context = self._context(job.members)
-        x = torch.rand(job.elements // 64, 64, device=self.device)
         axes = (1,)
-        match job.kind:
-            case "all_reduce":
-                return lambda: runtime.all_reduce(context, x, axes).wait()
-            case "all_gather":
-                return lambda: runtime.all_gather(context, x, 0, axes).wait()
-            case "reduce_scatter":
-                return lambda: runtime.reduce_scatter(context, x, 0, axes).wait()
-            case "all_to_all":
-                return lambda: runtime.all_to_all(context, x, 0, 1, axes).wait()
-            case "slice":
-                return lambda: runtime.keep_part(context, x, 1, axes)
-            case _:
-                return lambda: runtime.zero_pad(context, x, 1, axes)
+        moves: dict[str, Callable[[torch.Tensor], object]] = {
+            "all_reduce": lambda x: runtime.all_reduce(context, x, axes).wait(),
+            "all_gather": lambda x: runtime.all_gather(context, x, 0, axes).wait(),
+            "reduce_scatter": lambda x: runtime.reduce_scatter(context, x, 0, axes).wait(),
+            "all_to_all": lambda x: runtime.all_to_all(context, x, 0, 1, axes).wait(),
+            "slice": lambda x: runtime.keep_part(context, x, 1, axes),
+            "zero_pad": lambda x: runtime.zero_pad(context, x, 1, axes),
+        }
+        return self._in_turn((Operand((job.elements // 64, 64), "f32"),), moves[job.kind])
 
     def _context(self, members: int) -> runtime.Context:
         """This rank in a mesh whose second axis has so many members."""

@@ -147,7 +147,7 @@ class ProfileFile:
         for row in self.collectives(ranks):
             points.setdefault((row.kind, row.members), {})[row.bytes] = row.seconds
         about = self.about
-        return Profile(about["device"], found, {k: tuple(sorted(p.items())) for k, p in points.items()}, about)
+        return Profile(about["device"], found, {k: _rising(p) for k, p in points.items()}, about)
 
 
 @contextmanager
@@ -227,6 +227,14 @@ def _check_about(path: Path, have: Mapping[str, str], want: Mapping[str, str]) -
                 f"profile: {path} was measured with {key} {have.get(key)}, and here it is {value}; "
                 "write to another file"
             )
+
+
+def _rising(points: Mapping[float, float]) -> Points:
+    """More bytes do not take less: what took longer was disturbed."""
+    out: list[tuple[float, float]] = []
+    for size, seconds in sorted(points.items(), reverse=True):
+        out.append((size, min(seconds, out[-1][1]) if out else seconds))
+    return tuple(reversed(out))
 
 
 def _text(sizes: tuple[int, ...]) -> str:
