@@ -1,3 +1,4 @@
+# pyright: basic, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 """
 Running what programs are made of and taking its time: operators in plain PyTorch, updates, collectives.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import isfinite
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
     return size / rate * relative**power
 
 
-def curves(where: str, tables: object) -> dict[str, Curve]:
+def curves(where: str, tables: Any) -> dict[str, Curve]:
     """
     Curves by kind of kernel, as TOML has them: `[curves.contraction]` with a number for each parameter.
 
@@ -62,16 +62,24 @@ def curves(where: str, tables: object) -> dict[str, Curve]:
     """
     if not isinstance(tables, dict):
         raise UnityError(f"machine: {where}: curves must be a table with a table for each kind of kernel")
-    found: dict[str, Curve] = {}
-    for kind, table in tables.items():  # pyright: ignore[reportUnknownVariableType]
-        if kind not in KINDS or not isinstance(table, dict):
-            raise UnityError(f"machine: {where}: no curve can be for {kind!a}; kinds of kernels are {', '.join(KINDS)}")
-        values: list[float] = []
-        for name in PARAMETERS:
-            value: object = table.get(name)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            fits = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-            if not fits or (value <= 0 and not name.endswith("power")):
-                raise UnityError(f"machine: {where}: {name} of the curve of {kind} is {value!r}; it must be a number")
-            values.append(float(value))
-        found[str(kind)] = Curve(*values)  # pyright: ignore[reportUnknownArgumentType]
-    return found
+    return {str(kind): _curve(where, kind, table) for kind, table in cast("dict[object, object]", tables).items()}
+
+
+def _curve(where: str, kind: object, table: object) -> Curve:
+    if kind not in KINDS or not isinstance(table, dict):
+        raise UnityError(f"machine: {where}: no curve can be for {kind!a}; kinds of kernels are {', '.join(KINDS)}")
+    values: list[float] = []
+    for name in PARAMETERS:
+        value = cast("dict[str, object]", table).get(name)
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not isfinite(value)
+            or (value <= 0 and not name.endswith("power"))
+        ):
+            raise UnityError(
+                f"machine: {where}: {name} of the curve of {kind} is {value!r}; it must be a number"
+                f"{'' if name.endswith('power') else ' above 0'}"
+            )
+        values.append(value)
+    return Curve(*values)

@@ -202,7 +202,7 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
         ((application,),) = connection.execute("pragma application_id").fetchall()
         ((schema,),) = connection.execute("pragma user_version").fetchall()
         if application != APPLICATION:
-            raise UnityError(f"profile: {path} is a database, but no profile; make one with unity-profile")
+            raise UnityError(f"profile: {path} is no profile, or damaged; make one with unity-profile")
         if schema != SCHEMA:
             raise UnityError(
                 f"profile: {path} has version {schema} of the tables, but this is for version {SCHEMA}; "

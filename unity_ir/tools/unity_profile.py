@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -47,7 +47,7 @@ from unity_ir.search.tables import operator_table
 from unity_ir.tdl.kinds import KINDS
 
 if TYPE_CHECKING:
-    from unity_ir.lowering.measure import Job
+    from unity_ir.lowering.measure import Call, Job
 
 MOVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "zero_pad")
 ELEMENTS = tuple(4**k for k in range(5, 12))
@@ -58,7 +58,7 @@ class Asked:
     """The kernels to measure, each once, the most wanted first; and what runs them."""
 
     def __init__(self) -> None:
-        self.jobs: dict[Kernel, Job] = {}
+        self.jobs: dict[Kernel, Call] = {}
         self.refused: dict[str, str] = {}
         """By operator, why it cannot be measured."""
         self.known: set[tuple[str, tuple[int, ...]]] = set()
@@ -92,9 +92,8 @@ class Asked:
         return new
 
 
-def ask(graphs: Iterable[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int) -> Asked:
+def ask(graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int) -> Asked:
     """What a search on a machine asks for; `limit` is how many kernels are wanted at most."""
-    graphs = list(graphs)
     asked = Asked()
     for graph in graphs:
         for step in _steps(graph, machine, optimizers):
@@ -122,9 +121,8 @@ def _is_planned(graph: Graph) -> bool:
 
 def _steps(graph: Graph, machine: Machine, optimizers: Sequence[Optimizer]) -> Iterator[Graph]:
     """Training steps of the graph's plan, or else of the plans a search finds."""
-    plans = [graph]
-    if not _is_planned(graph):
-        plans = []
+    plans: list[Graph] = [graph] if _is_planned(graph) else []
+    if not plans:
         for strategy in ("joint", "data-parallel"):
             with suppress(UnityError):
                 plans.append(run(graph, machine, strategy).graph)
@@ -146,7 +144,7 @@ def _configurations(
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         table = operator_table(node, needs, spaces)
         variables = [role for role in table.roles if isinstance(role, str)]
-        rows = degrees_of(table.counts, spaces.classes)[:, : len(variables)].tolist()
+        rows: list[list[int]] = degrees_of(table.counts, spaces.classes)[:, : len(variables)].tolist()
         for row in dict.fromkeys(map(tuple, rows)):
             yield node, needs, tuple((v, d) for v, d in zip(variables, row, strict=True) if d > 1)
 
@@ -165,7 +163,7 @@ def describe(device: str, machine: Machine) -> dict[str, str]:
     import torch
 
     try:
-        import triton  # pyright: ignore[reportMissingTypeStubs]
+        import triton
 
         with_triton = str(triton.__version__)
     except ImportError:
@@ -220,7 +218,7 @@ def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> 
             except UnityError as error:
                 if "died" in str(error):
                     raise
-                asked.refused[job.name if kernel is not None and hasattr(job, "name") else str(job)] = str(error)
+                asked.refused[str(job.kind if isinstance(job, Collective) else job.name)] = str(error)
                 continue
             now = datetime.now(UTC).isoformat(timespec="seconds")
             if kernel is None:
@@ -358,10 +356,9 @@ def profile(options: Namespace) -> int:
     machine = load(options.machine.partition(PROFILE)[0])
     ranks = machine.devices if options.device == "cpu" else 1
     optimizers = [Optimizer(), *([Optimizer("adam")] if options.adam else [])]
+    graphs = [g for m in options.models for g in read_graphs(m)]
     with open_profile(options.out, create=describe(options.device, machine)) as file:
-        asked = ask(
-            (g for m in options.models for g in read_graphs(m)), machine, optimizers, options.limit, options.seed
-        )
+        asked = ask(graphs, machine, optimizers, options.limit, options.seed)
         interrupted = False
         added = 0
         try:
