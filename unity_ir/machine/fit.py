@@ -95,3 +95,26 @@ def _least_squares(residuals: Callable[[Floats], Floats], x: Floats, steps: int 
             if damping > 1e9:
                 break
     return x, loss
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds = latency + bytes / bandwidth, and how far that is off what was measured at most half the time."""
+
+    latency: float
+    bandwidth: float
+    samples: int
+    median: float
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> Line:
+    """The line of least squares between the logarithms of seconds, through (bytes, seconds)."""
+    sizes, measured = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+
+    def residuals(free: Floats) -> Floats:
+        return np.log(np.exp(free[0]) + sizes * np.exp(free[1])) - np.log(measured)
+
+    start = np.log(np.array([measured.min(), measured.max() / sizes.max()]))
+    (latency, each), _ = _least_squares(residuals, start)
+    errors = np.abs((np.exp(latency) + sizes * np.exp(each)) / measured - 1)
+    return Line(float(np.exp(latency)), float(np.exp(-each)), len(points), float(np.median(errors)))

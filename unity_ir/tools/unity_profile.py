@@ -33,7 +33,7 @@ from unity_ir.cost.time import Kernel
 from unity_ir.cost.work import applied, kernel_of, repeats
 from unity_ir.errors import UnityError
 from unity_ir.machine.device import Device, fit_path
-from unity_ir.machine.fit import FEWEST, Fit, Sample, fit
+from unity_ir.machine.fit import FEWEST, Fit, Line, Sample, fit, fit_line
 from unity_ir.machine.load import PROFILE, load
 from unity_ir.machine.model import Machine
 from unity_ir.machine.profile import CollectiveRow, KernelRow, ProfileFile, open_profile
@@ -256,9 +256,17 @@ def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
     return {k: fit(samples[k], device.memory_bandwidth) for k in KINDS if len(samples.get(k, ())) >= FEWEST}
 
 
-def fit_text(found: Mapping[str, Fit], about: Mapping[str, str], ranks: int) -> str:
-    """Curves, how well they fit, and where they are from, as TOML."""
-    lines = [
+def lines(file: ProfileFile, ranks: int) -> dict[str, Line]:
+    """Latency and bandwidth of each collective in groups of each size, by a name such as `all_reduce-2`."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in file.collectives(ranks):
+        points.setdefault(f"{row.kind}-{row.members}", []).append((row.bytes, row.seconds))
+    return {name: fit_line(each) for name, each in sorted(points.items()) if len(each) > 2}
+
+
+def fit_text(found: Mapping[str, Fit], moves: Mapping[str, Line], about: Mapping[str, str], ranks: int) -> str:
+    """Curves, how well they fit, and where they are from, as TOML; for people also the lines of collectives."""
+    text = [
         f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",
         "",
         "[about]",
@@ -266,13 +274,22 @@ def fit_text(found: Mapping[str, Fit], about: Mapping[str, str], ranks: int) -> 
         f"ranks = {ranks}",
     ]
     for kind, each in found.items():
-        lines += ["", f"[curves.{kind}]", *(f"{name} = {value!r}" for name, value in asdict(each.curve).items())]
-        lines += [
+        text += ["", f"[curves.{kind}]", *(f"{name} = {value!r}" for name, value in asdict(each.curve).items())]
+        text += [
             f"samples = {each.samples}",
             f"median_error = {each.median:.3f} # |estimated / measured - 1|",
             f"ninety_percent_error = {each.ninety:.3f} # 90% of the samples are no further off",
         ]
-    return "\n".join(lines) + "\n"
+    for name, line in moves.items():
+        text += [
+            "",
+            f"[collectives.{name}]",
+            f"latency = {line.latency:.3g} # seconds",
+            f"bandwidth = {line.bandwidth:.3g} # bytes/s of a rank's piece",
+            f"samples = {line.samples}",
+            f"median_error = {line.median:.3f}",
+        ]
+    return "\n".join(text) + "\n"
 
 
 def write(path: Path, text: str) -> None:
@@ -368,7 +385,7 @@ def profile(options: Namespace) -> int:
         found = fits(file, machine.device, ranks)
         fitted = fit_path(options.out, ranks)
         if found:
-            write(fitted, fit_text(found, file.about, ranks))
+            write(fitted, fit_text(found, lines(file, ranks), file.about, ranks))
         total = len(file.kernels(ranks))
     for operator, reason in sorted(asked.refused.items()):
         print(f"not measured: {operator}: {reason}", file=sys.stderr)

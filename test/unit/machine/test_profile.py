@@ -16,7 +16,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Device, load
 from unity_ir.machine.curve import Curve, curves
 from unity_ir.machine.device import fit_path, profiled
-from unity_ir.machine.fit import Sample, fit
+from unity_ir.machine.fit import Sample, fit, fit_line
 from unity_ir.machine.profile import CollectiveRow, KernelRow, open_profile, read_profile
 from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.types import tensor_type
@@ -196,6 +196,15 @@ def test_fit_finds_the_curve_it_was_made_with():
     assert found.ninety < 0.12
     assert float(found.curve.seconds(1e10, 1e3, 1e12, 1e10)) == pytest.approx(
         float(made.seconds(1e10, 1e3, 1e12, 1e10)), rel=0.1
+    )
+
+
+def test_line_finds_latency_and_bandwidth():
+    line = fit_line([(size, 1e-4 + size / 1e9) for size in (1e3, 1e4, 1e5, 1e6, 1e7)])
+    assert (line.latency, line.bandwidth, line.median) == (
+        pytest.approx(1e-4),
+        pytest.approx(1e9),
+        pytest.approx(0, abs=1e-6),
     )
 
 
