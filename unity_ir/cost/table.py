@@ -102,7 +102,10 @@ def seconds(
         at = np.flatnonzero(pattern.reshape(-1) == i)
         template = _template(node.op, _operands(node), node.attributes, variables, needs, tuple(repeated))
         known = template.tells(degrees[at])
-        out[at[known]] = sum(_seconds(c, device) for c in counts(template, degrees[at[known]]))
+        forward, *backward = (
+            (_seconds(c, device) for c in counts(template, degrees[at[known]])) if known.any() else (0.0,)
+        )
+        out[at[known]] = forward + sum(backward)
         for row in at[~known].tolist():
             named = tuple((v, d) for v, d in zip(variables, degrees[row].tolist(), strict=True) if d > 1)
             done = work(node.op, _operands(node), node.attributes, named, needs, tuple(repeated))
