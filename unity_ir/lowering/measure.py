@@ -53,6 +53,8 @@ are so many: in a step, what an operator reads was mostly not touched just befor
 """
 MOVES_LONGER = 4
 """Times as long as kernels are collectives measured: whom the system wakes first differs from call to call."""
+WORK = 3
+"""Products of matrices of 256 x 256 between collectives on shared cores: a millisecond or two."""
 MOST_SETS = 16
 MOST_BYTES = 2**30
 """A kernel that holds more is not measured."""
@@ -218,6 +220,8 @@ class _Worker:
         self.count = count
         self.device = device
         self.seconds = seconds
+        self.shared = count > (os.cpu_count() or 1)
+        """Whether ranks share cores."""
         self.contexts: dict[int, runtime.Context] = {}
 
     def answer(self, job: Job) -> list[float] | str:
@@ -231,7 +235,29 @@ class _Worker:
             wrong = f"{job.name if isinstance(job, Call) else job.kind}: {error}"
         if self._most(float(bool(wrong))) or run is None:
             return wrong or "another rank failed"
-        return self._times(run, self.seconds * (MOVES_LONGER if isinstance(job, Collective) else 1))
+        if isinstance(job, Call):
+            return self._times(run, self.seconds)
+        if not self.shared:
+            return self._times(run, MOVES_LONGER * self.seconds)
+        return self._times_after_work(run, MOVES_LONGER * self.seconds)
+
+    def _times_after_work(self, run: Callable[[], object], seconds: float) -> list[float]:
+        """
+        Of a call after work of about a millisecond, less the work: on a shared core a rank that has arrived waits for
+        those that have not had their turn to work yet.
+        """
+        factor = torch.rand(256, 256)
+
+        def work() -> None:
+            for _ in range(WORK):
+                torch.mm(factor, factor)
+
+        def both() -> None:
+            work()
+            run()
+
+        alone = median(self._times(work, seconds / 2))
+        return [max(t - alone, t / 10) for t in self._times(both, seconds)]
 
     def _most(self, value: float) -> float:
         """The largest value of all ranks, which have then all come here."""
