@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from math import isfinite, prod
 from typing import Any
 
@@ -21,7 +21,7 @@ MAX_DEVICES = 2**20
 
 KNOWN = {
     "machine": ("parameter", "overhead", "device", "devices", "levels", "links", "protocols"),
-    "device": (*(f.name for f in fields(Device)), "count"),
+    "device": (*(f.name for f in fields(Device) if f.name != "profile"), "count"),
     "level": tuple(f.name for f in fields(Level)),
     "hub": ("bandwidth", "latency", "duplex", "protocol_latency"),
     "link": ("between", "bandwidth", "latency", "duplex", "protocol_latency"),
@@ -281,7 +281,10 @@ def described(machine: Machine) -> dict[str, Any]:
 
 
 def _device(kind: Device) -> dict[str, Any]:
-    return {f.name: getattr(kind, f.name) for f in fields(Device)} | {"flops": dict(kind.flops)}
+    """A profile is no part of a description: the machine's name says which."""
+    out = {f.name: getattr(kind, f.name) for f in fields(Device) if f.name not in ("curves", "profile")}
+    curves = {name: asdict(curve) for name, curve in kind.curves.items()}
+    return out | {"flops": dict(kind.flops)} | ({"curves": curves} if curves else {})
 
 
 def _wire(wire: Wire) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from unity_ir.cost.work import kernel_of
 from unity_ir.errors import UnityError
 from unity_ir.machine import Device, load
 from unity_ir.machine.curve import Curve, curves
+from unity_ir.machine.describe import described, machine_from
 from unity_ir.machine.device import fit_path, profiled
 from unity_ir.machine.fit import Sample, fit, fit_line
 from unity_ir.machine.profile import CollectiveRow, KernelRow, open_profile, read_profile
@@ -212,3 +214,24 @@ def test_kernels_without_work_take_their_launch():
     device = Device("d", {"f32": 1e12}, 1e11, 1, 1e-6, curves={"copy": Curve(2e-6, 1.0, 1.0, 0.5, 1.0, 1.0, 0.5)})
     assert device.kernel_time(0, 0, "f32", "copy") == 2e-6
     assert device.kernel_time(0, 0, "f32") == 1e-6
+
+
+def test_curves_of_a_machine_file_are_read_and_described():
+    table = dict.fromkeys(Curve.__slots__, 0.5)
+    text = "".join(f"{k} = {v}\n" for k, v in table.items())
+    tables = tomllib.loads(DESCRIBED + "[device.curves.copy]\n" + text)
+    machine = machine_from("m", tables)
+    assert machine.device.curves == {"copy": Curve(**table)}
+    assert machine_from("m", described(machine)) == machine
+
+
+DESCRIBED = """
+levels = [{ name = "l", size = 2, bandwidth = 1e9, latency = 0.0 }]
+[device]
+name = "d"
+flops = { f32 = 1e12 }
+memory_bandwidth = 1e11
+memory = 1_000_000
+launch = 0
+efficiency = 0.5
+"""
