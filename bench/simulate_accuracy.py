@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from dataclasses import asdict, dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
+
+from models import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -199,7 +200,7 @@ def show(rows: Sequence[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"an iteration, predicted and real, {platform.node()}")
+    table = Table(title=f"an iteration, predicted and real, {processor()}")
     for heading in ("model", "ranks", "plan", "predicted ms", "real ms", "spread", "profiled", "error"):
         table.add_column(heading, justify="left" if heading in ("model", "plan") else "right")
     for r in rows:
@@ -251,7 +252,7 @@ def main() -> int:
             rows.append(Row(model, ranks, plan, predicted, middle, spread, known))
     show(rows)
     if options.json:
-        report = {"host": platform.node(), "rows": [asdict(r) for r in rows], "summary": summary(rows)}
+        report = {"processor": processor(), "rows": [asdict(r) for r in rows], "summary": summary(rows)}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0
 
