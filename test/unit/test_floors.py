@@ -16,6 +16,7 @@ FLOORS = [
     {"pcg"},
     {"machine", "rules"},
     {"cost"},
+    {"simulate"},
     {"search", "models", "frontends"},
     {"dialects"},
     {"lowering"},

@@ -1,0 +1,330 @@
+"""
+From a plan to its task graph.
+
+Program order is: forward operators in graph order, backward in reverse, the optimizer's step when everything has
+arrived. With overlap a reshard is issued as soon as its source is made, that of a leaf one operator ahead of its first
+use, and a gradient is synchronised as soon as it is complete. Without, every move is issued right before its first use
+and waited for at once, as the emitted program does today. Halo exchanges are always waited for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from unity_ir.cost.plan import PlanCost, optimizer_states, update_time
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, topological
+from unity_ir.pcg.layout import Layout, dual
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.simulate.chains import Key, Task, arrivals, chain, stall
+from unity_ir.simulate.hops import Hop, hops
+from unity_ir.simulate.streams import Step, Streams, pinned_axes, ticks
+from unity_ir.simulate.tasks import (
+    BACKWARD,
+    BACKWARD_MOVE,
+    FORWARD,
+    FORWARD_MOVE,
+    SYNC,
+    UPDATE,
+    Label,
+    TaskGraph,
+    flat,
+)
+
+
+def task_graph(
+    graph: Graph,
+    plan: PlanCost,
+    optimizer: Optimizer | None = None,
+    overlap: bool = True,
+    axes: Sequence[int] | None = None,
+) -> TaskGraph:
+    """
+    The tasks of one iteration of a graph that costs `plan`.
+
+    `axes` are the mesh axes that tell devices apart: by default those something is pinned on; all of them, and every
+    device is simulated by itself.
+    """
+    placement = plan.placement
+    if axes is None:
+        axes = pinned_axes([*placement.layouts.values(), *placement.assignments.values()])
+    builder = _Builder(graph, plan, graph.optimizer or optimizer or Optimizer(), Streams(plan.machine, tuple(axes)))
+    return builder.build(overlap)
+
+
+class _Builder:
+    def __init__(self, graph: Graph, plan: PlanCost, optimizer: Optimizer, streams: Streams):
+        self.graph = graph
+        self.plan = plan
+        self.optimizer = optimizer
+        self.streams = streams
+        self.overlap = True
+        self.explicit = bool(graph.updates)
+        self.with_gradient = trained(graph)
+        self.order = [n for n in graph.nodes() if n.is_compute]
+        # In a whole step only the forward reaches the outputs.
+        self.is_forward = set(topological(graph.outputs))
+        self.costs = {o.node: o for o in plan.operators}
+        self.hops = hops(graph, plan, streams, set() if self.explicit else self.with_gradient)
+        self.back = len(self.hops.all)
+        """What the numbers of reshards of gradients count from."""
+        self.to_send: dict[int, list[Hop]] = {}
+        self.to_send_back: dict[int, list[Hop]] = {}
+        self.to_sync: dict[int, list[int]] = {}
+        self._schedule()
+        self.tasks: list[Task] = []
+        self.labels: list[Label] = []
+        self.before: list[list[int]] = []
+        self.last = [-1] * streams.count
+        self.arrived: dict[Key, int] = {}
+        self.sent: set[int] = set()
+        self.sizes: dict[object, int] = {}
+        self.uses: dict[object, list[int]] = {}
+
+    def _schedule(self) -> None:
+        """At which operator reshards begin that begin with none of their own."""
+        for hop in self.hops.all:
+            if hop.first is not None:
+                self.to_send.setdefault(hop.first[0], []).append(hop)
+            if hop.last is not None:
+                self.to_send_back.setdefault(hop.last[0], []).append(hop)
+        for group in self.to_send.values():
+            group.sort(key=lambda h: (h.first, h.depth))
+        for group in self.to_send_back.values():
+            group.sort(key=lambda h: (-h.depth, h.last))
+        if not self.explicit:
+            ends = [
+                (min(h.last for h in self.hops.starting[r.value] if h.last is not None), i)
+                for i, r in enumerate(self.plan.weight_reshards)
+            ]
+            for (p, _), i in sorted(ends):
+                self.to_sync.setdefault(p, []).append(i)
+
+    def build(self, overlap: bool) -> TaskGraph:
+        self.overlap = overlap
+        for p in range(len(self.order)):
+            self._forward(p)
+        for hop in self.hops.all:
+            self._send(hop)
+        if not self.explicit:
+            for hop in reversed(self.hops.all):
+                if hop.last is None:
+                    self._send_back(hop)
+            for p in reversed(range(len(self.order))):
+                self._backward(p)
+        else:
+            self._weight_gradients()
+        self._update()
+        return self._arrays()
+
+    # -- forward
+
+    def _forward(self, p: int) -> None:
+        node = self.order[p]
+        layouts = self.plan.placement.layouts
+        if self.overlap:
+            ahead = [h for q in ((0, 1) if p == 0 else (p + 1,)) for h in self.to_send.get(q, ())]
+            for hop in ahead:
+                if hop.root.node.is_leaf:
+                    self._send_on(hop)
+        else:
+            for hop in self.to_send.get(p, ()):
+                self._send(hop)
+        reading = self.hops.reading.get(node, [])
+        sources = list(dict.fromkeys(n for hop in reading for n in hop.arrives))
+        kind, moving = (FORWARD, FORWARD_MOVE) if node in self.is_forward else (BACKWARD, BACKWARD_MOVE)
+        for r in self.hops.exchanges.get(p, ()):
+            steps = self.streams.steps(r.forward, r.source, r.value.type.dtype)
+            self._add(stall(self.streams, steps, sources), moving, r.value)
+        done = self._compute(node, node.op, self.costs[node].forward, sources, kind)
+        for value in node.results:
+            self._hold(value, self._bytes(value, layouts[value]), done)
+        for hop in reading:
+            self._read(hop, done)
+        if self.overlap:
+            for value in node.results:
+                for hop in self.hops.starting.get(value, ()):
+                    self._send_on(hop)
+
+    def _send_on(self, hop: Hop) -> None:
+        self._send(hop)
+        for child in hop.children:
+            self._send_on(child)
+
+    def _send(self, hop: Hop) -> None:
+        """Bring a value where the reshard leads, unless it is under way."""
+        if hop.number in self.sent:
+            return
+        if hop.parent is not None:
+            self._send(hop.parent)
+        self.sent.add(hop.number)
+        if not hop.forward:
+            return
+        value = hop.reshard.value
+        sources, levels = (hop.parent.arrives, hop.parent.levels) if hop.parent else ((), ())
+        late = hop.first is None or self.order[hop.first[0]] not in self.is_forward
+        kind = FORWARD_MOVE if not late or not self.explicit else SYNC if hop.first is None else BACKWARD_MOVE
+        done = self._add(chain(self.streams, hop.forward, hop.number, sources, self.overlap, levels), kind, value)
+        if hop.parent is not None:
+            self._read(hop.parent, done)
+        else:
+            self._hold(value, None, done)
+        self._hold(("copy", hop.number), self._bytes(value, hop.reshard.target), done)
+
+    # -- backward
+
+    def _backward(self, p: int) -> None:
+        node = self.order[p]
+        if node not in self.with_gradient:
+            return
+        layouts = self.plan.placement.layouts
+        starting = [hop for value in node.results for hop in self.hops.starting.get(value, ())]
+        if not self.overlap:
+            for hop in starting:
+                self._send_all_back(hop)
+        sources = list(dict.fromkeys(n for hop in starting for n in hop.gradients(self.back)))
+        done = self._compute(node, f"{node.op} backward", self.costs[node].backward, sources, BACKWARD)
+        for r in self.hops.exchanges.get(p, ()):
+            steps = self.streams.steps(r.backward, dual(r.source), r.value.type.dtype)
+            self._add(stall(self.streams, steps, ()), BACKWARD_MOVE, r.value)
+        for value in node.results:
+            self._hold(value, None, done)
+            if value.type.is_floating:
+                self._hold(("gradient", value), self._bytes(value, layouts[value]), done)
+        for hop in self.hops.reading.get(node, []):
+            self._read(hop, done)
+            if hop.reshard.value.node in self.with_gradient:
+                self._read_gradient(hop, done)
+        for hop in self.to_send_back.get(p, ()):
+            if self.overlap or hop.root.node.is_leaf:
+                self._send_back(hop)
+        for i in self.to_sync.get(p, ()):
+            self._sync(i)
+
+    def _send_all_back(self, hop: Hop) -> None:
+        for child in hop.children:
+            self._send_all_back(child)
+        self._send_back(hop)
+
+    def _send_back(self, hop: Hop) -> None:
+        """Bring the gradient of what a reshard leads to back to where the reshard starts."""
+        if not hop.backward:
+            return
+        value = hop.reshard.value
+        kind = SYNC if hop.root.node.op == "weight" else BACKWARD_MOVE
+        moving = chain(
+            self.streams, hop.backward, self.back + hop.number, hop.below(self.back), self.overlap, hop.levels_below
+        )
+        done = self._add(moving, kind, value)
+        self._hold(("gradient copy", hop.number), self._bytes(value, hop.reshard.target), done)
+        if hop.parent is not None:
+            self._read_gradient(hop.parent, done)
+        else:
+            self._hold(("gradient", value), self._bytes(value, hop.reshard.source), done)
+
+    def _sync(self, i: int) -> None:
+        """Bring the gradient of a weight to where the weight rests, if it has not come there yet."""
+        found = self.plan.weight_reshards[i]
+        value = found.value
+        starting = self.hops.starting[value]
+        sources = [n for hop in starting for n in hop.gradients(self.back)]
+        levels = next((hop.gradient_levels for hop in starting if hop.gradient_levels), ())
+        steps = self.streams.steps(found.backward, found.source, value.type.dtype)
+        done = self._add(chain(self.streams, steps, 2 * self.back + i, sources, self.overlap, levels), SYNC, value)
+        self._hold(("gradient", value), self._bytes(value, found.target), done)
+
+    def _weight_gradients(self) -> None:
+        """The same in a graph of the whole step."""
+        for i, r in enumerate(self.plan.weight_reshards):
+            steps = self.streams.steps(r.forward, r.source, r.value.type.dtype)
+            hop = self.hops.leading.get(r.value)
+            sources, levels = (hop.arrives, hop.levels) if hop else ((), ())
+            self._add(chain(self.streams, steps, 2 * self.back + i, sources, self.overlap, levels), SYNC, r.value)
+
+    # -- update
+
+    def _update(self) -> None:
+        """The optimizer's step, when everything has arrived."""
+        weights = [u.weight for u in self.graph.updates] or [r.value for r in self.plan.weight_reshards]
+        for value in weights:
+            seconds = update_time(value.node, self.optimizer, self.plan.machine)
+            layout = self.plan.placement.layouts[value]
+            found: list[tuple[str, Task]] = []
+            for k in self.streams.where(layout):
+                compute = self.streams.compute(k)
+                every = tuple(range(compute, compute + self.streams.width))
+                found.append((self.optimizer.name, (ticks(seconds), every, (compute,), (), ())))
+            self._hold(("gradient", value), self._bytes(value, layout), self._add(found, UPDATE, value))
+
+    # -- tasks and buffers
+
+    def _compute(self, node: Node, what: str, seconds: float, sources: Sequence[int], kind: int) -> range:
+        found: list[tuple[str, Task]] = []
+        for k in self.streams.where(self.plan.placement.assignments[node]):
+            stream = (self.streams.compute(k),)
+            found.append((what, (ticks(seconds), stream, stream, arrivals(sources, self.streams, k), ())))
+        return self._add(found, kind, node.results[0])
+
+    def _add(self, found: Sequence[tuple[str, Task]], kind: int, value: Value) -> range:
+        begin = len(self.tasks)
+        for what, task in found:
+            _, after, held, waits, sets = task
+            number = len(self.tasks)
+            before = {self.last[s] for s in after} | {self.arrived.get(key, -1) for key in waits}
+            self.before.append(sorted(before - {-1}))
+            self.tasks.append(task)
+            self.labels.append(Label(kind, what, value))
+            for s in held:
+                self.last[s] = number
+            for key in sets:
+                self.arrived[key] = number
+        return range(begin, len(self.tasks))
+
+    def _hold(self, buffer: object, size: int | None, tasks: range) -> None:
+        """Tasks use a buffer; a size makes it."""
+        if size is not None:
+            self.sizes[buffer] = size
+        self.uses.setdefault(buffer, []).extend(tasks)
+
+    def _read(self, hop: Hop, tasks: range) -> None:
+        """Tasks read where a reshard leads."""
+        at = hop
+        while at is not None and not at.forward:
+            at = at.parent
+        self._hold(hop.root if at is None else ("copy", at.number), None, tasks)
+
+    def _read_gradient(self, hop: Hop, tasks: range) -> None:
+        """Tasks make a part of the gradient of what a reshard leads to."""
+        at = hop
+        while at is not None and not at.backward:
+            at = at.parent
+        self._hold(("gradient", hop.root) if at is None else ("gradient copy", at.number), None, tasks)
+
+    def _bytes(self, value: Value, layout: Layout) -> int:
+        return _piece_bytes(value, layout, self.plan.placement.mesh.sizes)
+
+    def _arrays(self) -> TaskGraph:
+        layouts = self.plan.placement.layouts
+        leaves = [(v, self._bytes(v, layout)) for v, layout in layouts.items() if v.node.is_leaf]
+        updated = {u.weight for u in self.graph.updates} or {r.value for r in self.plan.weight_reshards}
+        state = sum(size for v, size in leaves if v in updated) * optimizer_states(self.optimizer)
+        kept = [(size, self.uses[b]) for b, size in self.sizes.items() if self.uses.get(b)]
+        return TaskGraph(
+            self.streams,
+            np.array([task[0] for task in self.tasks], dtype=np.int64),
+            flat(self.before),
+            flat([task[2] for task in self.tasks]),
+            tuple(self.labels),
+            np.array([size for size, _ in kept], dtype=np.int64),
+            flat(uses for _, uses in kept),
+            sum(size for _, size in leaves) + state,
+        )
+
+
+def _piece_bytes(value: Value, layout: Layout, sizes: Sequence[int]) -> int:
+    """Bytes of a value's piece on each device."""
+    parts = prod(s for s, role in zip(sizes, layout, strict=True) if role >= 0)
+    return value.type.elements // parts * ELEMENT_BYTES[value.type.dtype]

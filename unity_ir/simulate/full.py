@@ -1,0 +1,65 @@
+"""Full simulation (FlexFlow, section 5.2): when every task of a task graph starts and ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from unity_ir.simulate.streams import TICKS
+from unity_ir.simulate.tasks import Ints, TaskGraph
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When the tasks of a task graph start and end, in ticks."""
+
+    tasks: TaskGraph
+    ends: Ints
+
+    @cached_property
+    def starts(self) -> Ints:
+        return self.ends - self.tasks.ticks
+
+    @property
+    def makespan(self) -> int:
+        """Ticks until the last task ends."""
+        return int(self.ends.max(initial=0))
+
+    @property
+    def seconds(self) -> float:
+        return self.makespan / TICKS
+
+    def busy(self, stream: int) -> int:
+        """Ticks a stream is held."""
+        held = self.tasks.held
+        return int(self.tasks.ticks[held.owners[held.flat == stream]].sum())
+
+    def critical_path(self) -> list[int]:
+        """The tasks, first to last, each of which starts when the one before it ends, and that end with the whole."""
+        path = [int(self.ends.argmax())] if len(self.ends) else []
+        while path:
+            before = [p for p in self.tasks.before[path[-1]] if self.ends[p] == self.starts[path[-1]]]
+            if not before:
+                break
+            path.append(int(before[0]))
+        return path[::-1]
+
+
+def simulate(tasks: TaskGraph) -> Timeline:
+    """
+    Every task starts as soon as those it comes after have ended: what it reads, and, as streams are first in first
+    out, the task before it on each of its streams.
+    """
+    ends: list[int] = []
+    before, at = tasks.before.flat.tolist(), tasks.before.at.tolist()
+    begin = at[0]
+    for ticks, end in zip(tasks.ticks.tolist(), at[1:], strict=True):
+        start = 0
+        for p in before[begin:end]:
+            if ends[p] > start:
+                start = ends[p]
+        ends.append(start + ticks)
+        begin = end
+    return Timeline(tasks, np.array(ends, dtype=np.int64))

@@ -1,0 +1,151 @@
+"""The reshards of a plan as trees: each starts where an operator made a value, a leaf rests, or another one has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unity_ir.cost.plan import PlanCost, Reshard
+from unity_ir.pcg.anchors import Anchors
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.layout import dual
+from unity_ir.pcg.reshard import HALO_EXCHANGES
+from unity_ir.simulate.streams import Step, Streams
+
+Use = tuple[int, int]
+"""An operator, by its position among the compute nodes, and which of its operands."""
+
+
+@dataclass(slots=True)
+class Hop:
+    """A reshard among the others."""
+
+    reshard: Reshard
+    number: int
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    parent: Hop | None = None
+    children: list[Hop] = field(default_factory=list["Hop"])
+    uses: list[Use] = field(default_factory=list[Use])
+    """The operators that read where it leads."""
+    first: Use | None = None
+    """The first use of it, or of what is resharded from it."""
+    last: Use | None = None
+    """The use whose backward comes last, of those that have one."""
+
+    @property
+    def depth(self) -> int:
+        return 0 if self.parent is None else 1 + self.parent.depth
+
+    @property
+    def root(self) -> Value:
+        """The value that the reshards of its tree are of: a leaf's, or what an operator made."""
+        return self.reshard.value if self.parent is None else self.parent.root
+
+    @property
+    def arrives(self) -> tuple[int, ...]:
+        """The reshards to wait for before reading it."""
+        if self.forward:
+            return (self.number,)
+        return () if self.parent is None else self.parent.arrives
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The levels its last collective crossed; () if it is made by a kernel."""
+        return _crossed(self.forward) or (() if self.parent is None else self.parent.levels)
+
+    def gradients(self, numbers: int) -> tuple[int, ...]:
+        """The reshards to wait for before reading the gradient it brings back; `numbers` is what they count from."""
+        return (numbers + self.number,) if self.backward else self.below(numbers)
+
+    def below(self, numbers: int) -> tuple[int, ...]:
+        """The same of those that start where it ends."""
+        return tuple(n for child in self.children for n in child.gradients(numbers))
+
+    @property
+    def gradient_levels(self) -> tuple[int, ...]:
+        """The levels the last collective crossed that made the gradient it brings back."""
+        return _crossed(self.backward) or self.levels_below
+
+    @property
+    def levels_below(self) -> tuple[int, ...]:
+        return next((levels for child in self.children if (levels := child.gradient_levels)), ())
+
+
+def _crossed(steps: Sequence[Step]) -> tuple[int, ...]:
+    return next((levels for _, _, levels, _ in reversed(steps) if levels), ())
+
+
+@dataclass(frozen=True)
+class Hops:
+    """Of a plan: all reshards between operators, those of each value, and the exchanges of each operator."""
+
+    all: list[Hop]
+    starting: dict[Value, list[Hop]]
+    """Those that start at a value which is a leaf's or an operator's, in the order of their first use."""
+    reading: dict[Node, list[Hop]]
+    """Those an operator reads, one per operand."""
+    leading: dict[Value, Hop]
+    """Those that lead to a value that a parallel operator names."""
+    exchanges: dict[int, list[Reshard]]
+    """Halo exchanges, by the position of the operator they go before."""
+
+
+def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: set[Node]) -> Hops:
+    """The reshards of a plan as trees."""
+    nodes = graph.nodes()
+    order = [n for n in nodes if n.is_compute]
+    position = {n: i for i, n in enumerate(order)}
+    found: list[Hop] = []
+    leading: dict[Value, Hop] = {}
+    reading: dict[Node, list[Hop]] = {}
+    exchanges: dict[int, list[Reshard]] = {}
+    following = _next_compute(nodes, position)
+    for reshard in plan.reshards:
+        if any(m.kind in HALO_EXCHANGES for m in (*reshard.forward, *reshard.backward)):
+            at = min(following[reshard.users[0]], len(order) - 1)
+            exchanges.setdefault(at, []).append(reshard)
+            continue
+        dtype = reshard.value.type.dtype
+        hop = Hop(
+            reshard,
+            len(found),
+            streams.steps(reshard.forward, reshard.source, dtype),
+            streams.steps(reshard.backward, dual(reshard.target), dtype),
+        )
+        found.append(hop)
+        for user in reshard.users:
+            if user.is_parallel:
+                leading[user.result] = hop
+    by_place = {(h.reshard.value, h.reshard.target): h for h in found}
+    starting: dict[Value, list[Hop]] = {}
+    for hop in found:
+        hop.parent = leading.get(hop.reshard.value)
+        if hop.parent is None:
+            starting.setdefault(hop.reshard.value, []).append(hop)
+        else:
+            hop.parent.children.append(hop)
+    anchors = Anchors(graph)
+    for node in order:
+        for i, value in enumerate(node.operands):
+            hop = by_place[anchors.of(value), plan.placement.needs(node, i)]
+            reading.setdefault(node, []).append(hop)
+            hop.uses.append((position[node], i))
+    for hop in sorted(found, key=lambda h: -h.depth):
+        below = [c.first for c in hop.children if c.first is not None]
+        hop.first = min([*hop.uses, *below], default=None)
+        back = [u for u in hop.uses if order[u[0]] in with_gradient]
+        hop.last = min([*back, *(c.last for c in hop.children if c.last is not None)], default=None)
+    for group in (*starting.values(), *(h.children for h in found)):
+        group.sort(key=lambda h: (h.first is None, h.first or (0, 0)))
+    return Hops(found, starting, reading, leading, exchanges)
+
+
+def _next_compute(nodes: Sequence[Node], position: dict[Node, int]) -> dict[Node, int]:
+    """For every node the position of the first compute node from it on."""
+    found: dict[Node, int] = {}
+    at = len(position)
+    for node in reversed(nodes):
+        at = position.get(node, at)
+        found[node] = at
+    return found

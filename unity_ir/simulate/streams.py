@@ -1,0 +1,128 @@
+"""
+Who does what where: classes of devices, their streams, and what a move holds of them.
+
+Programs are SPMD: devices that no operator tells apart do the same at the same time, so one class of them is simulated
+and stands for all, exactly. Devices are told apart along mesh axes that some operator or value is pinned on.
+
+Every class has a compute stream, and a port to each level of links. A move holds the ports of all levels it crosses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.layout import GridRole, Layout
+from unity_ir.pcg.reshard import Move
+
+TICKS = 10**12
+"""Ticks per second. Times are whole picoseconds, so that equal means equal."""
+
+PINNED = -4
+"""Roles from here down say that the axis is pinned: `PINNED - role` is its only coordinate that takes part."""
+
+LOCAL_KINDS = ("slice", "zero_pad")
+"""Moves that are a kernel on each device, and cross no link."""
+
+Classes = tuple[int, ...]
+
+Step = tuple[str, int, tuple[int, ...], tuple[Classes, ...]]
+"""One move: its kind, ticks, the levels it crosses, and the groups of classes that do it, each group together."""
+
+
+def ticks(seconds: float) -> int:
+    """Given 1e-9 returns 1000."""
+    return round(seconds * TICKS)
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """The classes of a machine's devices that `axes` of its mesh tell apart, and the numbers of their streams."""
+
+    machine: Machine
+    axes: tuple[int, ...] = ()
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(self.machine.mesh.sizes[a] for a in self.axes)
+
+    @property
+    def classes(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def width(self) -> int:
+        """Streams of each class: compute, then a port per level."""
+        return 1 + len(self.machine.levels)
+
+    @property
+    def count(self) -> int:
+        return self.classes * self.width
+
+    def compute(self, of: int) -> int:
+        """The compute stream of a class."""
+        return of * self.width
+
+    def port(self, of: int, level: int) -> int:
+        """The stream of a class's port to a level of links."""
+        return of * self.width + 1 + level
+
+    def name(self, stream: int) -> str:
+        """`compute`, or the level's name."""
+        return "compute" if (kind := stream % self.width) == 0 else self.machine.levels[kind - 1].name
+
+    def class_of(self, device: int) -> int:
+        """The class of a device."""
+        at = self.machine.mesh.coordinates(device)
+        found = 0
+        for axis, size in zip(self.axes, self.sizes, strict=True):
+            found = found * size + at[axis]
+        return found
+
+    @cached_property
+    def _coordinates(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(product(*(range(size) for size in self.sizes)))
+
+    def where(self, roles: Sequence[GridRole]) -> Classes:
+        """The classes that take part in an operator or hold a value, by what each mesh axis does."""
+        fixed = [(i, k) for i, a in enumerate(self.axes) if (k := _pin(roles[a])) is not None]
+        return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
+
+    def step(self, move: Move, before: Layout, dtype: str) -> Step:
+        """What a move from a layout is on the streams."""
+        after = tuple(move.target if i in move.axes else r for i, r in enumerate(before))
+        taking = sorted({*self.where(before), *self.where(after)})
+        levels: tuple[int, ...] = ()
+        groups = [(k,) for k in taking]
+        if move.kind not in (*LOCAL_KINDS, "retype"):
+            levels = tuple(sorted({self.machine.axis_levels[a] for a in move.axes}))
+            found: dict[tuple[int, ...], list[int]] = {}
+            for k in taking:
+                apart = tuple(c for a, c in zip(self.axes, self._coordinates[k], strict=True) if a not in move.axes)
+                found.setdefault(apart, []).append(k)
+            groups = [tuple(group) for group in found.values()]
+        return move.kind, ticks(self.machine.move_time(move, dtype)), levels, tuple(groups)
+
+    def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
+        """A reshard's moves; those that do nothing are left out."""
+        out: list[Step] = []
+        at = source
+        for move in moves:
+            if move.kind != "retype":
+                out.append(self.step(move, at, dtype))
+            at = tuple(move.target if i in move.axes else r for i, r in enumerate(at))
+        return tuple(out)
+
+
+def _pin(role: GridRole) -> int | None:
+    """The coordinate a role pins its axis at."""
+    return PINNED - role if isinstance(role, int) and role <= PINNED else None
+
+
+def pinned_axes(layouts: Iterable[Sequence[GridRole]]) -> tuple[int, ...]:
+    """The mesh axes that tell devices apart."""
+    return tuple(sorted({i for roles in layouts for i, role in enumerate(roles) if _pin(role) is not None}))
