@@ -1,1 +1,1 @@
-"""The execution simulator: what one iteration of a plan does on the streams of a machine, and when (FlexFlow, section 5)."""
+"""The execution simulator: when one iteration of a plan does what on a machine (FlexFlow, section 5)."""

@@ -21,7 +21,7 @@ from unity_ir.pcg.layout import Layout, dual
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.simulate.chains import Key, Task, arrivals, chain, stall
 from unity_ir.simulate.hops import Hop, hops
-from unity_ir.simulate.streams import Step, Streams, pinned_axes, ticks
+from unity_ir.simulate.streams import Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import (
     BACKWARD,
     BACKWARD_MOVE,

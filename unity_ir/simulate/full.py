@@ -53,7 +53,8 @@ def simulate(tasks: TaskGraph) -> Timeline:
     out, the task before it on each of its streams.
     """
     ends: list[int] = []
-    before, at = tasks.before.flat.tolist(), tasks.before.at.tolist()
+    before: list[int] = tasks.before.flat.tolist()
+    at: list[int] = tasks.before.at.tolist()
     begin = at[0]
     for ticks, end in zip(tasks.ticks.tolist(), at[1:], strict=True):
         start = 0

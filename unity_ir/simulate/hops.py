@@ -1,4 +1,4 @@
-"""The reshards of a plan as trees: each starts where an operator made a value, a leaf rests, or another one has ended."""
+"""The reshards of a plan as trees: each starts where a value is made, a leaf rests, or another one has ended."""
 
 from __future__ import annotations
 

@@ -1,0 +1,112 @@
+"""What single operators and reshards of a serial graph cost under any assignment, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unity_ir.cost.halos import halo_moves
+from unity_ir.cost.plan import plan_moves, update_time
+from unity_ir.cost.work import work
+from unity_ir.pcg.graph import Node, Optimizer, Value, leaf
+from unity_ir.pcg.layout import Assignment, Layout, dual, layout_type, operand_layout, result_layout
+from unity_ir.pcg.materialise import degrees
+from unity_ir.pcg.types import TensorType
+from unity_ir.simulate.chains import Task, chain, stall
+from unity_ir.simulate.streams import Classes, Step, Streams, ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An operator under an assignment: what it reads and makes, and its own ticks and exchanges."""
+
+    assignment: Assignment
+    needs: tuple[Layout, ...]
+    makes: tuple[Layout, ...]
+    forward: int
+    backward: int
+    halos: tuple[tuple[str, Task], ...]
+    halos_back: tuple[tuple[str, Task], ...]
+    classes: Classes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of one machine, optimizer and classes of devices."""
+
+    streams: Streams
+    optimizer: Optimizer
+    _choices: dict[Any, Choice] = field(default_factory=dict[Any, Choice])
+    _steps: dict[Any, tuple[Step, ...]] = field(default_factory=dict[Any, tuple[Step, ...]])
+    _updates: dict[Any, int] = field(default_factory=dict[Any, int])
+
+    def choice(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
+        """A serial compute node under an assignment; `needs` says of which operands the gradient is wanted."""
+        same = tuple(node.operands.index(v) for v in node.operands)
+        key = (node.op, node.attributes, tuple(v.type for v in node.operands), same, needs, assignment)
+        found = self._choices.get(key)
+        if found is None:
+            found = self._choices[key] = self._choose(node, needs, assignment)
+        return found
+
+    def _choose(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
+        machine = self.streams.machine
+        reads = tuple(operand_layout(node.analysis, i, assignment) for i in range(len(node.operands)))
+        # What is read twice in one layout is read once.
+        places = list(zip(node.operands, reads, strict=True))
+        done = work(
+            node.op,
+            tuple((v.type.shape, v.type.dtype) for v in node.operands),
+            node.attributes,
+            tuple(degrees(assignment, machine.mesh.sizes).items()),
+            needs,
+            tuple(places.index(place) for place in places),
+        )
+        halos: list[tuple[str, Task]] = []
+        halos_back: list[tuple[str, Task]] = []
+        for i, moves in halo_moves(node, assignment, machine.mesh).items():
+            dtype = node.operands[i].type.dtype
+            there = self.streams.steps((m for m, _ in moves), reads[i], dtype)
+            back = self.streams.steps((m for _, m in reversed(moves)), dual(reads[i]), dtype)
+            halos += stall(self.streams, there, ())
+            halos_back += stall(self.streams, back, ()) if needs[i] else ()
+        return Choice(
+            assignment,
+            reads,
+            tuple(result_layout(node.analysis, i, assignment) for i in range(len(node.types))),
+            ticks(done.forward_time(machine.device)),
+            ticks(done.backward_time(machine.device)),
+            tuple(halos),
+            tuple(halos_back),
+            self.streams.where(assignment),
+        )
+
+    def steps(self, type: TensorType, source: Layout, target: Layout) -> tuple[Step, ...]:
+        """The moves of a value of a serial type from one layout to another."""
+        key = (type.shape, type.dtype, source, target)
+        found = self._steps.get(key)
+        if found is None:
+            value = leaf("input", type, name="x").result
+            moves = plan_moves(value, source, target, self.streams.machine)
+            found = self._steps[key] = self.streams.steps(moves, source, type.dtype)
+        return found
+
+    def send(self, type: TensorType, source: Layout, target: Layout, number: int, overlap: bool) -> tuple[Task, ...]:
+        """The tasks of a reshard of this number."""
+        steps = self.steps(type, source, target)
+        return tuple(task for _, task in chain(self.streams, steps, number, (), overlap))
+
+    def update(self, value: Value, layout: Layout) -> int:
+        """Ticks of the optimizer's step of a weight that rests in a layout."""
+        key = (value.type.shape, value.type.dtype, layout)
+        if key not in self._updates:
+            machine = self.streams.machine
+            piece = leaf("weight", layout_type(value.type.shape, value.type.dtype, layout, machine.mesh), name="piece")
+            self._updates[key] = ticks(update_time(piece, self.optimizer, machine))
+        return self._updates[key]
+
+
+def stripped(tasks: Sequence[tuple[str, Task]]) -> tuple[Task, ...]:
+    """The tasks without their names."""
+    return tuple(task for _, task in tasks)

@@ -1,0 +1,409 @@
+"""
+Delta simulation (FlexFlow, section 5.3): the time of a plan after one operator's assignment changes.
+
+The task graph is a row of blocks: one for the forward of every operator, with the reshards issued around it, then one
+for the backward of each in reverse. What goes on from one block to the next is a *state*: how far each port and each
+arrival lies behind the compute stream's clock (of a second class of devices, how far it is off the first). Nothing
+later can start before that clock, so what lies before it is the same as what lies at it. A block leads from a state to
+a state, and by so much onwards in time, whatever the time is. So a changed block is computed anew, and those after it
+only until a state is as it was: from there on all goes on as before, so much earlier or later. Times are whole ticks,
+so this is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Optimizer
+from unity_ir.pcg.layout import Assignment, Layout, dual
+from unity_ir.pcg.materialise import materialise, resting
+from unity_ir.simulate.chains import Key, Task, arrivals
+from unity_ir.simulate.costs import Choice, Costs
+from unity_ir.simulate.streams import Classes, Streams
+
+Use = tuple[int, int]
+"""An operator, by its position, and which of its operands."""
+
+Group = tuple[Layout, Layout, Use, Use | None]
+"""Users that share a reshard: its source and target, the first use, and the one whose backward is last, if any."""
+
+Pending = dict[Key, int]
+
+Block = list[Task]
+
+
+class Simulation:
+    """
+    A serial forward graph with an assignment for every operator, and the time of one iteration.
+
+    Leaves rest where their first use reads them; users that read a value in one layout share the reshard; what it all
+    costs is what `cost.plan` says of `realised()`. `axes` are the mesh axes that assignments may tell devices apart by.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        assignments: Mapping[Node, Assignment],
+        optimizer: Optimizer | None = None,
+        overlap: bool = True,
+        axes: Sequence[int] = (),
+    ):
+        self.graph = graph
+        self.overlap = overlap
+        self.streams = Streams(machine, tuple(axes))
+        self.costs = Costs(self.streams, optimizer or Optimizer())
+        self.nodes = [n for n in graph.nodes() if n.is_compute]
+        self._index(graph)
+        count = len(self.nodes)
+        self.choices: list[Choice] = [self._choice(p, assignments[n]) for p, n in enumerate(self.nodes)]
+        self.groups: list[list[Group]] = [[] for _ in self.values]
+        self.updates: list[tuple[int, Classes]] = [(0, ())] * len(self.values)
+        self.blocks: list[Block] = [[] for _ in range(2 * count)]
+        self.advance: list[int] = [0] * (2 * count)
+        self.lags: list[tuple[int, ...]] = [()] * (2 * count)
+        self.pending: list[Pending] = [{}] * (2 * count)
+        self.sums: list[int] = [0] * (1 + self.streams.classes)
+        """Ticks all blocks advance, and of the updates on each class."""
+        self._undo: list[tuple[list[Any], int, Any]] = []
+        self._open = False
+        self._rebuild()
+
+    def _index(self, graph: Graph) -> None:
+        """Values and operators by number."""
+        with_gradient = trained(graph)
+        self.position = {n: p for p, n in enumerate(self.nodes)}
+        nodes = graph.nodes()
+        self.values = [v for n in nodes for v in n.results]
+        number = {v: i for i, v in enumerate(self.values)}
+        self.types = [v.type for v in self.values]
+        self.producer = [self.position.get(v.node, -1) for v in self.values]
+        self.operands = [[number[v] for v in n.operands] for n in self.nodes]
+        self.results = [[number[v] for v in n.results] for n in self.nodes]
+        self.leaves = [list(dict.fromkeys(v for v in vs if self.producer[v] < 0)) for vs in self.operands]
+        self.backward = [n in with_gradient for n in self.nodes]
+        self.has_gradient = [v.node in with_gradient for v in self.values]
+        self.updated = [v.node in with_gradient and v.node.op == "weight" for v in self.values]
+        self.needs = [tuple(n in with_gradient and v.node in with_gradient for v in n.operands) for n in self.nodes]
+        self.uses: list[list[Use]] = [[] for _ in self.values]
+        for p, operands in enumerate(self.operands):
+            for i, v in enumerate(operands):
+                self.uses[v].append((p, i))
+        self._numbers: dict[tuple[int, Layout], int] = {}
+        self._kept_choices: dict[tuple[int, Assignment], Choice] = {}
+        self._sends: dict[tuple[int, Layout, Layout, bool], tuple[Task, ...]] = {}
+
+    # -- what a plan is
+
+    @property
+    def makespan(self) -> int:
+        """Ticks of an iteration."""
+        if len(self.sums) == 2:
+            return self.sums[0] + max(self.lags[-1]) + self.sums[1]
+        return self.sums[0] + self._last(self.lags[-1], self.sums[1:])
+
+    @property
+    def assignments(self) -> dict[Node, Assignment]:
+        """The assignment of every operator."""
+        return {n: c.assignment for n, c in zip(self.nodes, self.choices, strict=True)}
+
+    def realised(self) -> Graph:
+        """The plan as a parallel graph with views."""
+        return materialise(self.graph, self.assignments, self.streams.machine.mesh)
+
+    def propose(self, node: Node, assignment: Assignment) -> int:
+        """
+        The makespan (ticks) with another assignment of one operator; then `accept` or `reject`.
+
+        Raises `UnityError` where the assignment does not fit the operator; the plan is then as it was.
+        """
+        assert not self._open, "accept or reject the last proposal first"
+        p = self.position[node]
+        choice = self._choice(p, assignment)
+        self._open = True
+        try:
+            self._change(p, choice)
+        except BaseException:
+            self.reject()
+            raise
+        return self.makespan
+
+    def accept(self) -> None:
+        """Keep what was proposed."""
+        self._undo.clear()
+        self._open = False
+
+    def reject(self) -> None:
+        """Go back to before what was proposed."""
+        for kept, i, old in reversed(self._undo):
+            kept[i] = old
+        self.accept()
+
+    def _last(self, clocks: Sequence[int], updates: Sequence[int]) -> int:
+        """When the last class has done its updates."""
+        width = self.streams.width
+        return max(max(clocks[k * width : (k + 1) * width]) + update for k, update in enumerate(updates))
+
+    # -- costs
+
+    def _choice(self, p: int, assignment: Assignment) -> Choice:
+        found = self._kept_choices.get((p, assignment))
+        if found is None:
+            found = self.costs.choice(self.nodes[p], self.needs[p], assignment)
+            self._kept_choices[p, assignment] = found
+        return found
+
+    def _number(self, v: int, layout: Layout) -> int:
+        """The number of the reshard of a value to a layout; that of its gradient is the next one."""
+        return self._numbers.setdefault((v, layout), 2 * len(self._numbers))
+
+    def _send(self, v: int, group: Group) -> tuple[Task, ...]:
+        source, target, _, _ = group
+        key = (v, source, target, False)
+        found = self._sends.get(key)
+        if found is None:
+            number = self._number(v, target)
+            found = self._sends[key] = self.costs.send(self.types[v], source, target, number, self.overlap)
+        return found
+
+    def _send_back(self, v: int, group: Group) -> tuple[Task, ...]:
+        source, target, _, _ = group
+        key = (v, source, target, True)
+        found = self._sends.get(key)
+        if found is None:
+            number = self._number(v, target) + 1
+            found = self.costs.send(self.types[v], dual(target), dual(source), number, self.overlap)
+            self._sends[key] = found
+        return found
+
+    # -- building
+
+    def _groups(self, v: int) -> list[Group]:
+        """The reshards of a value, in the order of their first use."""
+        uses = self.uses[v]
+        if not uses:
+            return []
+        choices = self.choices
+        producer = self.producer[v]
+        if producer < 0:
+            p, i = uses[0]
+            source = resting(choices[p].needs[i])
+        else:
+            source = choices[producer].makes[self.values[v].index]
+        first: dict[Layout, Use] = {}
+        last: dict[Layout, Use] = {}
+        has_gradient = self.has_gradient[v]
+        for use in uses:
+            p, i = use
+            need = choices[p].needs[i]
+            if need not in first:
+                first[need] = use
+            if has_gradient and need not in last and self.backward[p]:
+                last[need] = use
+        return [(source, need, use, last.get(need)) for need, use in first.items() if need != source]
+
+    def _forward(self, p: int) -> Block:
+        out: Block = []
+        if self.overlap:
+            for q in (0, 1) if p == 0 else (p + 1,):
+                if q < len(self.nodes):
+                    self._ahead(q, self.leaves[q], out)
+        else:
+            self._ahead(p, dict.fromkeys(self.operands[p]), out)
+        choice = self.choices[p]
+        numbers = [self._number(v, need) for v, need in zip(self.operands[p], choice.needs, strict=True)]
+        for k in choice.classes:
+            stream = (self.streams.compute(k),)
+            waits = arrivals(numbers, self.streams, k)
+            if choice.halos:
+                out.append((0, stream, stream, waits, ()))
+        out.extend(task for _, task in choice.halos)
+        for k in choice.classes:
+            stream = (self.streams.compute(k),)
+            out.append((choice.forward, stream, stream, arrivals(numbers, self.streams, k), ()))
+        if self.overlap:
+            for v in self.results[p]:
+                for group in self.groups[v]:
+                    out += self._send(v, group)
+        return out
+
+    def _ahead(self, p: int, values: Iterable[int], out: Block) -> None:
+        """Issue the reshards whose first use is by an operator."""
+        found = [(g[2], v, g) for v in values for g in self.groups[v] if g[2][0] == p]
+        for _, v, group in sorted(found):
+            out += self._send(v, group)
+
+    def _backward(self, p: int) -> Block:
+        out: Block = []
+        if not self.backward[p]:
+            return out
+        choice = self.choices[p]
+        numbers: list[int] = []
+        for v in self.results[p]:
+            for group in self.groups[v]:
+                if group[3] is not None:
+                    numbers.append(self._number(v, group[1]) + 1)
+                if not self.overlap and group[3] is not None:
+                    out += self._send_back(v, group)
+        for k in choice.classes:
+            stream = (self.streams.compute(k),)
+            out.append((choice.backward, stream, stream, arrivals(numbers, self.streams, k), ()))
+        out.extend(task for _, task in choice.halos_back)
+        found = [
+            (g[3], v, g)
+            for v in dict.fromkeys(self.operands[p])
+            for g in self.groups[v]
+            if g[3] is not None and g[3][0] == p and (self.overlap or self.producer[v] < 0)
+        ]
+        for _, v, group in sorted(found):
+            out += self._send_back(v, group)
+        return out
+
+    def _block(self, b: int) -> Block:
+        count = len(self.nodes)
+        return self._forward(b) if b < count else self._backward(2 * count - 1 - b)
+
+    def _places(self, v: int, group: Group) -> Iterable[int]:
+        """The blocks in which a reshard is issued, there and back."""
+        _, _, (first, _), last = group
+        producer = self.producer[v]
+        if not self.overlap:
+            yield first
+        else:
+            yield producer if producer >= 0 else max(0, first - 1)
+        end = 2 * len(self.nodes) - 1
+        if producer >= 0:
+            yield end - producer
+        if last is not None:
+            yield end - last[0]
+
+    def _update(self, v: int) -> tuple[int, Classes]:
+        """Ticks of the update of a weight, and where it is done."""
+        if not self.updated[v]:
+            return 0, ()
+        p, i = self.uses[v][0]
+        rest = resting(self.choices[p].needs[i])
+        return self.costs.update(self.values[v], rest), self.streams.where(rest)
+
+    def _set_update(self, v: int) -> None:
+        new, old = self._update(v), self.updates[v]
+        if new != old:
+            self._set(self.updates, v, new)
+            for (ticks, classes), sign in ((old, -1), (new, 1)):
+                for k in classes:
+                    self._set(self.sums, 1 + k, self.sums[1 + k] + sign * ticks)
+
+    def _rebuild(self) -> None:
+        for v in range(len(self.values)):
+            self.groups[v] = self._groups(v)
+            self._set_update(v)
+        for b in range(len(self.blocks)):
+            self.blocks[b] = self._block(b)
+        self._run(range(len(self.blocks)))
+        self.accept()
+
+    def full(self) -> int:
+        """The same makespan by full simulation: every block is built, and every task of it simulated."""
+        for v in range(len(self.values)):
+            self.groups[v] = self._groups(v)
+        clocks = [0] * self.streams.count
+        pending: Pending = {}
+        for b in range(len(self.blocks)):
+            _do(self._block(b), clocks, pending)
+        updates = [0] * self.streams.classes
+        for v in range(len(self.values)):
+            ticks, classes = self._update(v)
+            for k in classes:
+                updates[k] += ticks
+        return self._last(clocks, updates)
+
+    # -- changing
+
+    def _set(self, kept: list[Any], i: int, new: Any) -> None:
+        self._undo.append((kept, i, kept[i]))
+        kept[i] = new
+
+    def _change(self, p: int, choice: Choice) -> None:
+        old = self.choices[p]
+        self._set(self.choices, p, choice)
+        touched = {v for v, a, b in zip(self.operands[p], old.needs, choice.needs, strict=True) if a != b}
+        touched.update(v for v, a, b in zip(self.results[p], old.makes, choice.makes, strict=True) if a != b)
+        dirty = {p, 2 * len(self.nodes) - 1 - p}
+        for v in touched:
+            before, after = self.groups[v], self._groups(v)
+            if before != after:
+                self._set(self.groups, v, after)
+                for group in {*before} ^ {*after}:
+                    dirty.update(self._places(v, group))
+            self._set_update(v)
+        changed: list[int] = []
+        for b in sorted(dirty):
+            block = self._block(b)
+            if block != self.blocks[b]:
+                self._set(self.blocks, b, block)
+                changed.append(b)
+        self._run(changed)
+
+    def _run(self, changed: Sequence[int]) -> None:
+        """Simulate the changed blocks, and after each those that follow, until the state is as it was."""
+        count = len(self.blocks)
+        total = self.sums[0]
+        at = 0
+        for b in changed:
+            if b < at:
+                continue
+            lags = self.lags[b - 1] if b else (0,) * self.streams.count
+            pending = self.pending[b - 1] if b else {}
+            for at in range(b, count):
+                clocks, pending = list(lags), dict(pending)
+                _do(self.blocks[at], clocks, pending)
+                onwards = clocks[0]
+                lags, pending = self._state(clocks, pending)
+                if onwards != self.advance[at]:
+                    total += onwards - self.advance[at]
+                    self._set(self.advance, at, onwards)
+                if lags == self.lags[at] and pending == self.pending[at]:
+                    break
+                self._set(self.lags, at, lags)
+                self._set(self.pending, at, pending)
+            at += 1
+        if total != self.sums[0]:
+            self._set(self.sums, 0, total)
+
+    def _state(self, clocks: list[int], pending: Pending) -> tuple[tuple[int, ...], Pending]:
+        """
+        What goes on, by the clock of the first compute stream: a port that is free before its compute stream, or an
+        arrival before all of them, lets nothing start earlier than one that is free just then.
+        """
+        now = clocks[0]
+        if self.streams.classes == 1:
+            lags = tuple([at - now if at > now else 0 for at in clocks])
+            first = now
+        else:
+            width = self.streams.width
+            computes = clocks[::width]
+            lags = tuple([max(at, computes[s // width]) - now for s, at in enumerate(clocks)])
+            first = min(computes)
+        return lags, {key: at - now for key, at in pending.items() if at > first} if pending else pending
+
+
+def _do(block: Block, clocks: list[int], pending: Pending) -> None:
+    """Every task of a block: see `simulate.full`."""
+    for ticks, after, held, waits, sets in block:
+        end = clocks[after[0]]
+        for stream in after:
+            if clocks[stream] > end:
+                end = clocks[stream]
+        if pending:
+            for key in waits:
+                at = pending.get(key)
+                if at is not None and at > end:
+                    end = at
+        end += ticks
+        for stream in held:
+            clocks[stream] = end
+        for key in sets:
+            pending[key] = end
