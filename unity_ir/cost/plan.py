@@ -17,10 +17,11 @@ from unity_ir.cost.time import Kernel, seconds
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
+from unity_ir.pcg.coarse import plan_coarsely
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import Layout, Placement, dual, pins, place
-from unity_ir.pcg.reshard import Move, plan
+from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 
@@ -109,7 +110,7 @@ def _plan_cached(
     shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: _ByIdentity
 ) -> tuple[Move, ...]:
     of = machine.machine
-    return plan(source, target, shape, of.mesh, lambda m: of.move_time(m, dtype))
+    return plan_coarsely(source, target, shape, of.mesh, of.axis_levels, lambda m: of.move_time(m, dtype))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from io import StringIO
 
 from rich.console import Console
@@ -14,6 +15,18 @@ from unity_ir.pcg.layout import Assignment, Layout, Mesh, devices_of, role_name
 from unity_ir.pcg.reshard import Move
 
 WIDTH = 140
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What simulation says of an iteration."""
+
+    overlapped: float
+    """Seconds with communication beside computation."""
+    waiting: float
+    """Seconds when every move is waited for at once."""
+    peak: int
+    """Bytes a device holds at most, overlapped."""
 
 
 def report(
@@ -31,7 +44,13 @@ def report(
     return text(graph.name, cost(graph, machine), derivation, bound)
 
 
-def text(name: str, plan: PlanCost, derivation: list[str] | None = None, bound: float | None = None) -> str:
+def text(
+    name: str,
+    plan: PlanCost,
+    derivation: list[str] | None = None,
+    bound: float | None = None,
+    simulated: Simulated | None = None,
+) -> str:
     """The statistics as text."""
     machine = plan.machine
     out = StringIO()
@@ -43,9 +62,16 @@ def text(name: str, plan: PlanCost, derivation: list[str] | None = None, bound: 
         f"  time           {_seconds(plan.time)} = compute {_seconds(plan.compute_time)}"
         f" + communication {_seconds(plan.communication_time)}"
     )
+    if simulated is not None:
+        console.print(
+            f"  simulated      {_seconds(simulated.overlapped)} if communication is overlapped,"
+            f" {_seconds(simulated.waiting)} if it is waited for, as emitted"
+        )
     console.print(f"  communication  {plan.elements:,} elements, {plan.bytes:,} bytes, over all devices")
     held = ", ".join(f"{what} {_bytes(size)}" for what, size in plan.memory.items())
     console.print(f"  memory         {_bytes(plan.memory_bytes)} per device: {held}")
+    if simulated is not None:
+        console.print(f"  peak           {_bytes(simulated.peak)} per device at once, overlapped")
     if bound:
         gap = max(0.0, plan.time / bound - 1)
         console.print(f"  bound          {_seconds(bound)} for any placement of this graph: gap {gap:.2%}")

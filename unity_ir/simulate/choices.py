@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.coarse import FINE_AXES
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.layout import (
     COPY,
@@ -48,13 +50,19 @@ def _holds(type: TensorType, layout: tuple[int, ...], mesh: Mesh) -> bool:
     return type.is_floating or SUM not in layout
 
 
-def random_assignment(node: Node, mesh: Mesh, random: Random) -> Assignment:
-    """An assignment of a serial compute node, each axis's role drawn evenly; all of one kind every other time."""
+def random_assignment(node: Node, machine: Machine, random: Random) -> Assignment:
+    """
+    An assignment of a serial compute node: all axes of a level alike, or, as often, the first unlike the others. On a
+    mesh of few axes each is drawn by itself.
+    """
     may = roles(node)
+    mesh = machine.mesh
+    few = len(mesh.sizes) <= FINE_AXES
     while True:
-        if random.random() < 0.5:
-            found: Assignment = (random.choice(may),) * len(mesh.sizes)
-        else:
-            found = tuple(random.choice(may) for _ in mesh.sizes)
-        if fits(node, found, mesh):
-            return found
+        found: list[GridRole] = []
+        for axis, level in enumerate(machine.axis_levels):
+            before = [i for i in range(axis) if machine.axis_levels[i] == level]
+            alike = len(before) > 1 or (len(before) == 1 and random.random() < 0.5)
+            found.append(found[-1] if alike and not few else random.choice(may))
+        if fits(node, tuple(found), mesh):
+            return tuple(found)

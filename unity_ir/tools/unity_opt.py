@@ -13,10 +13,12 @@ import os
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from inspect import signature
 from io import BytesIO, StringIO
+from tempfile import NamedTemporaryFile
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr
@@ -35,6 +37,8 @@ from unity_ir.errors import UnityError, UnityReport
 
 if TYPE_CHECKING:
     from unity_ir.frontends.torch import Imported
+    from unity_ir.machine import Machine
+    from unity_ir.pcg.graph import Graph
 
 
 class UnityOpt(xDSLOptMain):
@@ -50,6 +54,9 @@ class UnityOpt(xDSLOptMain):
 
     derivation: str | None = None
     """What goes into the file of `--derivation-out`."""
+
+    pictures: Mapping[str, str] = MappingProxyType({})
+    """What goes into the files of `--trace` and `--timeline`, by name."""
 
     def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
         super().register_all_arguments(arg_parser)
@@ -94,6 +101,14 @@ class UnityOpt(xDSLOptMain):
         )
         arg_parser.add_argument(
             "--stats", action="store_true", help="after the passes, print what each function costs to stderr"
+        )
+        arg_parser.add_argument(
+            "--trace",
+            metavar="FILE.json",
+            help="after the passes, simulate an iteration and write it as a trace for Perfetto or chrome://tracing",
+        )
+        arg_parser.add_argument(
+            "--timeline", metavar="FILE.svg", help="after the passes, simulate an iteration and write it as a picture"
         )
 
     # Reading
@@ -174,8 +189,13 @@ class UnityOpt(xDSLOptMain):
     # Passes
 
     def setup_pipeline(self) -> None:
-        if self.args.machine is not None and self.args.search is None and not self.args.stats:
-            raise UnityError("unity-opt: --machine says where to search and to cost; add --search or --stats")
+        args = self.args
+        if args.machine is not None and not (args.search or args.stats or args.trace or args.timeline):
+            raise UnityError(
+                "unity-opt: --machine says where to search and to cost; add --search, --stats, --trace or --timeline"
+            )
+        if args.trace is not None and args.trace == args.timeline:
+            raise UnityError(f"unity-opt: --trace and --timeline would both write {args.trace}; name two files")
         if self.args.profile is not None:
             if self.args.machine is None:
                 raise UnityError("unity-opt: --profile is of a machine's devices; add --machine")
@@ -223,17 +243,52 @@ class UnityOpt(xDSLOptMain):
             self.derivation = derivation_text(prog)
         if self.args.stats:
             self.print_stats(prog)
+        if self.args.trace is not None or self.args.timeline is not None:
+            self.pictures = self.draw(prog)
+
+    def machine(self, module: ModuleOp, graph: Graph) -> Machine:
+        """The machine to cost a function on; without one, the smallest plain box that holds its pieces."""
+        from unity_ir import machine
+        from unity_ir.dialects.machine import module_machine
+        from unity_ir.pcg.layout import devices_of
+
+        said = machine.load(self.args.machine) if self.args.machine else module_machine(module)
+        return said or machine.load(f"box:{devices_of(graph)}")
 
     def print_stats(self, module: ModuleOp) -> None:
-        from unity_ir import machine
         from unity_ir.cost import stats
+        from unity_ir.cost.plan import cost
         from unity_ir.dialects.convert import pcg_functions, to_graph
-        from unity_ir.dialects.machine import module_machine
+        from unity_ir.simulate.report import simulated
 
-        text = self.args.machine
-        where = machine.load(text) if text else module_machine(module)
         for func in pcg_functions(module):
-            print(stats.report(to_graph(func), where, *_certificate(func)), file=sys.stderr)
+            graph = to_graph(func)
+            plan = cost(graph, self.machine(module, graph))
+            text = stats.text(graph.name, plan, *_certificate(func), simulated=simulated(graph, plan))
+            print(text, file=sys.stderr)
+
+    def draw(self, module: ModuleOp) -> Mapping[str, str]:
+        """What `--trace` and `--timeline` show of the module's function."""
+        from unity_ir.cost.plan import cost
+        from unity_ir.dialects.convert import pcg_functions, to_graph
+        from unity_ir.simulate.build import task_graph
+        from unity_ir.simulate.full import simulate
+        from unity_ir.simulate.timeline import timeline_svg
+        from unity_ir.simulate.trace import trace
+
+        flag = "--trace" if self.args.trace is not None else "--timeline"
+        functions = list(pcg_functions(module))
+        if len(functions) != 1:
+            found = f"{len(functions)} functions" if functions else "no pcg function"
+            raise UnityError(
+                f"unity-opt: {flag} shows one function, but the module has {found}; split it, or leave out the lowering"
+            )
+        graph = to_graph(functions[0])
+        machine = self.machine(module, graph)
+        timeline = simulate(task_graph(graph, cost(graph, machine)))
+        title = f"@{graph.name} on {machine.name}"
+        drawn = {self.args.trace: trace, self.args.timeline: timeline_svg}
+        return {file: draw(timeline, title) for file, draw in drawn.items() if file is not None}
 
     # Writing
 
@@ -252,6 +307,8 @@ class UnityOpt(xDSLOptMain):
         if self.derivation is not None:
             with open(self.args.derivation_out, "w", encoding="utf-8") as file:
                 file.write(self.derivation)
+        for path, text in self.pictures.items():
+            _write(path, text)
 
 
 def derivation_text(module: ModuleOp) -> str:
@@ -263,6 +320,34 @@ def derivation_text(module: ModuleOp) -> str:
     if not lines:
         raise UnityError("unity-opt: --derivation-out, but no function has a derivation; add --search")
     return "\n".join(lines) + "\n"
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file whole or not at all. Raises `UnityError` where it cannot be written."""
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            # A pipe or a terminal.
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            return
+        with NamedTemporaryFile("w", encoding="utf-8", dir=os.path.dirname(path) or ".", delete=False) as file:
+            try:
+                file.write(text)
+                file.close()
+                os.chmod(file.name, 0o666 & ~_umask())
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise UnityError(f"{path}: {error.strerror}") from error
+
+
+def _umask() -> int:
+    """The permissions new files do not get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _certificate(func: FuncOp) -> tuple[list[str] | None, float | None]:

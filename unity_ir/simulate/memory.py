@@ -1,0 +1,51 @@
+"""Bytes a device holds over the time of an iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unity_ir.simulate.full import Timeline
+from unity_ir.simulate.tasks import Ints
+
+
+@dataclass(frozen=True)
+class Curve:
+    """From each of `ticks` on, `bytes` are held; the first is 0, and what is held all the time is in all of them."""
+
+    ticks: Ints
+    bytes: Ints
+
+    @property
+    def peak(self) -> int:
+        return int(self.bytes.max())
+
+
+def memory(timeline: Timeline, of: int = 0) -> Curve:
+    """
+    What a device of a class holds: weights, optimizer state and inputs all the time; what an operator or a reshard
+    makes, and gradients, from the start of the task that makes it to the end of the last that reads it.
+    """
+    tasks = timeline.tasks
+    width = tasks.streams.width
+    held = tasks.held
+    here = np.zeros(len(tasks), dtype=bool)
+    here[held.owners[held.flat // width == of]] = True
+    uses = tasks.uses
+    using = here[uses.flat]
+    # Tasks of other classes neither begin nor end a buffer.
+    begins = np.where(using, timeline.starts[uses.flat], np.iinfo(np.int64).max)
+    ends = np.where(using, timeline.ends[uses.flat], -1)
+    if not len(uses):
+        return Curve(np.zeros(1, dtype=np.int64), np.array([tasks.always], dtype=np.int64))
+    begin, end = np.minimum.reduceat(begins, uses.at[:-1]), np.maximum.reduceat(ends, uses.at[:-1])
+    kept = end >= 0
+    size = tasks.bytes[kept]
+    at = np.concatenate([[0], begin[kept], end[kept]])
+    change = np.concatenate([[tasks.always], size, -size])
+    # What ends makes room for what begins just then.
+    order = np.lexsort((change, at))
+    at, total = at[order], np.cumsum(change[order])
+    last = np.append(at[1:] != at[:-1], True)
+    return Curve(at[last], total[last])

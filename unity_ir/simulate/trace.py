@@ -1,0 +1,97 @@
+"""
+A simulated iteration as a trace that Chrome's `about:tracing` and Perfetto open: the trace event format, in JSON.
+
+Every device is a process, and each of its streams a thread; what it holds in memory is a counter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from unity_ir.simulate.full import Timeline
+from unity_ir.simulate.memory import memory
+from unity_ir.simulate.streams import TICKS
+from unity_ir.simulate.tasks import KINDS, Label
+
+COLOURS = (
+    "thread_state_running",
+    "thread_state_runnable",
+    "rail_response",
+    "thread_state_iowait",
+    "rail_animation",
+    "rail_idle",
+)
+"""The viewer's names of colours, one for each of `KINDS`."""
+
+MAX_DEVICES = 64
+"""Of a machine with more, one device of each class is shown."""
+
+
+def trace(timeline: Timeline, title: str) -> str:
+    """The trace as text; times in it are microseconds."""
+    events = list(_events(timeline))
+    text = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
+    return f'{{"displayTimeUnit":"ms","otherData":{{"title":{json.dumps(title)}}},"traceEvents":[\n{text}\n]}}\n'
+
+
+def rows(timeline: Timeline) -> list[tuple[str, int]]:
+    """The devices that are shown, each by a name and its class."""
+    streams = timeline.tasks.streams
+    devices = streams.machine.devices
+    if devices <= MAX_DEVICES:
+        return [(f"device {device}", streams.class_of(device)) for device in range(devices)]
+    alike = devices // streams.classes
+    return [
+        (f"device {next(d for d in range(devices) if streams.class_of(d) == k)} and {alike - 1} more like it", k)
+        for k in range(streams.classes)
+    ]
+
+
+def name(label: Label) -> str:
+    """An operator, or a move and what it moves: `all_reduce of conv1.weight`."""
+    node = label.value.node
+    if label.what.removesuffix(" backward") == node.op:
+        return label.what
+    what = node.name if node.op in ("input", "weight") else node.op
+    return f"{label.what} of {what if what.isprintable() else ascii(what)}"
+
+
+def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    tasks = timeline.tasks
+    streams = tasks.streams
+    held: list[list[int]] = [[] for _ in range(streams.count)]
+    for t in range(len(tasks)):
+        # A task that takes no time is not to be seen.
+        for s in tasks.held[t] if tasks.ticks[t] else ():
+            held[s].append(t)
+    starts, ticks = timeline.starts.tolist(), tasks.ticks.tolist()
+    curves = {k: memory(timeline, k) for k in range(streams.classes)}
+    for process, (row, k) in enumerate(rows(timeline)):
+        yield {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": row}}
+        yield {"ph": "M", "pid": process, "tid": 0, "name": "process_sort_index", "args": {"sort_index": process}}
+        for thread in range(streams.width):
+            stream = k * streams.width + thread
+            shown = streams.name(stream) if thread == 0 else f"{streams.name(stream)} link"
+            yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": shown}}
+            for t in held[stream]:
+                label = tasks.labels[t]
+                yield {
+                    "ph": "X",
+                    "pid": process,
+                    "tid": thread,
+                    "ts": _microseconds(starts[t]),
+                    "dur": _microseconds(ticks[t]),
+                    "name": name(label),
+                    "cat": KINDS[label.kind],
+                    "cname": COLOURS[label.kind],
+                    "args": {"result": str(label.value.type)},
+                }
+        curve = curves[k]
+        for at, size in zip(curve.ticks.tolist(), curve.bytes.tolist(), strict=True):
+            yield {"ph": "C", "pid": process, "name": "memory", "ts": _microseconds(at), "args": {"bytes": size}}
+
+
+def _microseconds(ticks: int) -> float:
+    return ticks * 10**6 / TICKS
