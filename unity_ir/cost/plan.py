@@ -17,7 +17,7 @@ from unity_ir.cost.time import Kernel, seconds
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.coarse import plan_coarsely
+from unity_ir.pcg.coarse import Memo, plan_coarsely
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import Layout, Placement, dual, pins, place
@@ -110,7 +110,15 @@ def _plan_cached(
     shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: _ByIdentity
 ) -> tuple[Move, ...]:
     of = machine.machine
-    return plan_coarsely(source, target, shape, of.mesh, of.axis_levels, lambda m: of.move_time(m, dtype))
+    memo = _memo(machine, dtype)
+    return plan_coarsely(source, target, shape, of.mesh, of.axis_levels, lambda m: of.move_time(m, dtype), memo)
+
+
+@lru_cache(maxsize=256)
+def _memo(machine: _ByIdentity, dtype: str) -> Memo:
+    """The plans of one machine and element type, kept as long as those are used."""
+    del machine, dtype
+    return {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,38 +3,76 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
-from math import inf, prod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import gcd, inf, prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.layout import REPEAT, Layout, Mesh
+from unity_ir.pcg.layout import COPY, REPEAT, Layout, Mesh
 from unity_ir.pcg.reshard import Move, Price, move_kind, plan
 
 FINE_AXES = 3
 """Meshes of up to so many axes are planned axis by axis. The number of layouts grows exponentially with the axes."""
 
 
+Memo = dict[tuple[int, tuple[int, ...], Layout, Layout], tuple[Move, ...]]
+"""Plans by elements, divisors of the dims, source and target, of one machine and element type."""
+
+
 def plan_coarsely(
-    source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, levels: Sequence[int], price: Price
+    source: Layout,
+    target: Layout,
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    levels: Sequence[int],
+    price: Price,
+    memo: Memo | None = None,
 ) -> tuple[Move, ...]:
     """
     As `pcg.reshard.plan`, but on a mesh of more than `FINE_AXES` axes, neighbours on one level (`levels` says which
     each axis is of) that go from one role to one other are one axis, and only roles are gone through that are in either
     layout, repeat, or the largest dim of the others.
 
-    Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2.
+    Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2. In `memo` plans are kept
+    that are alike but for the dims' order and sizes.
     """
     if source == target:
         return ()
     if len(mesh.sizes) <= FINE_AXES or min(*source, *target) < REPEAT:
         return plan(source, target, shape, mesh, price)
+    used = list(dict.fromkeys(role for role in (*source, *target) if role >= 0))
+    # To divide what is copied or summed for a while pays, along any dim that is free.
+    free = max((dim for dim in range(len(shape)) if dim not in used), key=lambda dim: shape[dim], default=None)
+    dims = used if free is None else [*used, free]
+    number = {dim: i for i, dim in enumerate(dims)}
+    begin = tuple(number.get(role, role) for role in source)
+    end = tuple(number.get(role, role) for role in target)
+    key = (prod(shape), tuple(gcd(shape[dim], mesh.devices) for dim in dims), begin, end)
+    found = None if memo is None else memo.get(key)
+    if found is None:
+        found = _plan_runs(*key, mesh, levels, price)
+        if memo is not None:
+            memo[key] = found
+    back = dict(enumerate(dims))
+    return tuple(replace(m, source=back.get(m.source, m.source), target=back.get(m.target, m.target)) for m in found)
+
+
+def _plan_runs(
+    elements: int,
+    divisors: tuple[int, ...],
+    source: Layout,
+    target: Layout,
+    mesh: Mesh,
+    levels: Sequence[int],
+    price: Price,
+) -> tuple[Move, ...]:
     runs: list[list[int]] = []
     for axis, way in enumerate(zip(source, target, levels, strict=True)):
         if runs and way == (source[runs[-1][0]], target[runs[-1][0]], levels[runs[-1][0]]):
             runs[-1].append(axis)
         else:
             runs.append([axis])
-    return _Planner(runs, shape, mesh, price).plan(
+    return _Planner(runs, elements, divisors, mesh, price).plan(
         tuple(source[run[0]] for run in runs), tuple(target[run[0]] for run in runs)
     )
 
@@ -44,85 +82,88 @@ class _Planner:
     `pcg.reshard.plan` for a few runs of axes. Sets of runs are bit masks; the lowest bit is the outermost run.
     """
 
-    def __init__(self, runs: Sequence[Sequence[int]], shape: tuple[int, ...], mesh: Mesh, price: Price):
+    def __init__(self, runs: Sequence[Sequence[int]], elements: int, divisors: Sequence[int], mesh: Mesh, price: Price):
         self.runs = runs
-        self.shape = shape
+        self.divisors = divisors
         self.price = price
         self.sizes = [prod(mesh.sizes[axis] for axis in run) for run in runs]
-        self.elements = prod(shape)
+        self.elements = elements
         self.groups = [prod(s for i, s in enumerate(self.sizes) if mask >> i & 1) for mask in range(1 << len(runs))]
-        self.prices: dict[tuple[str, int, int, bool], float] = {}
 
     def plan(self, source: Layout, target: Layout) -> tuple[Move, ...]:
-        useful = {*source, *target, REPEAT}
-        # To divide what is copied or summed for a while pays, along any dim that is free.
-        free = [dim for dim in range(len(self.shape)) if dim not in useful]
-        if free:
-            useful.add(max(free, key=lambda dim: self.shape[dim]))
-        found = self._search(source, target, sorted(useful))
-        if found is None:
-            raise UnityError(f"pcg: no way to reshard {list(self.shape)} from {source} to {target}")
-        return found
+        """
+        Dijkstra over layouts, as there. A layout is a number: its roles, by their place in `roles`, are the digits.
 
-    def _search(self, source: Layout, target: Layout, useful: Sequence[int]) -> tuple[Move, ...] | None:
-        """Dijkstra over layouts, as there."""
-        best: dict[Layout, float] = {source: 0.0}
-        via: dict[Layout, tuple[Layout, int, int, int]] = {}
-        queue: list[tuple[float, int, Layout]] = [(0.0, 0, source)]
+        What is not wanted in copies at the end does not pass through them: to repeat it is no dearer.
+        """
+        runs = len(self.runs)
+        roles = sorted({*source, *target, REPEAT, *range(len(self.divisors))})
+        base = len(roles)
+        # What adding 1 to the digits of a set of runs adds to a number.
+        ones = [sum(base**i for i in range(runs) if mask >> i & 1) for mask in range(1 << runs)]
+        copied = sum(1 << i for i, role in enumerate(target) if role == COPY)
+        start, goal = (sum(roles.index(r) * base**i for i, r in enumerate(layout)) for layout in (source, target))
+        best = {start: 0.0}
+        via: dict[int, tuple[int, Move]] = {}
+        queue = [(0.0, 0, start)]
+        prices: dict[tuple[int, int, int, int], tuple[float, Move]] = {}
         tie = 0
         while queue:
             cost, _, layout = heapq.heappop(queue)
-            if layout == target:
-                return self._path(source, target, via)
+            if layout == goal:
+                return _path(start, goal, via)
             if cost > best[layout]:
                 continue
-            holders: dict[int, int] = {}
-            for i, role in enumerate(layout):
-                holders[role] = holders.get(role, 0) | 1 << i
-            elements = self.elements // prod(self.groups[mask] for role, mask in holders.items() if role >= 0)
-            for old, mask in holders.items():
-                for moved in _leaving(mask, old):
-                    group = self.groups[moved]
-                    for new in useful:
-                        if new == old:
+            holders = [0] * base
+            rest = layout
+            for i in range(runs):
+                rest, digit = divmod(rest, base)
+                holders[digit] |= 1 << i
+            elements = self.elements
+            for role, mask in zip(roles, holders, strict=True):
+                if role >= 0:
+                    elements //= self.groups[mask]
+            for i, mask in enumerate(holders):
+                for moved in _leaving(mask, roles[i]):
+                    group, one, inner = self.groups[moved], ones[moved], moved & -moved
+                    for j, new in enumerate(roles):
+                        if i == j:
+                            continue
+                        after = layout + (j - i) * one
+                        if best.get(after, inf) <= cost:
                             continue
                         if new >= 0:
-                            there = holders.get(new, 0)
                             # Pieces stay contiguous: inside those that divide the dim already.
-                            if there > moved & -moved or self.shape[new] // self.groups[there] % group:
+                            there = holders[j]
+                            if there > inner or self.divisors[new] // self.groups[there] % group:
                                 continue
-                        total = cost + self._price(old, new, moved, elements)
-                        after = tuple([new if moved >> i & 1 else role for i, role in enumerate(layout)])
+                        elif new == COPY and moved & ~copied:
+                            continue
+                        key = (i, j, moved, elements)
+                        priced = prices.get(key)
+                        if priced is None:
+                            move = self._move(roles[i], new, moved, elements)
+                            # A free move still counts as one, so that of equal plans the shortest is taken.
+                            priced = prices[key] = (self.price(move) + 1e-12, move)
+                        total = cost + priced[0]
                         if total < best.get(after, inf):
                             best[after] = total
-                            via[after] = (layout, moved, old, new)
+                            via[after] = (layout, priced[1])
                             tie += 1
                             heapq.heappush(queue, (total, tie, after))
-        return None
-
-    def _price(self, old: int, new: int, moved: int, elements: int) -> float:
-        kind = move_kind(old, new)
-        key = (kind, moved, elements, old >= 0)
-        found = self.prices.get(key)
-        if found is None:
-            # A free move still counts as one, so that of equal plans the shortest is taken.
-            found = self.prices[key] = self.price(self._move(old, new, moved, elements)) + 1e-12
-        return found
+        raise UnityError(f"pcg: no way to reshard {self.elements} elements from {source} to {target}")
 
     def _move(self, old: int, new: int, moved: int, elements: int) -> Move:
         axes = tuple(axis for i, run in enumerate(self.runs) if moved >> i & 1 for axis in run)
         return Move(move_kind(old, new), axes, old, new, self.groups[moved], elements)
 
-    def _path(
-        self, source: Layout, target: Layout, via: dict[Layout, tuple[Layout, int, int, int]]
-    ) -> tuple[Move, ...]:
-        out: list[Move] = []
-        at = target
-        while at != source:
-            at, moved, old, new = via[at]
-            parts = prod(size for size, role in zip(self.sizes, at, strict=True) if role >= 0)
-            out.append(self._move(old, new, moved, self.elements // parts))
-        return tuple(out[::-1])
+
+def _path(start: int, goal: int, via: Mapping[int, tuple[int, Move]]) -> tuple[Move, ...]:
+    out: list[Move] = []
+    while goal != start:
+        goal, move = via[goal]
+        out.append(move)
+    return tuple(out[::-1])
 
 
 def _leaving(mask: int, role: int) -> Iterable[int]:

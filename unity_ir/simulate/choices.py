@@ -19,6 +19,7 @@ from unity_ir.pcg.layout import (
 )
 from unity_ir.pcg.materialise import degrees
 from unity_ir.pcg.types import TensorType
+from unity_ir.simulate.streams import PINNED
 
 
 def roles(node: Node) -> tuple[GridRole, ...]:
@@ -31,6 +32,9 @@ def roles(node: Node) -> tuple[GridRole, ...]:
 def fits(node: Node, assignment: Assignment, mesh: Mesh) -> bool:
     """Whether a serial compute node can have an assignment: degrees divide sizes, and integers are not in addends."""
     analysis = node.analysis
+    may = roles(node)
+    if len(assignment) != len(mesh.sizes) or not all(what in may or _pinned(what) for what in assignment):
+        return False
     if any(analysis.bound.extents[v] % degree for v, degree in degrees(assignment, mesh.sizes).items()):
         return False
     placed = [
@@ -38,6 +42,10 @@ def fits(node: Node, assignment: Assignment, mesh: Mesh) -> bool:
         *((t, result_layout(analysis, i, assignment)) for i, t in enumerate(node.types)),
     ]
     return all(_holds(type, layout, mesh) for type, layout in placed)
+
+
+def _pinned(what: GridRole) -> bool:
+    return isinstance(what, int) and what <= PINNED
 
 
 def _holds(type: TensorType, layout: tuple[int, ...], mesh: Mesh) -> bool:
@@ -50,10 +58,14 @@ def _holds(type: TensorType, layout: tuple[int, ...], mesh: Mesh) -> bool:
     return type.is_floating or SUM not in layout
 
 
+SPLIT = 1 / 8
+"""How often a level's first axis does something else than its others."""
+
+
 def random_assignment(node: Node, machine: Machine, random: Random) -> Assignment:
     """
-    An assignment of a serial compute node: all axes of a level alike, or, as often, the first unlike the others. On a
-    mesh of few axes each is drawn by itself.
+    An assignment of a serial compute node: mostly all axes of a level alike. On a mesh of few axes each is drawn by
+    itself.
     """
     may = roles(node)
     mesh = machine.mesh
@@ -62,7 +74,7 @@ def random_assignment(node: Node, machine: Machine, random: Random) -> Assignmen
         found: list[GridRole] = []
         for axis, level in enumerate(machine.axis_levels):
             before = [i for i in range(axis) if machine.axis_levels[i] == level]
-            alike = len(before) > 1 or (len(before) == 1 and random.random() < 0.5)
+            alike = len(before) > 1 or (len(before) == 1 and random.random() >= SPLIT)
             found.append(found[-1] if alike and not few else random.choice(may))
         if fits(node, tuple(found), mesh):
             return tuple(found)

@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import Assignment, Layout, dual
+from unity_ir.pcg.layout import Assignment, Layout, dual, role_name
 from unity_ir.pcg.materialise import materialise, resting
 from unity_ir.simulate.chains import Key, Task, arrivals
+from unity_ir.simulate.choices import fits
 from unity_ir.simulate.costs import Choice, Costs
 from unity_ir.simulate.streams import Classes, Streams
 
@@ -152,7 +154,13 @@ class Simulation:
     def _choice(self, p: int, assignment: Assignment) -> Choice:
         found = self._kept_choices.get((p, assignment))
         if found is None:
-            found = self.costs.choice(self.nodes[p], self.needs[p], assignment)
+            node = self.nodes[p]
+            if not fits(node, assignment, self.streams.machine.mesh):
+                said = ", ".join(map(role_name, assignment))
+                raise UnityError(
+                    f"pcg.{node.op}: the assignment {said} does not fit it on {self.streams.machine.devices} devices"
+                )
+            found = self.costs.choice(node, self.needs[p], assignment)
             self._kept_choices[p, assignment] = found
         return found
 

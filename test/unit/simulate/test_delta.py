@@ -1,0 +1,135 @@
+"""Delta simulation is full simulation, to the tick."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from graphs import boxes, random_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine import Machine
+from unity_ir.models import from_text
+from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.layout import REPEAT
+from unity_ir.simulate.build import task_graph
+from unity_ir.simulate.choices import fits, random_assignment
+from unity_ir.simulate.delta import Simulation
+from unity_ir.simulate.full import simulate
+
+MODELS = [
+    "lenet,batch=8",
+    "mlp",
+    "rnnlm,batch=4,steps=3,hidden=8,vocabulary=16",
+    "nmt,batch=4,steps=3,hidden=8,vocabulary=16",
+    "gpt2,batch=2,layers=1",
+]
+MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6), boxes(2, 2, 2, 2)]
+
+
+def start(graph: Graph, machine: Machine, random: Random, **options: object) -> Simulation:
+    nodes = [n for n in graph.nodes() if n.is_compute]
+    first = {n: random_assignment(n, machine, random) for n in nodes}
+    return Simulation(graph, machine, first, **options)  # pyright: ignore[reportArgumentType]
+
+
+def written_out(state: Simulation) -> int:
+    """The makespan of the plan as a parallel graph, through cost model, task graph, and full simulation."""
+    machine, optimizer = state.streams.machine, state.costs.optimizer
+    graph = state.realised()
+    plan = cost(graph, machine, optimizer)
+    return simulate(task_graph(graph, plan, optimizer, overlap=state.overlap)).makespan
+
+
+@pytest.mark.parametrize("text", MODELS)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_random_changes_of_models(text: str, overlap: bool):
+    graph = from_text(text)
+    random = Random(text)
+    state = start(graph, MACHINES[1], random, overlap=overlap)
+    for i in range(60):
+        node = random.choice(state.nodes)
+        before = state.makespan
+        found = state.propose(node, random_assignment(node, MACHINES[1], random))
+        assert found == state.makespan == state.full()
+        if i % 20 == 0:
+            assert found == written_out(state)
+        if random.random() < 0.5:
+            state.accept()
+        else:
+            state.reject()
+            assert state.makespan == before == state.full()
+    assert erase(state.realised()) == graph
+
+
+@given(st.integers(0, 10**6), st.sampled_from(MACHINES), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_random_changes_of_random_graphs(seed: int, machine: Machine, overlap: bool):
+    random = Random(seed)
+    graph = random_graph(random, random.randint(1, 7), dims=(2, 4, 6, 12))
+    state = start(graph, machine, random, overlap=overlap, optimizer=random.choice([Optimizer(), Optimizer("adam")]))
+    assert state.makespan == written_out(state)
+    for _ in range(6):
+        node = random.choice(state.nodes)
+        assert state.propose(node, random_assignment(node, machine, random)) == written_out(state)
+        state.accept() if random.random() < 0.7 else state.reject()
+    assert state.makespan == state.full() == written_out(state)
+
+
+@given(st.integers(0, 10**6), st.sampled_from(MACHINES[:3]))
+@settings(max_examples=20, deadline=None)
+def test_devices_told_apart_are_as_one_class(seed: int, machine: Machine):
+    random = Random(seed)
+    graph = random_graph(random, random.randint(1, 7), dims=(2, 4, 6, 12))
+    state = start(graph, machine, random)
+    every = Simulation(graph, machine, state.assignments, axes=range(len(machine.mesh.sizes)))
+    assert every.makespan == state.makespan
+    for _ in range(5):
+        node = random.choice(state.nodes)
+        assignment = random_assignment(node, machine, random)
+        assert every.propose(node, assignment) == state.propose(node, assignment) == every.full()
+        for one in (every, state):
+            one.accept()
+
+
+def test_few_blocks_are_simulated_again(monkeypatch: pytest.MonkeyPatch):
+    """Where communication does not queue up, a change is forgotten after a few operators."""
+    from unity_ir.simulate import delta
+
+    graph = from_text("nmt,batch=4,steps=12,hidden=8,vocabulary=16")
+    machine = boxes(2, 2)
+    nodes = [n for n in graph.nodes() if n.is_compute]
+    state = Simulation(graph, machine, {n: (REPEAT, REPEAT) for n in nodes})
+    done = 0
+    do = delta._do  # pyright: ignore[reportPrivateUsage]
+
+    def counted(*arguments: object) -> None:
+        nonlocal done
+        done += 1
+        do(*arguments)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(delta, "_do", counted)
+    random = Random(1)
+    for _ in range(20):
+        node = random.choice(nodes)
+        state.propose(node, random_assignment(node, machine, random))
+        state.reject()
+    assert done < 20 * len(state.blocks) / 5
+
+
+def test_what_does_not_fit_changes_nothing():
+    graph = from_text("mlp")
+    machine = boxes(2)
+    nodes = [n for n in graph.nodes() if n.is_compute]
+    state = Simulation(graph, machine, {n: (REPEAT,) for n in nodes})
+    before = state.makespan
+    for wrong in (("no such variable",), (REPEAT, REPEAT), (0,)):
+        assert not fits(nodes[0], wrong, machine.mesh)
+        with pytest.raises(UnityError, match="does not fit"):
+            state.propose(nodes[0], wrong)
+    assert state.makespan == before == state.full()
+    assert state.propose(nodes[0], (REPEAT,)) == before
+    state.accept()
