@@ -278,11 +278,10 @@ class UnityOpt(xDSLOptMain):
 
         flag = "--trace" if self.args.trace is not None else "--timeline"
         functions = list(pcg_functions(module))
+        if any(op.name == "spmd.program" for op in module.ops):
+            raise UnityError(f"unity-opt: {flag} shows a plan, but the module is lowered; leave out lower-pcg-to-spmd")
         if len(functions) != 1:
-            found = f"{len(functions)} functions" if functions else "no pcg function"
-            raise UnityError(
-                f"unity-opt: {flag} shows one function, but the module has {found}; split it, or leave out the lowering"
-            )
+            raise UnityError(f"unity-opt: {flag} shows one function, but the module has {len(functions)}; split it")
         graph = to_graph(functions[0])
         machine = self.machine(module, graph)
         timeline = simulate(task_graph(graph, cost(graph, machine)))
