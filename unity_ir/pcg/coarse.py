@@ -8,8 +8,8 @@ from dataclasses import replace
 from math import gcd, inf, prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.layout import COPY, REPEAT, Layout, Mesh
-from unity_ir.pcg.reshard import Move, Price, move_kind, plan
+from unity_ir.pcg.layout import COPY, PINNED, REPEAT, Layout, Mesh, pins
+from unity_ir.pcg.reshard import Move, Price, group_role, move_kind, plan
 
 FINE_AXES = 3
 """Meshes of up to so many axes are planned axis by axis. The number of layouts grows exponentially with the axes."""
@@ -38,8 +38,10 @@ def plan_coarsely(
     """
     if source == target:
         return ()
-    if len(mesh.sizes) <= FINE_AXES or min(*source, *target) < REPEAT:
+    if len(mesh.sizes) <= FINE_AXES:
         return plan(source, target, shape, mesh, price)
+    if pins(source) or pins(target):
+        return _plan_pinned(source, target, shape, mesh, levels, price)
     used = list(dict.fromkeys(role for role in (*source, *target) if role >= 0))
     # To divide what is copied or summed for a while pays, along any dim that is free.
     free = max((dim for dim in range(len(shape)) if dim not in used), key=lambda dim: shape[dim], default=None)
@@ -66,15 +68,52 @@ def _plan_runs(
     levels: Sequence[int],
     price: Price,
 ) -> tuple[Move, ...]:
-    runs: list[list[int]] = []
-    for axis, way in enumerate(zip(source, target, levels, strict=True)):
-        if runs and way == (source[runs[-1][0]], target[runs[-1][0]], levels[runs[-1][0]]):
-            runs[-1].append(axis)
-        else:
-            runs.append([axis])
+    runs = _runs(source, target, levels)
     return _Planner(runs, elements, divisors, mesh, price).plan(
         tuple(source[run[0]] for run in runs), tuple(target[run[0]] for run in runs)
     )
+
+
+def _runs(source: Layout, target: Layout, levels: Sequence[int]) -> list[list[int]]:
+    """Neighbouring axes of one level that go the same way; all pinned roles are one."""
+    runs: list[list[int]] = []
+    ways = [(max(a, PINNED), max(b, PINNED), level) for a, b, level in zip(source, target, levels, strict=True)]
+    for axis, way in enumerate(ways):
+        if axis and way == ways[axis - 1]:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return runs
+
+
+def _plan_pinned(
+    source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, levels: Sequence[int], price: Price
+) -> tuple[Move, ...]:
+    """The same by the general planner, on the coarser mesh."""
+    runs = _runs(source, target, levels)
+    coarse = Mesh(tuple(prod(mesh.sizes[axis] for axis in run) for run in runs))
+
+    def fine(move: Move) -> Move:
+        """The pin of a run is that of its axes in mixed radix, as a move has it."""
+        aside = [(axis, at) for run, pin in move.pins for axis, at in _spelled(runs[run], pin, mesh)]
+        return replace(move, axes=tuple(axis for run in move.axes for axis in runs[run]), pins=tuple(aside))
+
+    begin, end = (tuple(group_role(layout, tuple(run), mesh) for run in runs) for layout in (source, target))
+    useful = {*(max(role, PINNED) for role in (*source, *target)), PINNED, REPEAT}
+
+    def fine_price(move: Move) -> float:
+        return price(fine(move)) if max(move.target, PINNED) in useful else inf
+
+    return tuple(map(fine, plan(begin, end, shape, coarse, fine_price)))
+
+
+def _spelled(run: Sequence[int], position: int, mesh: Mesh) -> list[tuple[int, int]]:
+    """The axes of a run with their coordinates at a position in it."""
+    out: list[tuple[int, int]] = []
+    for axis in reversed(run):
+        position, coordinate = divmod(position, mesh.sizes[axis])
+        out.append((axis, coordinate))
+    return out[::-1]
 
 
 class _Planner:

@@ -308,9 +308,13 @@ class _Builder:
 
     def _arrays(self) -> TaskGraph:
         layouts = self.plan.placement.layouts
-        leaves = [(v, self._bytes(v, layout)) for v, layout in layouts.items() if v.node.is_leaf]
         updated = {u.weight for u in self.graph.updates} or {r.value for r in self.plan.weight_reshards}
-        state = sum(size for v, size in leaves if v in updated) * optimizer_states(self.optimizer)
+        always = [0] * self.streams.classes
+        for value, layout in layouts.items():
+            if value.node.is_leaf:
+                tensors = 1 + (optimizer_states(self.optimizer) if value in updated else 0)
+                for k in self.streams.where(layout):
+                    always[k] += tensors * self._bytes(value, layout)
         kept = [(size, self.uses[b]) for b, size in self.sizes.items() if self.uses.get(b)]
         return TaskGraph(
             self.streams,
@@ -320,7 +324,7 @@ class _Builder:
             tuple(self.labels),
             np.array([size for size, _ in kept], dtype=np.int64),
             flat(uses for _, uses in kept),
-            sum(size for _, size in leaves) + state,
+            tuple(always),
         )
 
 

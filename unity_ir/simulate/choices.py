@@ -9,17 +9,18 @@ from unity_ir.pcg.coarse import FINE_AXES
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.layout import (
     COPY,
+    PINNED,
     REPEAT,
     SUM,
     Assignment,
     GridRole,
     Mesh,
+    at,
     operand_layout,
     result_layout,
 )
 from unity_ir.pcg.materialise import degrees
 from unity_ir.pcg.types import TensorType
-from unity_ir.simulate.streams import PINNED
 
 
 def roles(node: Node) -> tuple[GridRole, ...]:
@@ -62,10 +63,10 @@ SPLIT = 1 / 8
 """How often a level's first axis does something else than its others."""
 
 
-def random_assignment(node: Node, machine: Machine, random: Random) -> Assignment:
+def random_assignment(node: Node, machine: Machine, random: Random, pinned: float = 0.0) -> Assignment:
     """
     An assignment of a serial compute node: mostly all axes of a level alike. On a mesh of few axes each is drawn by
-    itself.
+    itself. `pinned` is how often an axis is pinned.
     """
     may = roles(node)
     mesh = machine.mesh
@@ -76,5 +77,10 @@ def random_assignment(node: Node, machine: Machine, random: Random) -> Assignmen
             before = [i for i in range(axis) if machine.axis_levels[i] == level]
             alike = len(before) > 1 or (len(before) == 1 and random.random() >= SPLIT)
             found.append(found[-1] if alike and not few else random.choice(may))
+        if pinned:
+            found = [
+                at(random.randrange(size)) if random.random() < pinned else what
+                for what, size in zip(found, mesh.sizes, strict=True)
+            ]
         if fits(node, tuple(found), mesh):
             return tuple(found)

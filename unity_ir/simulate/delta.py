@@ -19,7 +19,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import Assignment, Layout, dual, role_name
+from unity_ir.pcg.layout import Assignment, Layout, dual, pins, role_name
 from unity_ir.pcg.materialise import materialise, resting
 from unity_ir.simulate.chains import Key, Task, arrivals
 from unity_ir.simulate.choices import fits
@@ -159,6 +159,11 @@ class Simulation:
                 said = ", ".join(map(role_name, assignment))
                 raise UnityError(
                     f"pcg.{node.op}: the assignment {said} does not fit it on {self.streams.machine.devices} devices"
+                )
+            apart = [axis for axis, _ in pins(assignment) if axis not in self.streams.axes]
+            if apart:
+                raise UnityError(
+                    f"pcg.{node.op}: it is pinned on mesh axis {apart[0]}; simulate with axes that have it"
                 )
             found = self.costs.choice(node, self.needs[p], assignment)
             self._kept_choices[p, assignment] = found

@@ -38,12 +38,12 @@ def memory(timeline: Timeline, of: int = 0) -> Curve:
     begins = np.where(using, timeline.starts[uses.flat], np.iinfo(np.int64).max)
     ends = np.where(using, timeline.ends[uses.flat], -1)
     if not len(uses):
-        return Curve(np.zeros(1, dtype=np.int64), np.array([tasks.always], dtype=np.int64))
+        return Curve(np.zeros(1, dtype=np.int64), np.array([tasks.always[of]], dtype=np.int64))
     begin, end = np.minimum.reduceat(begins, uses.at[:-1]), np.maximum.reduceat(ends, uses.at[:-1])
     kept = end >= 0
     size = tasks.bytes[kept]
     at = np.concatenate([[0], begin[kept], end[kept]])
-    change = np.concatenate([[tasks.always], size, -size])
+    change = np.concatenate([[tasks.always[of]], size, -size])
     # What ends makes room for what begins just then.
     order = np.lexsort((change, at))
     at, total = at[order], np.cumsum(change[order])

@@ -16,14 +16,11 @@ from itertools import product
 from math import prod
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.layout import GridRole, Layout
+from unity_ir.pcg.layout import GridRole, Layout, pins
 from unity_ir.pcg.reshard import Move
 
 TICKS = 10**12
 """Ticks per second. Times are whole picoseconds, so that equal means equal."""
-
-PINNED = -4
-"""Roles from here down say that the axis is pinned: `PINNED - role` is its only coordinate that takes part."""
 
 LOCAL_KINDS = ("slice", "zero_pad")
 """Moves that are a kernel on each device, and cross no link."""
@@ -89,13 +86,12 @@ class Streams:
 
     def where(self, roles: Sequence[GridRole]) -> Classes:
         """The classes that take part in an operator or hold a value, by what each mesh axis does."""
-        fixed = [(i, k) for i, a in enumerate(self.axes) if (k := _pin(roles[a])) is not None]
+        fixed = [(self.axes.index(axis), pin) for axis, pin in pins(roles)]
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
         """What a move from a layout is on the streams."""
-        after = tuple(move.target if i in move.axes else r for i, r in enumerate(before))
-        taking = sorted({*self.where(before), *self.where(after)})
+        taking = sorted({*self.where(before), *self.where(move.after(before, self.machine.mesh))})
         levels: tuple[int, ...] = ()
         groups = [(k,) for k in taking]
         if move.kind not in (*LOCAL_KINDS, "retype"):
@@ -114,15 +110,10 @@ class Streams:
         for move in moves:
             if move.kind != "retype":
                 out.append(self.step(move, at, dtype))
-            at = tuple(move.target if i in move.axes else r for i, r in enumerate(at))
+            at = move.after(at, self.machine.mesh)
         return tuple(out)
-
-
-def _pin(role: GridRole) -> int | None:
-    """The coordinate a role pins its axis at."""
-    return PINNED - role if isinstance(role, int) and role <= PINNED else None
 
 
 def pinned_axes(layouts: Iterable[Sequence[GridRole]]) -> tuple[int, ...]:
     """The mesh axes that tell devices apart."""
-    return tuple(sorted({i for roles in layouts for i, role in enumerate(roles) if _pin(role) is not None}))
+    return tuple(sorted({axis for roles in layouts for axis, _ in pins(roles)}))

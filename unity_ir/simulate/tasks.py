@@ -70,8 +70,8 @@ class TaskGraph:
     """The size of every buffer, on each device that has it."""
     uses: Lists
     """The tasks between the first and the last of which, on each class, the buffer is alive."""
-    always: int
-    """Bytes every device holds all the time."""
+    always: tuple[int, ...]
+    """Bytes a device of each class holds all the time."""
 
     def __len__(self) -> int:
         return len(self.ticks)

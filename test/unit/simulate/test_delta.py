@@ -95,6 +95,33 @@ def test_devices_told_apart_are_as_one_class(seed: int, machine: Machine):
             one.accept()
 
 
+@given(st.integers(0, 10**6), st.sampled_from(MACHINES[:3]))
+@settings(max_examples=30, deadline=None)
+def test_operators_on_parts_of_the_machine(seed: int, machine: Machine):
+    """Pinned on some axes: those tell devices apart, and all of them may."""
+    random = Random(seed)
+    graph = random_graph(random, random.randint(1, 5), dims=(2, 4, 6, 12))
+    axes = tuple(range(len(machine.mesh.sizes)))
+    nodes = [n for n in graph.nodes() if n.is_compute]
+    first = {n: random_assignment(n, machine, random, pinned=0.3) for n in nodes}
+    state = Simulation(graph, machine, first, axes=axes)
+    for _ in range(5):
+        assert state.makespan == state.full()
+        try:
+            plan = state.realised()
+            said = cost(plan, machine)
+        except UnityError as error:
+            # A chain of parallel operators whose middle has no place of its own.
+            if "give the operators around it views" not in str(error):
+                raise
+        else:
+            for apart in (None, axes):
+                assert simulate(task_graph(plan, said, axes=apart)).makespan == state.makespan
+        node = random.choice(state.nodes)
+        state.propose(node, random_assignment(node, machine, random, pinned=0.3))
+        state.accept() if random.random() < 0.7 else state.reject()
+
+
 def test_few_blocks_are_simulated_again(monkeypatch: pytest.MonkeyPatch):
     """Where communication does not queue up, a change is forgotten after a few operators."""
     from unity_ir.simulate import delta
