@@ -23,6 +23,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.sample import sample
 from unity_ir.simulate.build import task_graph
+from unity_ir.simulate.chains import chain
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
 from unity_ir.simulate.streams import TICKS, Streams
@@ -183,6 +184,19 @@ def test_classes_of_pinned_axes():
     assert streams.where((-4, "n")) == (0,)
     assert streams.where((-5, "n")) == (1,)
     assert machine.mesh == Mesh((2, 2))
+
+
+def test_moves_of_a_reshard_follow_each_other():
+    """Also where they cross different levels, each told apart from what is there already."""
+    streams = Streams(boxes(2, 2))
+    steps = [("all_gather", 5, (0,), ((0,),)), ("all_gather", 7, (1,), ((0,),)), ("slice", 1, (), ((0,),))]
+    (_, first), (_, second), (_, third) = chain(streams, steps, 3, (1,), overlap=True)
+    assert first == (5, (0, 1), (1,), (1,), (3,))
+    assert second == (7, (0, 2), (2,), (3,), (3,))
+    # A local move after a collective is done where that one was.
+    assert third == (1, (0, 2), (2,), (3,), (3,))
+    (_, waiting), *_ = chain(streams, steps, 3, (1,), overlap=False)
+    assert waiting[2] == (0, 1)
 
 
 def test_trace_is_of_the_trace_event_format():
