@@ -12,11 +12,12 @@ from unity_ir.rules.algebraic import algebraic
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Progress, joint
+from unity_ir.search.mcmc import Settings, mcmc
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
 from unity_ir.search.tofu import VARIANTS, tofu
 
-STRATEGIES = ("joint", "data-parallel", "fsdp", "expert", *VARIANTS, "random")
+STRATEGIES = ("joint", "data-parallel", "fsdp", "expert", "mcmc", *VARIANTS, "random")
 
 
 def run(
@@ -26,13 +27,14 @@ def run(
     optimizer: Optimizer | None = None,
     progress: Progress | None = None,
     seed: int = 0,
+    settings: Settings | None = None,
 ) -> SearchResult:
     """
     Search for a parallel graph that computes what `graph` does, for a machine.
 
-    A graph that is already parallel is searched from its erasure; `seed` is for the random strategy. Raises
-    `UnityError` for an unknown strategy, a graph that already has its backward, and plans that do not fit the
-    machine's memory.
+    A graph that is already parallel is searched from its erasure; `seed` is for the random strategy, `settings` are for
+    mcmc. Raises `UnityError` for an unknown strategy, a graph that already has its backward, and plans that do not fit
+    the machine's memory.
     """
     if strategy not in STRATEGIES:
         raise UnityError(f"search: unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
@@ -41,7 +43,12 @@ def run(
     optimizer = optimizer or Optimizer()
     start = perf_counter()
     serial = erase(graph)
-    if strategy != "joint":
+    if strategy == "mcmc":
+        best = mcmc(serial, machine, optimizer, settings or Settings(seed=seed), progress)
+        explored = sum(chain.proposed for chain in best.chains)
+        priced = cost(best.graph, machine, optimizer)
+        result = SearchResult(strategy, best.graph, priced, explored=explored, seconds=perf_counter() - start)
+    elif strategy != "joint":
         parallel = _plan(serial, machine, strategy, optimizer, seed)
         result = SearchResult(strategy, parallel, cost(parallel, machine, optimizer), seconds=perf_counter() - start)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from unity_ir.machine.model import Machine
@@ -63,10 +64,12 @@ SPLIT = 1 / 8
 """How often a level's first axis does something else than its others."""
 
 
-def random_assignment(node: Node, machine: Machine, random: Random, pinned: float = 0.0) -> Assignment:
+def random_assignment(
+    node: Node, machine: Machine, random: Random, pinned: float = 0.0, axes: Sequence[int] | None = None
+) -> Assignment:
     """
     An assignment of a serial compute node: mostly all axes of a level alike. On a mesh of few axes each is drawn by
-    itself. `pinned` is how often an axis is pinned.
+    itself. `pinned` is how often an axis is pinned, of `axes` or of all.
     """
     may = roles(node)
     mesh = machine.mesh
@@ -78,9 +81,8 @@ def random_assignment(node: Node, machine: Machine, random: Random, pinned: floa
             alike = len(before) > 1 or (len(before) == 1 and random.random() >= SPLIT)
             found.append(found[-1] if alike and not few else random.choice(may))
         if pinned:
-            found = [
-                at(random.randrange(size)) if random.random() < pinned else what
-                for what, size in zip(found, mesh.sizes, strict=True)
-            ]
+            for axis in range(len(mesh.sizes)) if axes is None else axes:
+                if random.random() < pinned:
+                    found[axis] = at(random.randrange(mesh.sizes[axis]))
         if fits(node, tuple(found), mesh):
             return tuple(found)
