@@ -9,7 +9,7 @@ from typing import Any
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.curve import curves
-from unity_ir.machine.device import Device
+from unity_ir.machine.device import Device, profiled
 from unity_ir.machine.links import LINKS, PORTS, Level, Link, Protocol, ProtocolLatency, Wire
 from unity_ir.machine.loads import stuck
 from unity_ir.machine.model import Machine, slowest
@@ -30,15 +30,17 @@ KNOWN = {
 """The fields of each table."""
 
 
-def machine_from(name: str, described: Table, count: object = None) -> Machine:
+def machine_from(name: str, described: Table, count: object = None, profile: str = "") -> Machine:
     """
-    The machine that tables describe; `count` is what a size of "parameter" stands for.
+    The machine that tables describe; `count` is what a size of "parameter" stands for, `profile` a file to read rather
+    than the profile of such a device that comes with the package.
 
     Raises `UnityError` for figures that cannot be, and devices that nothing connects.
     """
     reader = _Reader(name)
     try:
-        return reader.machine(described, described.get("parameter", 1) if count is None else count)
+        machine = reader.machine(described, described.get("parameter", 1) if count is None else count)
+        return replace(machine, device=profiled(machine.device, machine.devices, profile))
     except KeyError as e:
         raise reader.refuse(f"{e.args[0]} is missing") from e
     except TypeError as e:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.describe import MAX_DEVICES, machine_from
-from unity_ir.machine.device import profiled
 from unity_ir.machine.model import Machine
 
 PROFILE = ",profile="
@@ -29,11 +28,11 @@ def load(name: str) -> Machine:
     Raises `UnityError` for an unknown name, an unreadable file, or figures that cannot be.
     """
     described, _, profile = name.partition(PROFILE)
-    machine = _load(described)
-    return replace(machine, name=name, device=profiled(machine.device, machine.devices, profile))
+    machine = _load(described, profile)
+    return machine if machine.name == name else replace(machine, name=name)
 
 
-def _load(name: str) -> Machine:
+def _load(name: str, profile: str) -> Machine:
     stem, _, parameter = name.partition(":")
     if name.endswith(".toml"):
         path, parameter = Path(name), ""
@@ -48,9 +47,9 @@ def _load(name: str) -> Machine:
     except (OSError, ValueError) as e:
         raise UnityError(f"machine: cannot read {name!a}: {getattr(e, 'strerror', None) or 'not text'}") from e
     if not parameter:
-        return machine_from(name, tables)
+        return machine_from(name, tables, profile=profile)
     if not (parameter.isascii() and parameter.isdecimal() and len(parameter) <= len(str(MAX_DEVICES))):
         raise UnityError(f"machine: {name}: what follows the colon must be a number from 1 to {MAX_DEVICES}")
     if "parameter" not in tables:
         raise UnityError(f"machine: {name}: this machine has no parameter; write it without :{parameter}")
-    return machine_from(name, tables, int(parameter))
+    return machine_from(name, tables, int(parameter), profile)
