@@ -4,9 +4,9 @@ Figures of the papers that follow from shapes alone: what data parallelism moves
     python bench/figures.py [--json FILE]
 
 Data parallelism over n devices has the gradient of what samples share summed over all of them; as rings move it, that
-is 2 (n - 1) times its bytes, over all devices. It is the weights; only of two biases that are added there is one sum. Tofu keeps 1/k of weights, gradients and history (here
-Adam's two moments) on each of k workers (its section 5). Both are counted from the plans' own moves and pieces, and
-compared exactly. Exits with code 1 where one differs.
+is 2 (n - 1) times its bytes, over all devices. It is the weights; only of two biases that are added there is one sum.
+Tofu keeps 1/k of weights, gradients and history (here Adam's two moments) on each of k workers (its section 5). Both
+are counted from the plans' own moves and pieces, and compared exactly. Exits with code 1 where one differs.
 """
 
 from __future__ import annotations
