@@ -1,16 +1,21 @@
 """
 Exact minimisation of a sum of tables over discrete variables, by eliminating one variable at a time.
 
-    min over x1..xn of sum_k table_k(x_i, x_j, ...)
+    min over x1..xn of sum_k table_k(f_ki(x_i), f_kj(x_j), ...)
 
 On a chain this is dynamic programming; on a series-parallel graph it does the sequence and parallel splits of Unity
 (section 5.2) without having to find them; on any graph it is exact, at a cost that grows with how entangled it is.
+
+A table looks at a variable through an axis `f`: which layout a configuration needs, say. Tables stay as small as that:
+values of a variable that look alike to all tables around it are one. Equal layers have the same tables and axes, so
+each distinct elimination is done once, in all graphs solved with one memo.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heappop, heappush
 from math import prod
 
@@ -20,113 +25,265 @@ from unity_ir.search.space import Floats, Ints
 
 Variable = int
 
-DENSE = 4_000_000
-"""Entries up to which the joint table of an elimination is built in one piece."""
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """What a table sees of a variable: for each of its values a number below `size`, each of which occurs."""
+
+    at: Ints
+    size: int
+
+    @cached_property
+    def _order(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.at, kind="stable")
+        return order, np.searchsorted(self.at[order], np.arange(self.size))
+
+    def least(self, of_values: Floats) -> Floats:
+        """The minimum over the values with each number."""
+        order, starts = self._order
+        return np.minimum.reduceat(of_values[order], starts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factor:
-    """A table over variables, one axis each."""
+    """A table over variables, each seen through an axis."""
 
     variables: tuple[Variable, ...]
+    axes: tuple[Axis, ...]
     table: Floats
 
 
-def minimise(sizes: Mapping[Variable, int], factors: Sequence[Factor]) -> tuple[float, dict[Variable, int]]:
-    """The least sum and a choice for every variable that attains it. `inf` entries are forbidden combinations."""
+def plain(variables: tuple[Variable, ...], table: Floats) -> Factor:
+    """A table over the values of variables themselves."""
+    return Factor(variables, tuple(Axis(np.arange(n), n) for n in table.shape), table)
+
+
+@dataclass(frozen=True, eq=False)
+class _Joint:
+    """Several axes of one variable as one, and what each of them is by that one."""
+
+    axis: Axis
+    each: Mapping[Axis, Ints]
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One elimination: of which variable, from which tables, which table it makes."""
+
+    variable: Variable
+    involved: tuple[int, ...]
+    """Numbers of factors."""
+    key: tuple[object, ...]
+    own: _Joint | None
+    """What the tables with other variables see of this one; None if there are none."""
+    others: tuple[Variable, ...]
+    seen: tuple[_Joint, ...]
+    entries: int
+
+
+@dataclass
+class Memo:
+    """Tables made by eliminations, and joint axes, by what they were made of (which objects)."""
+
+    tables: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
+    joints: dict[tuple[int, ...], _Joint] = field(default_factory=dict[tuple[int, ...], _Joint])
+    tokens: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
+    """A number for every table: for one that was made, by its key."""
+    parts: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
+    """Tables at the only value of some variables."""
+    held: dict[int, object] = field(default_factory=dict[int, object])
+    """What keys name by identity, so that nothing else takes it."""
+
+    def joint(self, axes: Sequence[Axis]) -> _Joint:
+        """Axes of one variable as one."""
+        distinct = {id(a): a for a in axes}
+        key = tuple(sorted(distinct))
+        if key not in self.joints:
+            parts = [distinct[k] for k in key]
+            self.held.update(distinct)
+            if len(parts) == 1:
+                made = _Joint(parts[0], {parts[0]: np.arange(parts[0].size)})
+            else:
+                code = parts[0].at
+                for part in parts[1:]:
+                    code = code * part.size + part.at
+                _, first, at = np.unique(code, return_index=True, return_inverse=True)
+                made = _Joint(Axis(at.reshape(-1), len(first)), {p: p.at[first] for p in parts})
+            self.joints[key] = made
+        return self.joints[key]
+
+    def token(self, table: Floats) -> int:
+        """The number of a table that is given."""
+        self.held[id(table)] = table
+        return self.tokens.setdefault(("given", id(table)), len(self.tokens))
+
+
+def minimise(
+    sizes: Mapping[Variable, int], factors: Sequence[Factor], limit: float = float("inf"), memo: Memo | None = None
+) -> tuple[float, dict[Variable, int]] | None:
+    """
+    The least sum and a choice for every variable that attains it. `inf` entries are forbidden combinations.
+
+    None if more than `limit` entries would have to be looked at.
+    """
+    found = {v: 0 for v, size in sizes.items() if size == 1}
+    memo = memo or Memo()
+    factors = [_without(f, found, memo) for f in factors]
     constant = sum(float(f.table) for f in factors if not f.variables)
-    live = _Live(sizes, [f for f in factors if f.variables])
-    decided: list[tuple[Variable, tuple[Variable, ...], Ints]] = []
-    while (variable := live.cheapest()) is not None:
-        involved = live.take(variable)
-        others = tuple(dict.fromkeys(v for f in involved for v in f.variables if v != variable))
-        table, choice = _eliminate(variable, others, involved, sizes)
-        decided.append((variable, others, choice))
-        if others:
-            live.add(Factor(others, table))
+    live = [f for f in factors if f.variables]
+    order = _Order({v: size for v, size in sizes.items() if v not in found}, live, memo)
+    steps = order.steps(limit)
+    if steps is None:
+        return None
+    for step in steps:
+        involved = [live[n] for n in step.involved]
+        if step.key not in memo.tables:
+            memo.tables[step.key] = _eliminated(step, involved, sizes[step.variable])
+        table = memo.tables[step.key]
+        if step.others:
+            live.append(Factor(step.others, tuple(j.axis for j in step.seen), table))
         else:
             constant += float(table)
-    found: dict[Variable, int] = {}
-    for variable, others, choice in reversed(decided):
-        found[variable] = int(choice[tuple(found[v] for v in others)])
+    for step in reversed(steps):
+        total = np.zeros(sizes[step.variable])
+        for number in step.involved:
+            factor = live[number]
+            total += factor.table[
+                tuple(
+                    a.at if v == step.variable else a.at[found[v]]
+                    for v, a in zip(factor.variables, factor.axes, strict=True)
+                )
+            ]
+        found[step.variable] = int(total.argmin())
     return constant, found
 
 
-class _Live:
-    """The tables not yet summed up, by variable, and the variables by the size of the table their elimination makes."""
+def _without(factor: Factor, fixed: Mapping[Variable, int], memo: Memo) -> Factor:
+    """The table without the variables that have one value."""
+    left = tuple(v not in fixed for v in factor.variables)
+    if all(left):
+        return factor
+    at = tuple(None if keep else int(a.at[0]) for a, keep in zip(factor.axes, left, strict=True))
+    key = (id(factor.table), at)
+    if key not in memo.parts:
+        memo.held[id(factor.table)] = factor.table
+        memo.parts[key] = factor.table[tuple(slice(None) if i is None else i for i in at)]
+    return Factor(
+        tuple(v for v, keep in zip(factor.variables, left, strict=True) if keep),
+        tuple(a for a, keep in zip(factor.axes, left, strict=True) if keep),
+        memo.parts[key],
+    )
 
-    def __init__(self, sizes: Mapping[Variable, int], factors: Sequence[Factor]):
-        self.sizes = sizes
-        self.of: dict[Variable, dict[int, Factor]] = {v: {} for v in sizes}
-        self.entries: dict[Variable, int] = {}
+
+@dataclass(frozen=True, eq=False)
+class _Outline:
+    """A factor without its table."""
+
+    variables: tuple[Variable, ...]
+    axes: tuple[Axis, ...]
+    token: int
+
+
+class _Order:
+    """In which order to eliminate: always the variable with the smallest joint table next."""
+
+    def __init__(self, sizes: Mapping[Variable, int], factors: Sequence[Factor], memo: Memo):
+        self.memo = memo
+        self.outlines: list[_Outline] = []
+        self.of: dict[Variable, dict[int, _Outline]] = {v: {} for v in sizes}
+        self.due: dict[Variable, _Step] = {}
         self.queue: list[tuple[int, Variable]] = []
-        self.count = 0
         for factor in factors:
-            self._enter(factor)
+            self._enter(_Outline(factor.variables, factor.axes, memo.token(factor.table)))
         for variable in sizes:
             self._weigh(variable)
 
-    def _enter(self, factor: Factor) -> None:
-        for variable in factor.variables:
-            self.of[variable][self.count] = factor
-        self.count += 1
-
-    def _weigh(self, variable: Variable) -> None:
-        joint = {v for f in self.of[variable].values() for v in f.variables} | {variable}
-        self.entries[variable] = prod(self.sizes[v] for v in joint)
-        heappush(self.queue, (self.entries[variable], variable))
-
-    def cheapest(self) -> Variable | None:
-        """The variable whose elimination makes the smallest joint table; None when all are gone."""
+    def steps(self, limit: float) -> list[_Step] | None:
+        """The eliminations; None if those not in the memo look at more than `limit` entries."""
+        out: list[_Step] = []
+        new: set[tuple[object, ...]] = set()
+        total = 0
         while self.queue:
             entries, variable = heappop(self.queue)
-            if self.entries.get(variable) == entries:
-                return variable
-        return None
+            step = self.due.get(variable)
+            if step is None or step.entries != entries:
+                continue
+            if step.key not in self.memo.tables and step.key not in new:
+                new.add(step.key)
+                total += entries
+                if total > limit:
+                    return None
+            out.append(step)
+            self._take(step)
+        return out
 
-    def take(self, variable: Variable) -> list[Factor]:
-        """The tables of a variable, which is gone with them."""
-        taken = self.of.pop(variable)
-        del self.entries[variable]
-        for number, factor in taken.items():
-            for other in factor.variables:
-                if other != variable:
+    def _enter(self, outline: _Outline) -> None:
+        for variable in outline.variables:
+            self.of[variable][len(self.outlines)] = outline
+        self.outlines.append(outline)
+
+    def _take(self, step: _Step) -> None:
+        del self.due[step.variable]
+        for number, outline in self.of.pop(step.variable).items():
+            for other in outline.variables:
+                if other != step.variable:
                     del self.of[other][number]
-        return list(taken.values())
+        if step.others:
+            token = self.memo.tokens.setdefault(step.key, len(self.memo.tokens))
+            self._enter(_Outline(step.others, tuple(j.axis for j in step.seen), token))
+            for other in step.others:
+                self._weigh(other)
 
-    def add(self, factor: Factor) -> None:
-        """A new table over variables that are still there."""
-        self._enter(factor)
-        for variable in factor.variables:
-            self._weigh(variable)
+    def _weigh(self, variable: Variable) -> None:
+        seen: dict[Variable, list[Axis]] = {}
+        names: dict[Variable, int] = {variable: 0}
+        key: list[object] = []
+        for outline in self.of[variable].values():
+            key.append(outline.token)
+            for v, axis in zip(outline.variables, outline.axes, strict=True):
+                if len(outline.variables) > 1:
+                    seen.setdefault(v, []).append(axis)
+                key.append((names.setdefault(v, len(names)), id(axis)))
+                self.memo.held[id(axis)] = axis
+        own = self.memo.joint(seen.pop(variable)) if seen else None
+        joints = tuple(self.memo.joint(axes) for axes in seen.values())
+        entries = (own.axis.size if own else 1) * prod(j.axis.size for j in joints)
+        self.due[variable] = _Step(variable, tuple(self.of[variable]), tuple(key), own, tuple(seen), joints, entries)
+        heappush(self.queue, (entries, variable))
 
 
-def _eliminate(
-    variable: Variable, others: tuple[Variable, ...], involved: Sequence[Factor], sizes: Mapping[Variable, int]
-) -> tuple[Floats, Ints]:
-    """Minimum over `variable` of the sum of tables, and where it is attained, over the other variables."""
-    order = (variable, *others)
-    aligned = [_aligned(f, order) for f in involved]
-    shape = tuple(sizes[v] for v in others)
-    rows = max(1, DENSE // max(1, prod(shape)))
+def _eliminated(step: _Step, involved: Sequence[Factor], size: int) -> Floats:
+    """Minimum over the variable of the sum of tables, over what they see of the other variables."""
+    alone = np.zeros(size)
+    for factor in involved:
+        if len(factor.variables) == 1:
+            alone = alone + factor.table[factor.axes[0].at]
+    if step.own is None:
+        return np.asarray(alone.min())
+    joints = {step.variable: step.own, **dict(zip(step.others, step.seen, strict=True))}
+    order = list(joints)
+    shape = tuple(joints[v].axis.size for v in order)
+    tables: list[Floats] = []
+    for factor in involved:
+        if len(factor.variables) > 1:
+            each = [joints[v].each[a] for v, a in zip(factor.variables, factor.axes, strict=True)]
+            table = factor.table[np.ix_(*each)]
+            places = [order.index(v) for v in factor.variables]
+            table = table.transpose(np.argsort(places, kind="stable"))
+            tables.append(table.reshape([n if i in places else 1 for i, n in enumerate(shape)]))
+    return _least(step.own.axis.least(alone), tables, shape[1:])
+
+
+def _least(alone: Floats, tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
+    """Minimum along the first axis of `alone` plus the sum of tables that broadcast to (len(alone), *shape)."""
+    tables = [tables[0] + alone.reshape(-1, *(1 for _ in shape)), *tables[1:]]
+    if len(tables) == 1:
+        return np.broadcast_to(tables[0].min(axis=0), shape).copy()
     best = np.full(shape, np.inf)
-    choice = np.zeros(shape, dtype=np.int64)
-    for start in range(0, sizes[variable], rows):
-        stop = min(start + rows, sizes[variable])
-        joint = np.zeros((stop - start, *shape))
-        for table in aligned:
-            joint += table if table.shape[0] == 1 else table[start:stop]
-        at = joint.argmin(axis=0)
-        least = np.take_along_axis(joint, at[None], axis=0)[0]
-        better = least < best
-        choice[better] = at[better] + start
-        np.minimum(best, least, out=best)
-    return best, choice
-
-
-def _aligned(factor: Factor, order: tuple[Variable, ...]) -> Floats:
-    """The table with axes in the given order, size 1 where it has no axis."""
-    axes = [factor.variables.index(v) for v in order if v in factor.variables]
-    table = factor.table.transpose(axes)
-    shape = [factor.table.shape[factor.variables.index(v)] if v in factor.variables else 1 for v in order]
-    return table.reshape(shape)
+    joint = np.empty(shape)
+    for row in range(len(alone)):
+        np.add(tables[0][row], tables[1][row], out=joint)
+        for table in tables[2:]:
+            joint += table[row]
+        np.minimum(best, joint, out=best)
+    return best

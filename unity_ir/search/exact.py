@@ -7,15 +7,18 @@ The fastest parallelization of one serial graph, exactly.
       + sum over values     of  reshard(made(c_producer) -> l_value)
       + sum over their uses of  reshard(l_value -> needed(c_user))
 
-`reshard` counts the forward and, where there is one, the backward (`LayoutSpace.training`). A value with one user
-needs no relay. A relay is where several users share what they can of the way (`search/exact.py` builds the terms,
-`search/eliminate.py` minimises them). The layouts are counts of axes (`search/space.py`), so the minimum is a lower
-bound on every placement of this graph, and is attained when `search/realise.py` finds axes that fit the counts.
+`reshard` counts the forward and, where there is one, the backward. A value with one user needs no relay. A relay is
+where several users share what they can of the way.
+
+Rows that others stand in for are left out at once (`search/problem.py`). Messages give a lower bound, and for every row
+how much worse than that any choice with it must be (`search/messages.py`). A good choice is found by elimination among
+the few best rows of every variable (`search/eliminate.py`); rows that cannot be in a better one are dropped. Once few
+enough are left, elimination finds the optimum among them, which is that of the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,19 +28,45 @@ from unity_ir.cost.work import repeats
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.eliminate import Factor, minimise
+from unity_ir.search.eliminate import Factor, Memo, minimise
+from unity_ir.search.messages import Messages
+from unity_ir.search.problem import NOWHERE, Between, Kind, Link, Port, Problem, between, every, port, undominated
 from unity_ir.search.space import Floats, Ints, LayoutSpace, Spaces
 from unity_ir.search.tables import OperatorTable, operator_table
+
+ENTRIES = 20_000_000
+"""Entries an elimination may look at among the rows that are left."""
+
+WHOLE = 6_000_000_000
+"""Likewise before any rows are dropped, when equal parts of graphs have the same tables and are eliminated once."""
+
+BEST = 8
+"""Rows of each variable among which good choices are looked for."""
+
+PASSES = 60
+"""Passes of messages at most, there and back."""
+
+CLOSE = 1e-3
+"""A choice this near the bound (as a part of it) is not improved on; the gap is said."""
+
+TOLERANCE = 1e-9
+"""Rows are dropped that are worse by more than this part of the whole; sums are rounded."""
 
 
 @dataclass(frozen=True)
 class ExactPlan:
-    """A minimum: the row of every operator's table, the layout of every relayed value and every leaf."""
+    """A choice: the row of every operator's table, the layout of every relayed value and every leaf."""
 
     seconds: float
     rows: Mapping[Node, int]
     layouts: Mapping[Value, int]
     """Layout numbers of values with several uses, and of leaves."""
+    bound: float = 0.0
+    """Seconds that no choice is below; `seconds` if this is the least."""
+    rows_before: int = 0
+    """Rows of all variables that there were to choose from, ..."""
+    rows_left: int = 0
+    """... and that no bound excluded."""
 
 
 @dataclass
@@ -47,7 +76,12 @@ class Solver:
     spaces: Spaces
     optimizer: Optimizer
     _tables: dict[tuple[object, ...], OperatorTable] = field(default_factory=dict[tuple[object, ...], OperatorTable])
-    _edges: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
+    _kinds: dict[tuple[object, ...], Kind] = field(default_factory=dict[tuple[object, ...], Kind])
+    _between: dict[tuple[object, ...], Between] = field(default_factory=dict[tuple[object, ...], Between])
+    memo: Memo = field(default_factory=Memo)
+    _leaves: dict[tuple[object, ...], tuple[Floats, Ints]] = field(
+        default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
+    )
     _rests: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
 
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
@@ -64,7 +98,99 @@ class Solver:
 
     def solve(self, graph: Graph) -> ExactPlan:
         """The minimum for a serial forward graph."""
-        return _Problem(self, graph).solve()
+        return Terms(self, graph).solve()
+
+    def kind(
+        self, node: Node, with_gradient: set[Node], single: Sequence[Value], results: Sequence[bool | None]
+    ) -> Kind:
+        """
+        The rows of an operator that any optimum needs.
+
+        `single` are the leaves that only it reads; `results` says of each result whether a gradient comes back to it,
+        or None if nobody reads it.
+        """
+        table = self.table(node, with_gradient)
+        user = node in with_gradient
+        leaves = tuple(v in single and v.node.op == "weight" for v in node.operands)
+        key = (id(table), tuple(v in single for v in node.operands), leaves, tuple(results))
+        if key not in self._kinds:
+            self._kinds[key] = self._make_kind(table, node, with_gradient, user, single, results)
+        return self._kinds[key]
+
+    def _make_kind(
+        self,
+        table: OperatorTable,
+        node: Node,
+        with_gradient: set[Node],
+        user: bool,
+        single: Sequence[Value],
+        results: Sequence[bool | None],
+    ) -> Kind:
+        seconds = table.seconds
+        needs: list[Ints] = []
+        ends: list[tuple[Ints, Floats]] = []
+        for i, value in enumerate(node.operands):
+            if value in single:
+                seconds = seconds + self.leaf(value, with_gradient, user)[0][table.operands[i]]
+                continue
+            need = table.operands[i].copy()
+            for j in range(i):
+                if node.operands[j] == value:
+                    need[table.operands[i] == table.operands[j]] = NOWHERE
+            needs.append(need)
+            ends.append((need, self._everywhere(value, user and value.node in with_gradient).T))
+        for i, training in enumerate(results):
+            if training is not None:
+                ends.append((table.results[i], self._everywhere(node.results[i], training)))
+        rows = np.arange(len(table))
+        if len(set(node.operands)) == len(node.operands):
+            rows = rows[undominated(seconds, ends)]
+        return Kind(
+            len(table),
+            rows,
+            seconds[rows],
+            every(len(rows)),
+            tuple(port(made[rows]) for made in table.results),
+            tuple(port(need[rows]) for need in needs),
+        )
+
+    def relay(self, value: Value, with_gradient: set[Node]) -> Kind:
+        """The layouts in which users may find a shared value or a leaf."""
+        key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient)
+        if key not in self._kinds:
+            if value.node.is_leaf:
+                rest = self.rest(value.node, with_gradient)
+                rows = np.flatnonzero(np.isfinite(rest))
+                self._kinds[key] = Kind(len(rest), rows, rest[rows], every(len(rows)), (port(rows),), ())
+            else:
+                rows = np.arange(len(self.space(value)))
+                self._kinds[key] = Kind(
+                    len(rows), rows, np.zeros(len(rows)), every(len(rows)), (port(rows),), (port(rows),)
+                )
+        return self._kinds[key]
+
+    def between(self, value: Value, made: Port, needs: Port, training: bool) -> Between:
+        """What stands between two ports of a value."""
+        key = (value.type, training, id(made), id(needs))
+        if key not in self._between:
+            self._between[key] = between(self.space(value), made, needs, training)
+        return self._between[key]
+
+    def leaf(self, value: Value, with_gradient: set[Node], user: bool) -> tuple[Floats, Ints]:
+        """Seconds of a leaf that one operator reads, by the layout it is needed in, and the layout it best rests in."""
+        training = user and value.node in with_gradient
+        key = (value.type, value.node.op, training)
+        if key not in self._leaves:
+            rest, space = self.rest(value.node, with_gradient), self.space(value)
+            rests = np.flatnonzero(np.isfinite(rest))
+            seconds = rest[rests][:, None] + space.reshard(rests, np.arange(len(space)), training)
+            best = seconds.argmin(axis=0)
+            self._leaves[key] = np.take_along_axis(seconds, best[None], axis=0)[0], rests[best]
+        return self._leaves[key]
+
+    def _everywhere(self, value: Value, training: bool) -> Floats:
+        space = self.space(value)
+        return space.training if training else space.forward
 
     def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
         """Seconds a leaf costs by resting in each layout: the update of a weight; copies and addends never rest."""
@@ -89,8 +215,57 @@ class Solver:
         return seconds
 
 
-class _Problem:
-    """The terms of one graph."""
+def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
+    """A good choice of rows for every variable, what it costs, and a bound: the same, if it is the least."""
+    exact = _eliminate(problem, WHOLE, memo)
+    if exact is not None:
+        return (*exact, exact[0])
+    messages = Messages(problem)
+    best, chosen, few = np.inf, list[int](), BEST
+    for turn in range(PASSES):
+        messages.forward()
+        before = messages.bound
+        messages.backward()
+        found, few = _among_best(problem, messages.slack, few)
+        if found[0] < best:
+            best, chosen = found
+        left = messages.prune(best * (1 + TOLERANCE) - before)
+        if turn % 4 == 0 or left < 2 * len(problem.rows):
+            exact = _eliminate(problem, ENTRIES)
+            if exact is not None:
+                return (*exact, exact[0])
+        if best <= messages.bound * (1 + CLOSE):
+            break
+    return best, chosen, min(best, messages.bound)
+
+
+def _among_best(problem: Problem, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
+    """The best choice among a few rows of each variable, and of how many; fewer if that takes too long."""
+    while True:
+        among = [np.sort(np.argsort(s, kind="stable")[:few]) for s in slack]
+        found = _eliminate(problem.among(among), ENTRIES)
+        if found is not None:
+            return found, few
+        few //= 2
+
+
+def _eliminate(problem: Problem, limit: int, memo: Memo | None = None) -> tuple[float, list[int]] | None:
+    """The best choice, unless finding it looks at more entries of tables than the limit."""
+    factors = [
+        Factor((v,), (axis,), seconds)
+        for v, (axis, seconds) in enumerate(zip(problem.own, problem.seconds, strict=True))
+    ]
+    for link in problem.links:
+        factors.append(Factor((link.source, link.target), (link.made.axis, link.needs.axis), link.seconds))
+    found = minimise({v: len(rows) for v, rows in enumerate(problem.rows)}, factors, limit, memo)
+    if found is None:
+        return None
+    seconds, rows = found
+    return seconds, [int(of[rows[v]]) for v, of in enumerate(problem.rows)]
+
+
+class Terms:
+    """The problem of one graph, and what its rows mean."""
 
     def __init__(self, solver: Solver, graph: Graph):
         self.solver = solver
@@ -98,67 +273,67 @@ class _Problem:
         self.with_gradient = trained(graph)
         self.uses = graph.users()
         self.numbers: dict[Node | Value, int] = {}
-        self.sizes: dict[int, int] = {}
-        self.factors: list[Factor] = []
-        self.single_leaves: list[tuple[Value, Node, Floats]] = []
+        self.kinds: list[Kind] = []
+        self.links: list[Link] = []
+        self.single_leaves: list[tuple[Value, Node, int]] = []
+        for node in self.nodes:
+            if not node.is_leaf:
+                self._operator(node)
+            elif self.relayed(node.result):
+                self._relay(node.result)
 
-    def variable(self, key: Node | Value, size: int) -> int:
-        if key not in self.numbers:
-            self.numbers[key] = len(self.numbers)
-            self.sizes[self.numbers[key]] = size
-        return self.numbers[key]
+    def problem(self) -> Problem:
+        """The sum to minimise."""
+        kinds = self.kinds
+        return Problem([k.rows for k in kinds], [k.seconds for k in kinds], [k.own for k in kinds], self.links)
 
-    def reshard(self, value: Value, users: Iterable[Node]) -> Floats:
-        space = self.solver.space(value)
-        has_gradient = value.node in self.with_gradient and not self.with_gradient.isdisjoint(users)
-        return space.training if has_gradient else space.forward
+    def solve(self) -> ExactPlan:
+        """The least choice, as far as it can be found."""
+        problem = self.problem()
+        seconds, chosen, bound = _minimum(problem, self.solver.memo)
+        rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
+        layouts = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Value)}
+        for value, user, slot in self.single_leaves:
+            need = int(self.solver.table(user, self.with_gradient).operands[slot][rows[user]])
+            layouts[value] = self.solver.leaf(value, self.with_gradient, user in self.with_gradient)[1][need]
+        return ExactPlan(seconds, rows, layouts, bound, sum(k.among for k in self.kinds), sum(map(len, problem.rows)))
 
     def relayed(self, value: Value) -> bool:
         """Whether where a value's users find it is a choice of its own: not if it has one user, who decides it."""
         return len(self.uses.get(value, ())) > 1 or (value.node.is_leaf and value not in self.uses)
 
-    def solve(self) -> ExactPlan:
-        for node in self.nodes:
-            if node.is_leaf:
-                if self.relayed(node.result):
-                    rest = self.solver.rest(node, self.with_gradient)
-                    self.factors.append(Factor((self.variable(node.result, len(rest)),), rest))
-            else:
-                self._operator(node)
-        seconds, found = minimise(self.sizes, self.factors)
-        by_key = {key: found[number] for key, number in self.numbers.items()}
-        rows = {key: row for key, row in by_key.items() if isinstance(key, Node)}
-        layouts = {key: row for key, row in by_key.items() if isinstance(key, Value)}
-        for value, user, table in self.single_leaves:
-            layouts[value] = int(table[:, rows[user]].argmin())
-        return ExactPlan(seconds, rows, layouts)
+    def training(self, value: Value, users: Iterable[Node]) -> bool:
+        """Whether a gradient goes back from these users."""
+        return value.node in self.with_gradient and not self.with_gradient.isdisjoint(users)
+
+    def _enter(self, key: Node | Value, kind: Kind) -> int:
+        self.numbers[key] = len(self.kinds)
+        self.kinds.append(kind)
+        return self.numbers[key]
+
+    def _link(self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool) -> None:
+        self.links.append(Link(source, target, self.solver.between(value, made, needs, training)))
 
     def _operator(self, node: Node) -> None:
-        table = self.solver.table(node, self.with_gradient)
-        own = self.variable(node, len(table))
-        self.factors.append(Factor((own,), table.seconds))
-        for value in dict.fromkeys(node.operands):
-            slots = [table.operands[i] for i, v in enumerate(node.operands) if v == value]
-            self._use(value, node, own, slots)
+        single = [v for v in dict.fromkeys(node.operands) if v.node.is_leaf and not self.relayed(v)]
+        results = [
+            self.training(v, [user for user, _ in self.uses[v]]) if v in self.uses else None for v in node.results
+        ]
+        kind = self.solver.kind(node, self.with_gradient, single, results)
+        own = self._enter(node, kind)
+        ports = iter(kind.needs)
+        for i, value in enumerate(node.operands):
+            if value in single:
+                self.single_leaves.append((value, node, i))
+                continue
+            source = self.numbers[value if self.relayed(value) else value.node]
+            made = self.kinds[source].made[0 if self.relayed(value) else value.index]
+            self._link(value, source, made, own, next(ports), self.training(value, [node]))
         for i, value in enumerate(node.results):
             if self.relayed(value):
-                relay = self.variable(value, len(self.solver.space(value)))
-                users = [user for user, _ in self.uses[value]]
-                self.factors.append(Factor((own, relay), self.reshard(value, users)[table.results[i]]))
+                relay = self._relay(value)
+                training = self.training(value, [user for user, _ in self.uses[value]])
+                self._link(value, own, kind.made[i], relay, self.kinds[relay].needs[0], training)
 
-    def _use(self, value: Value, user: Node, own: int, slots: list[Ints]) -> None:
-        """The term of one operator's use of a value, from where the value is to where the operator needs it."""
-        reshard = self.reshard(value, [user])
-        if self.relayed(value):
-            term = reshard[:, slots[0]].copy()
-            for i, slot in enumerate(slots[1:], start=1):
-                fresh = np.all([slot != earlier for earlier in slots[:i]], axis=0)
-                term += np.where(fresh, reshard[:, slot], 0.0)
-            self.factors.append(Factor((self.variable(value, len(reshard)), own), term))
-        elif value.node.is_leaf:
-            term = self.solver.rest(value.node, self.with_gradient)[:, None] + reshard[:, slots[0]]
-            self.single_leaves.append((value, user, term))
-            self.factors.append(Factor((own,), term.min(axis=0)))
-        else:
-            made = self.solver.table(value.node, self.with_gradient).results[value.index]
-            self.factors.append(Factor((self.numbers[value.node], own), reshard[np.ix_(made, slots[0])]))
+    def _relay(self, value: Value) -> int:
+        return self._enter(value, self.solver.relay(value, self.with_gradient))

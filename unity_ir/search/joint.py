@@ -17,9 +17,9 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.rules.derivation import Application
 from unity_ir.rules.rule import Rule
-from unity_ir.search.exact import ExactPlan, Solver
+from unity_ir.search.exact import ExactPlan
+from unity_ir.search.groups import solve
 from unity_ir.search.realise import realise
-from unity_ir.search.space import Spaces
 
 Progress = Callable[[int, float], None]
 """Called with the graphs explored and the best time so far (seconds)."""
@@ -30,7 +30,8 @@ class JointPlan:
     """What the joint search found."""
 
     graph: Graph
-    bound: float
+    bound: float | None
+    """Seconds no placement of `rewritten` is below; None where neighbouring axes were searched together."""
     derivation: tuple[Application, ...]
     explored: int
     rewritten: Graph
@@ -53,9 +54,8 @@ def joint(
     the graphs explored, so that the same search ends in the same plan on any computer.
     """
     most = max(8, budget // max(1, sum(n.is_compute for n in graph.nodes())))
-    solver = Solver(Spaces(machine), optimizer)
     tie = count()
-    plan = solver.solve(graph)
+    solver, plan = solve(graph, machine, optimizer)
     best: tuple[float, Graph, ExactPlan, tuple[Application, ...]] = (plan.seconds, graph, plan, ())
     queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
     seen = {graph.outputs}
@@ -77,8 +77,9 @@ def joint(
                 heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
             if progress is not None:
                 progress(len(seen), best[0])
-    seconds, rewritten, plan, derivation = best
-    return JointPlan(realise(rewritten, plan, solver), seconds, derivation, len(seen), rewritten)
+    _, rewritten, plan, derivation = best
+    bound = plan.bound if solver.spaces.axis_by_axis else None
+    return JointPlan(realise(rewritten, plan, solver), bound, derivation, len(seen), rewritten)
 
 
 def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Application], Graph]]:

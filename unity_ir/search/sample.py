@@ -10,13 +10,14 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.search.exact import ExactPlan, Solver
+from unity_ir.search.groups import first_cuts
 from unity_ir.search.realise import realise
-from unity_ir.search.space import Spaces
+from unity_ir.search.space import EXACT_AXES, Spaces
 
 
 def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
     """A parallel graph of a serial one with every configuration, resting layout and relay drawn at random."""
-    solver = Solver(Spaces(machine), Optimizer())
+    solver = Solver(Spaces(machine, first_cuts(machine, min(EXACT_AXES, len(machine.mesh.sizes)))), Optimizer())
     nodes = graph.nodes()
     with_gradient = trained(graph)
     users = graph.users()

@@ -1,9 +1,8 @@
 """
 Layouts and configurations as numbers: what the exact search enumerates.
 
-On a machine of few axes a layout is a role for each. On a larger one axes of equal size on one level are taken as
-interchangeable: a layout is, per such class of axes, how many of them have each role. Which axis has which role is then
-settled afterwards (`search.realise`); a search over counts can only come out cheaper, so its optimum is a lower bound.
+Every axis of the machine gets a role of its own; on larger machines, neighbouring axes get one together
+(`search/groups.py`). A layout or configuration is an array [group, role] with a 1 for the role of each group.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,55 +31,45 @@ FREE_MOVE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class AxisClass:
-    """Interchangeable mesh axes: same level, same size."""
+class AxisGroup:
+    """Neighbouring mesh axes that have one role together."""
 
-    level: int
-    size: int
     axes: tuple[int, ...]
+    levels: tuple[tuple[int, int], ...]
+    """The devices along each level."""
+
+    @property
+    def size(self) -> int:
+        return prod(n for _, n in self.levels)
 
 
 EXACT_AXES = 3
-"""Machines of up to so many axes are searched axis by axis: their plans are exact, not only their bounds."""
+"""Machines of up to so many axes are always searched axis by axis; of larger ones, neighbouring axes together."""
 
 
-def axis_classes(machine: Machine) -> tuple[AxisClass, ...]:
-    """The classes of a machine's axes, outermost first; of a small machine each axis is one."""
-    if len(machine.mesh.sizes) <= EXACT_AXES:
-        pairs = zip(machine.axis_levels, machine.mesh.sizes, strict=True)
-        return tuple(AxisClass(level, size, (axis,)) for axis, (level, size) in enumerate(pairs))
-    found: dict[tuple[int, int], list[int]] = {}
-    for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):
-        found.setdefault((level, size), []).append(axis)
-    return tuple(AxisClass(level, size, tuple(axes)) for (level, size), axes in found.items())
+def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
+    """The machine's axes, outermost first, in groups that end before the axes `cuts`."""
+    edges = (0, *cuts, len(machine.mesh.sizes)) if machine.mesh.sizes else ()
+    out: list[AxisGroup] = []
+    for start, stop in pairwise(edges):
+        levels: dict[int, int] = {}
+        for axis in range(start, stop):
+            level = machine.axis_levels[axis]
+            levels[level] = levels.get(level, 1) * machine.mesh.sizes[axis]
+        out.append(AxisGroup(tuple(range(start, stop)), tuple(levels.items())))
+    return tuple(out)
 
 
-def compositions(total: int, parts: int) -> Ints:
-    """All ways to write `total` as an ordered sum of `parts` numbers, one per row."""
-
-    def rows(left: int, width: int) -> Iterator[tuple[int, ...]]:
-        if width == 1:
-            yield (left,)
-            return
-        for first in range(left, -1, -1):
-            for rest in rows(left - first, width - 1):
-                yield (first, *rest)
-
-    return np.array(list(rows(total, parts)), dtype=np.int64).reshape(-1, parts)
+def role_counts(groups: Sequence[AxisGroup], roles: int) -> Ints:
+    """Every way to give each group of axes a role: [ways, group, role], 1 where the group has the role."""
+    each = np.eye(roles, dtype=np.int64)
+    grid = np.array(list(product(range(roles), repeat=len(groups))), dtype=np.int64)
+    return each[grid.reshape(roles ** len(groups), len(groups))]
 
 
-def role_counts(classes: Sequence[AxisClass], roles: int) -> Ints:
-    """Every way to give the axes roles: an array [ways, class, role] of counts."""
-    each = [compositions(len(c.axes), roles) for c in classes]
-    if not each:
-        return np.zeros((1, 0, roles), dtype=np.int64)
-    grid = np.array(list(product(*(range(len(e)) for e in each))), dtype=np.int64)
-    return np.stack([e[grid[:, i]] for i, e in enumerate(each)], axis=1)
-
-
-def degrees_of(counts: Ints, classes: Sequence[AxisClass]) -> Ints:
+def degrees_of(counts: Ints, groups: Sequence[AxisGroup]) -> Ints:
     """The degree of every role: [ways, role]."""
-    sizes = np.array([c.size for c in classes], dtype=np.int64)
+    sizes = np.array([c.size for c in groups], dtype=np.int64)
     return np.prod(sizes[None, :, None] ** counts, axis=1)
 
 
@@ -90,21 +80,22 @@ class LayoutSpace:
     Roles are numbered: dims, then COPY, SUM, REPEAT.
     """
 
-    def __init__(self, machine: Machine, classes: tuple[AxisClass, ...], shape: tuple[int, ...], dtype: str):
+    def __init__(self, machine: Machine, groups: tuple[AxisGroup, ...], shape: tuple[int, ...], dtype: str):
         self.machine = machine
-        self.classes = classes
+        self.groups = groups
         self.shape = shape
         self.item = ELEMENT_BYTES[dtype]
         self.rank = len(shape)
         self.roles = self.rank + 3
-        counts = role_counts(classes, self.roles)
-        degrees = degrees_of(counts, classes)
+        counts = role_counts(groups, self.roles)
+        degrees = degrees_of(counts, groups)
         fits = np.all(np.array(shape, dtype=np.int64) % degrees[:, : self.rank] == 0, axis=1)
         if dtype in NOT_FLOATING:
             fits &= degrees[:, self.role(SUM)] == 1
         self.counts: Ints = counts[fits]
         self.degrees: Ints = degrees[fits]
-        self._index = {row.tobytes(): i for i, row in enumerate(self.counts)}
+        self._number = np.full(self.roles ** len(groups), -1)
+        self._number[self._code(self.counts)] = np.arange(len(self.counts))
 
     def role(self, role: int) -> int:
         """The number of a role."""
@@ -113,10 +104,13 @@ class LayoutSpace:
     def __len__(self) -> int:
         return len(self.counts)
 
+    def _code(self, counts: Ints) -> Ints:
+        codes: Ints = counts.argmax(axis=2) @ self.roles ** np.arange(counts.shape[1])
+        return codes
+
     def find(self, counts: Ints) -> Ints:
-        """The layout numbers of rows [ways, class, role]; -1 for one that does not fit the shape."""
-        rows = np.ascontiguousarray(counts)
-        return np.array([self._index.get(row.tobytes(), -1) for row in rows], dtype=np.int64)
+        """The layout numbers of rows [ways, group, role]; -1 for one that does not fit the shape."""
+        return self._number[self._code(counts)]
 
     @cached_property
     def elements(self) -> Floats:
@@ -135,68 +129,107 @@ class LayoutSpace:
     @cached_property
     def forward(self) -> Floats:
         """Seconds of the cheapest moves from every layout to every layout."""
-        n = len(self)
-        table = np.full((n, n), np.inf)
-        np.fill_diagonal(table, 0.0)
-        groups = list(self._moves())
-        changed = True
-        while changed:
-            before = table.copy()
-            for source, target, seconds in groups:
-                table[:, target] = np.minimum(table[:, target], table[:, source] + seconds)
-            changed = not np.array_equal(before, table)
-        return table
+        every = np.arange(len(self))
+        return self.reshard(every, every, False)
 
     @cached_property
     def training(self) -> Floats:
         """Seconds from every layout to every layout, and of the gradient back between their duals."""
-        back = self.forward[np.ix_(self.duals, self.duals)]
-        return self.forward + back.T
+        every = np.arange(len(self))
+        return self.reshard(every, every, True)
+
+    def reshard(self, sources: Ints, targets: Ints, training: bool) -> Floats:
+        """Seconds of the cheapest moves [source, target]; in training also of the gradient back between their duals."""
+        there, back = self._there, self._back
+        seconds = self._cheapest[np.ix_(there[sources], there[targets])]
+        if training:
+            seconds = seconds + self._cheapest[np.ix_(back[targets], back[sources])].T
+        same = there[sources][:, None] == there[targets]
+        return seconds + FREE_MOVE * (same & (sources[:, None] != targets))
+
+    @cached_property
+    def _stays(self) -> Ints:
+        """The layouts without REPEAT: between it and COPY all moves are free, so these stand for the others."""
+        return np.flatnonzero(np.all(self.counts[:, :, self.role(REPEAT)] == 0, axis=1))
+
+    def _standing_for(self, counts: Ints) -> Ints:
+        number = np.full(len(self), -1)
+        number[self._stays] = np.arange(len(self._stays))
+        counts[:, :, self.role(COPY)] += counts[:, :, self.role(REPEAT)]
+        counts[:, :, self.role(REPEAT)] = 0
+        return number[self.find(counts)]
+
+    @cached_property
+    def _there(self) -> Ints:
+        """For each layout the one of `_stays` that stands for it, ..."""
+        return self._standing_for(self.counts.copy())
+
+    @cached_property
+    def _back(self) -> Ints:
+        """... and for its dual."""
+        return self._standing_for(self.counts[self.duals].copy())
+
+    @cached_property
+    def _cheapest(self) -> Floats:
+        """Seconds of the cheapest moves between the layouts of `_stays`: shortest paths, relaxed until none is left."""
+        n = len(self._stays)
+        from_all = np.full((n, n), np.inf)  # [target, source]: rows, which are copied, lie together
+        np.fill_diagonal(from_all, 0.0)
+        groups = list(self._moves())
+        changed = True
+        while changed:
+            before = from_all.copy()
+            for source, target, seconds in groups:
+                from_all[target] = np.minimum(from_all[target], from_all[source] + seconds[:, None])
+            changed = not np.array_equal(before, from_all)
+        return np.ascontiguousarray(from_all.T)
 
     def _moves(self) -> Iterator[tuple[Ints, Ints, Floats]]:
-        """Sets of moves: the layouts they start from, where they lead (all different), what each costs."""
-        names = (*range(self.rank), COPY, SUM, REPEAT)
-        for amount in product(*(range(len(c.axes) + 1) for c in self.classes)):
+        """Sets of moves between layouts of `_stays`: where they start, where they lead (all different), their costs."""
+        names = (*range(self.rank), COPY, SUM)
+        stays = self.counts[self._stays]
+        elements = self.elements[self._stays]
+        number = np.full(len(self) + 1, -1)
+        number[self._stays] = np.arange(len(self._stays))
+        for amount in product(*(range(2) for _ in self.groups)):
             if not any(amount):
                 continue
             taken = np.array(amount, dtype=np.int64)
             sizes: dict[int, int] = {}
-            for axis_class, k in zip(self.classes, amount, strict=True):
-                sizes[axis_class.level] = sizes.get(axis_class.level, 1) * axis_class.size**k
-            group = int(np.prod(list(sizes.values())))
-            for p, q in product(names, names):
-                if p == q:
+            for axis_group, k in zip(self.groups, amount, strict=True):
+                for level, size in axis_group.levels:
+                    sizes[level] = sizes.get(level, 1) * size**k
+            group = prod(sizes.values())
+            for p in names:
+                holding = np.flatnonzero(np.all(stays[:, :, self.role(p)] >= taken, axis=1))
+                if not len(holding):
                     continue
-                source = np.flatnonzero(np.all(self.counts[:, :, self.role(p)] >= taken, axis=1))
-                if self.axis_by_axis:
-                    source = source[self._keeps_contiguous(source, p, q, taken)]
-                moved = self.counts[source].copy()
-                moved[:, :, self.role(p)] -= taken
-                moved[:, :, self.role(q)] += taken
-                target = self.find(moved)
-                ok = target >= 0
-                source, target = source[ok], target[ok]
-                if len(source):
-                    yield source, target, self._seconds(move_kind(p, q), sizes, group, source, p, q)
+                for q in names:
+                    if p == q:
+                        continue
+                    source = holding[self._keeps_contiguous(stays[holding], p, q, taken)]
+                    moved = stays[source]
+                    moved[:, :, self.role(p)] -= taken
+                    moved[:, :, self.role(q)] += taken
+                    target = number[self.find(moved)]
+                    ok = target >= 0
+                    source, target = source[ok], target[ok]
+                    if len(source):
+                        kind = move_kind(p, q)
+                        yield source, target, self._seconds(kind, sizes, group, elements[source], p, q)
 
-    @cached_property
-    def axis_by_axis(self) -> bool:
-        """Whether a layout says what each single axis does, so that the planner's rules for moves apply."""
-        return all(len(c.axes) == 1 for c in self.classes)
-
-    def _keeps_contiguous(self, source: Ints, p: int, q: int, taken: Ints) -> npt.NDArray[np.bool_]:
+    def _keeps_contiguous(self, counts: Ints, p: int, q: int, taken: Ints) -> npt.NDArray[np.bool_]:
         """As `pcg.reshard.moves`: axes leave a dim innermost first, and enter one inside those that divide it."""
         first = int(np.flatnonzero(taken)[0])
         inner = np.arange(len(taken)) > first
-        ok = np.ones(len(source), dtype=bool)
+        ok = np.ones(len(counts), dtype=bool)
         if p >= 0:
-            ok &= np.all(self.counts[source][:, inner & (taken == 0), p] == 0, axis=1)
+            ok &= np.all(counts[:, inner & (taken == 0), p] == 0, axis=1)
         if q >= 0:
-            ok &= np.all(self.counts[source][:, inner, q] == 0, axis=1)
+            ok &= np.all(counts[:, inner, q] == 0, axis=1)
         return ok
 
-    def _seconds(self, kind: str, sizes: dict[int, int], group: int, source: Ints, p: int, q: int) -> Floats:
-        before = self.elements[source]
+    def _seconds(self, kind: str, sizes: dict[int, int], group: int, before: Floats, p: int, q: int) -> Floats:
         after = before * (group if p >= 0 else 1) / (group if q >= 0 else 1)
         seconds = {
             b: self.machine.move_seconds(kind, sizes, b, a, self.item)
@@ -210,10 +243,18 @@ class Spaces:
     """The layout spaces of one machine, one per shape and element type, made when first asked for."""
 
     machine: Machine
+    cuts: tuple[int, ...] | None = None
+    """Where the machine's axes are cut into groups that have one role; None for every axis on its own."""
 
     @cached_property
-    def classes(self) -> tuple[AxisClass, ...]:
-        return axis_classes(self.machine)
+    def groups(self) -> tuple[AxisGroup, ...]:
+        axes = len(self.machine.mesh.sizes)
+        return grouped(self.machine, *(range(1, axes) if self.cuts is None else self.cuts))
+
+    @property
+    def axis_by_axis(self) -> bool:
+        """Whether every axis may have a role of its own, so that nothing is left out."""
+        return len(self.groups) == len(self.machine.mesh.sizes)
 
     @cached_property
     def _made(self) -> dict[Any, LayoutSpace]:
@@ -222,5 +263,5 @@ class Spaces:
     def of(self, shape: tuple[int, ...], dtype: str) -> LayoutSpace:
         key = (shape, dtype)
         if key not in self._made:
-            self._made[key] = LayoutSpace(self.machine, self.classes, shape, dtype)
+            self._made[key] = LayoutSpace(self.machine, self.groups, shape, dtype)
         return self._made[key]

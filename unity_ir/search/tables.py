@@ -25,7 +25,7 @@ class OperatorTable:
     roles: tuple[GridRole, ...]
     """What the columns of a row's counts stand for."""
     counts: Ints
-    """[row, class, role]"""
+    """[row, group, role]: 1 for the role of each group of axes"""
     operands: tuple[Ints, ...]
     """Per operand, the layout number each row needs."""
     results: tuple[Ints, ...]
@@ -45,8 +45,8 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
     analysis = node.analysis
     variables = tuple(v for v in analysis.splittable if analysis.bound.extents[v] > 1)
     roles: tuple[GridRole, ...] = (*variables, COPY, REPEAT, *analysis.carriers)
-    counts = role_counts(spaces.classes, len(roles))
-    degrees = degrees_of(counts, spaces.classes)
+    counts = role_counts(spaces.groups, len(roles))
+    degrees = degrees_of(counts, spaces.groups)
     extents = np.array([analysis.bound.extents[v] for v in variables], dtype=np.int64)
     fits = np.all(extents % degrees[:, : len(variables)] == 0, axis=1)
     counts, degrees = counts[fits], degrees[fits]
@@ -100,7 +100,7 @@ def _seconds(
 def _halo_seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], counts: Ints, spaces: Spaces
 ) -> Floats:
-    """Seconds of the halo exchanges, per row of counts [row, class, variable], there and, for gradients, back."""
+    """Seconds of the halo exchanges, per row of counts [row, group, variable], there and, for gradients, back."""
     if not node.analysis.operand_halos:
         return np.zeros(len(counts))
     rows, inverse = np.unique(counts.reshape(len(counts), -1), axis=0, return_inverse=True)
@@ -121,10 +121,11 @@ def _halo_seconds(
 
 
 def _level_sizes(counts: Ints, spaces: Spaces) -> dict[int, int]:
-    """Devices along each level that so many axes of each class make."""
+    """Devices along each level that the chosen groups make."""
     sizes: dict[int, int] = {}
-    for axis_class, count in zip(spaces.classes, counts.tolist(), strict=True):
-        sizes[axis_class.level] = sizes.get(axis_class.level, 1) * axis_class.size**count
+    for group, count in zip(spaces.groups, counts.tolist(), strict=True):
+        for level, size in group.levels:
+            sizes[level] = sizes.get(level, 1) * size**count
     return sizes
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from unity_ir.machine import Machine
 from unity_ir.pcg.layout import COPY, REPEAT, SUM, Layout, Mesh, at, dual, layout_type, pins
 from unity_ir.pcg.reshard import KINDS, Move, move_kind, moves, plan
-from unity_ir.search.space import LayoutSpace, axis_classes
+from unity_ir.search.space import Spaces
 
 MESHES = [(2,), (3,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (2, 2, 3)]
 EXACT = [((2, 2), (4, 8)), ((2, 3), (6, 12)), ((3, 2), (6,)), ((2, 2, 2), (8, 2)), ((2, 2, 3), (12,)), ((2, 2), ())]
@@ -104,7 +104,7 @@ def cheapest(sizes: tuple[int, ...], shape: tuple[int, ...], overhead: float) ->
 def test_plan_and_search_agree_with_bellman_ford(sizes: tuple[int, ...], shape: tuple[int, ...], overhead: float):
     mesh, machine = Mesh(sizes), boxes(*sizes, overhead=overhead)
     nodes, expected = layouts(shape, mesh), cheapest(sizes, shape, overhead)
-    space = LayoutSpace(machine, axis_classes(machine), shape, "f32")
+    space = Spaces(machine).of(shape, "f32")
     roles = [[space.role(r) for r in layout] for layout in nodes]
     counts = np.array([[[int(c == r) for c in range(space.roles)] for r in layout] for layout in roles])
     at = space.find(counts)

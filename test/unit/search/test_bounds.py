@@ -1,0 +1,196 @@
+"""What the layout search may leave out: pruning and memo never change the least sum."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+from graphs import boxes, random_cnn, random_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unity_ir.cost.plan import cost
+from unity_ir.machine import Machine, load
+from unity_ir.pcg.graph import Optimizer, erase
+from unity_ir.search import exact
+from unity_ir.search.eliminate import Axis, Factor, Memo, minimise
+from unity_ir.search.exact import Solver
+from unity_ir.search.groups import first_cuts, groups_for, solve
+from unity_ir.search.messages import Messages
+from unity_ir.search.problem import Between, Link, Problem, every, port, undominated
+from unity_ir.search.realise import realise
+from unity_ir.search.space import Floats, Spaces
+
+SGD = Optimizer()
+MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6), boxes(2, 2, 2)]
+
+
+def random_problem(seed: int) -> Problem:
+    """A few variables, links between some of them; rows that look alike through a link, and links beside each other."""
+    random = np.random.default_rng(seed)
+    sizes = [int(random.integers(1, 5)) for _ in range(int(random.integers(1, 6)))]
+    links: list[Link] = []
+    for _ in range(int(random.integers(0, 8)) if len(sizes) > 1 else 0):
+        source, target = sorted(int(v) for v in random.choice(len(sizes), 2, replace=False))
+        made, needs = (port(random.integers(0, 3, sizes[v])) for v in (source, target))
+        table = random.integers(0, 9, (len(made.layouts), len(needs.layouts))).astype(float)
+        links.append(Link(source, target, Between(made, needs, table)))
+    seconds = [random.integers(0, 9, n).astype(float) for n in sizes]
+    return Problem([np.arange(n) for n in sizes], seconds, [every(n) for n in sizes], links)
+
+
+def total(problem: Problem, choice: tuple[int, ...]) -> float:
+    """What a choice of row positions costs."""
+    alone = sum(float(s[x]) for s, x in zip(problem.seconds, choice, strict=True))
+    return alone + sum(
+        float(link.seconds[link.made.at[choice[link.source]], link.needs.at[choice[link.target]]])
+        for link in problem.links
+    )
+
+
+def choices(problem: Problem) -> list[tuple[int, ...]]:
+    return list(product(*(range(len(r)) for r in problem.rows)))
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_messages_are_a_bound_and_slack_never_drops_a_better_choice(seed: int):
+    problem = random_problem(seed)
+    costs = {c: total(problem, c) for c in choices(problem)}
+    least = min(costs.values())
+    messages = Messages(problem)
+    for turn in range(6):
+        before = messages.bound
+        assert (messages.backward() if turn % 2 else messages.forward()) <= least + 1e-9
+        if turn:
+            for choice, seconds in costs.items():
+                assert all(before + messages.slack[v][x] <= seconds + 1e-9 for v, x in enumerate(choice))
+    messages.prune(least * (1 + 1e-9) + 1e-9 - messages.bound)
+    assert min(total(problem, c) for c in choices(problem)) == pytest.approx(least)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=50, deadline=None)
+def test_two_passes_are_exact_on_a_chain(seed: int):
+    random = np.random.default_rng(seed)
+    sizes = [int(random.integers(1, 5)) for _ in range(5)]
+    rows = [np.arange(n) for n in sizes]
+    links = [
+        Link(v, v + 1, Between(port(rows[v]), port(rows[v + 1]), random.integers(0, 9, sizes[v : v + 2]).astype(float)))
+        for v in range(4)
+    ]
+    problem = Problem(rows, [random.integers(0, 9, n).astype(float) for n in sizes], list(map(every, sizes)), links)
+    messages = Messages(problem)
+    messages.forward()
+    messages.backward()
+    assert messages.bound == pytest.approx(min(total(problem, c) for c in choices(problem)))
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_elimination_through_axes_with_a_memo(seed: int):
+    """Twice the same problem beside itself, with one memo: the second half costs nothing new."""
+    problem, memo = random_problem(seed), Memo()
+    count, sizes = len(problem.rows), {v: len(r) for v, r in enumerate(problem.rows)}
+    factors = [Factor((v,), (problem.own[v],), s) for v, s in enumerate(problem.seconds)]
+    factors += [Factor((k.source, k.target), (k.made.axis, k.needs.axis), k.seconds) for k in problem.links]
+    least = min(total(problem, c) for c in choices(problem))
+    found = minimise(sizes, factors, memo=memo)
+    assert found is not None
+    assert (found[0], total(problem, tuple(found[1][v] for v in range(count)))) == (least, least)
+    made = len(memo.tables)
+    twin = [Factor(tuple(v + count for v in f.variables), f.axes, f.table) for f in factors]
+    both = minimise({**sizes, **{v + count: n for v, n in sizes.items()}}, [*factors, *twin], 0, memo)
+    assert both is not None
+    assert both[0] == 2 * least
+    assert len(memo.tables) == made
+
+
+def test_elimination_gives_up_beyond_its_limit():
+    rows = Axis(np.arange(5), 5)
+    table = Factor((0, 1), (rows, rows), np.ones((5, 5)))
+    assert minimise({0: 5, 1: 5}, [table], 24) is None
+    assert minimise({0: 5, 1: 5}, [table], 30) is not None
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_rows_that_others_stand_in_for_are_in_no_better_choice(seed: int):
+    """Points on a line, dearer upwards than downwards: one row per wish of the neighbours is kept that is the best."""
+    random = np.random.default_rng(seed)
+    where = random.integers(0, 10, 6).astype(float)
+    apart = np.where(where > where[:, None], 3, 1) * np.abs(where[:, None] - where)
+    seconds = random.integers(0, 12, 8).astype(float)
+    needs, makes = random.integers(0, 6, 8), random.integers(0, 6, 8)
+    alive = undominated(seconds, [(needs, apart.T), (makes, apart)])
+    cost_of: Floats = seconds[:, None, None] + apart[:, needs].T[:, :, None] + apart[makes][:, None, :]
+    np.testing.assert_array_equal(cost_of[alive].min(axis=0), cost_of.min(axis=0))
+
+
+def plain_minimum(solver: Solver, problem: Problem) -> float:
+    """Elimination of everything without axes, memo, bounds."""
+    found = minimise(
+        {v: len(r) for v, r in enumerate(problem.rows)},
+        [Factor((v,), (every(len(s)),), s) for v, s in enumerate(problem.seconds)]
+        + [
+            Factor(
+                (k.source, k.target),
+                (every(len(k.made.at)), every(len(k.needs.at))),
+                k.seconds[np.ix_(k.made.at, k.needs.at)],
+            )
+            for k in problem.links
+        ],
+    )
+    assert found is not None
+    return found[0]
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=["2", "2x2", "2x3", "2x2x2"])
+@given(st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_messages_find_what_elimination_finds(machine: Machine, seed: int):
+    """The way for graphs too entangled to eliminate, with nothing left out at first as the oracle."""
+    random = Random(seed)
+    graph = random_cnn(random, 2) if seed % 4 == 0 else random_graph(random, random.randint(1, 6), dims=(2, 4, 6, 12))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "undominated", lambda seconds, ends: np.ones(len(seconds), dtype=bool))
+        solver = Solver(Spaces(machine), SGD)
+        expected = plain_minimum(solver, exact.Terms(solver, graph).problem())
+    found = Solver(Spaces(machine), SGD).solve(graph)
+    assert found.seconds == found.bound == pytest.approx(expected, abs=1e-12)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "WHOLE", 0)
+        patch.setattr(exact, "ENTRIES", 2000)
+        near = Solver(Spaces(machine), SGD).solve(graph)
+    assert near.bound <= expected + 1e-12
+    assert expected - 1e-12 <= near.seconds <= near.bound * (1 + exact.CLOSE) or near.seconds >= expected - 1e-12
+    plan = realise(graph, near, solver)
+    assert cost(plan, machine, SGD).time == pytest.approx(near.seconds, abs=1e-9)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=4, deadline=None)
+def test_groups_of_axes_make_real_plans(seed: int):
+    machine = boxes(2, 2, 2, 3, 2, overhead=1e-6)
+    graph = random_graph(Random(seed), 4, dims=(4, 12, 48))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unity_ir.search.groups.ROWS", 1000)
+        solver, found = solve(graph, machine, SGD)
+    assert not solver.spaces.axis_by_axis
+    first = Solver(Spaces(machine, first_cuts(machine, 3)), SGD).solve(graph)
+    assert found.seconds <= first.seconds + 1e-12
+    plan = realise(graph, found, solver)
+    assert erase(plan) == graph
+    assert cost(plan, machine, SGD).time <= found.seconds + 1e-9
+
+
+def test_first_cuts_follow_levels():
+    summit = load("summit:32")
+    assert first_cuts(summit, 3) == (5, 6)
+    assert first_cuts(summit, 4) == (3, 5, 6)
+    assert first_cuts(summit, 2) == (5,)
+    assert first_cuts(load("dgx-h100:512"), 3) == (5, 9)
+    assert first_cuts(load("box:1"), 0) == ()
+    assert groups_for(random_graph(Random(0), 2), 3) == 3
