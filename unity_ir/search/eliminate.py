@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heappop, heappush
 from math import prod
 
@@ -53,9 +53,15 @@ class Factor:
     table: Floats
 
 
+@cache
+def every(size: int) -> Axis:
+    """The axis of a variable's values as they are."""
+    return Axis(np.arange(size), size)
+
+
 def plain(variables: tuple[Variable, ...], table: Floats) -> Factor:
     """A table over the values of variables themselves."""
-    return Factor(variables, tuple(Axis(np.arange(n), n) for n in table.shape), table)
+    return Factor(variables, tuple(map(every, table.shape)), table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,14 +124,17 @@ class Memo:
         return self.tokens.setdefault(("given", id(table)), len(self.tokens))
 
 
-def minimise(
-    sizes: Mapping[Variable, int], factors: Sequence[Factor], limit: float = float("inf"), memo: Memo | None = None
-) -> tuple[float, dict[Variable, int]] | None:
-    """
-    The least sum and a choice for every variable that attains it. `inf` entries are forbidden combinations.
+def minimise(sizes: Mapping[Variable, int], factors: Sequence[Factor]) -> tuple[float, dict[Variable, int]]:
+    """The least sum and a choice for every variable that attains it. `inf` entries are forbidden combinations."""
+    found = minimise_within(float("inf"), sizes, factors)
+    assert found is not None
+    return found
 
-    None if more than `limit` entries would have to be looked at.
-    """
+
+def minimise_within(
+    limit: float, sizes: Mapping[Variable, int], factors: Sequence[Factor], memo: Memo | None = None
+) -> tuple[float, dict[Variable, int]] | None:
+    """As `minimise`, unless more than `limit` entries of tables not in the memo would have to be looked at."""
     found = {v: 0 for v, size in sizes.items() if size == 1}
     memo = memo or Memo()
     factors = [_without(f, found, memo) for f in factors]

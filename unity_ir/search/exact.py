@@ -28,9 +28,9 @@ from unity_ir.cost.work import repeats
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.eliminate import Factor, Memo, minimise
+from unity_ir.search.eliminate import Factor, Memo, every, minimise_within
 from unity_ir.search.messages import Messages
-from unity_ir.search.problem import NOWHERE, Between, Kind, Link, Port, Problem, between, every, port, undominated
+from unity_ir.search.problem import NOWHERE, Between, Kind, Link, Port, Problem, between, port, undominated
 from unity_ir.search.space import Floats, Ints, LayoutSpace, Spaces
 from unity_ir.search.tables import OperatorTable, operator_table
 
@@ -257,7 +257,7 @@ def _eliminate(problem: Problem, limit: int, memo: Memo | None = None) -> tuple[
     ]
     for link in problem.links:
         factors.append(Factor((link.source, link.target), (link.made.axis, link.needs.axis), link.seconds))
-    found = minimise({v: len(rows) for v, rows in enumerate(problem.rows)}, factors, limit, memo)
+    found = minimise_within(limit, {v: len(rows) for v, rows in enumerate(problem.rows)}, factors, memo)
     if found is None:
         return None
     seconds, rows = found

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unity_ir.search.eliminate import Axis
+from unity_ir.search.eliminate import Axis, every
 from unity_ir.search.space import Floats, Ints, LayoutSpace
 
 NOWHERE = -1
@@ -41,11 +41,6 @@ class Port:
     def of(self, rows: Ints | npt.NDArray[np.bool_]) -> Port:
         """The port of some of the rows."""
         return port(self.layouts[self.at[rows]])
-
-
-def every(rows: int) -> Axis:
-    """The axis of rows as they are."""
-    return Axis(np.arange(rows), rows)
 
 
 def port(layouts: Ints) -> Port:

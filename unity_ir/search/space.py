@@ -105,8 +105,8 @@ class LayoutSpace:
         return len(self.counts)
 
     def _code(self, counts: Ints) -> Ints:
-        codes: Ints = counts.argmax(axis=2) @ self.roles ** np.arange(counts.shape[1])
-        return codes
+        places = np.array([self.roles**i for i in range(counts.shape[1])], dtype=np.int64)
+        return np.sum(counts.argmax(axis=2) * places, axis=1, dtype=np.int64)
 
     def find(self, counts: Ints) -> Ints:
         """The layout numbers of rows [ways, group, role]; -1 for one that does not fit the shape."""

@@ -23,7 +23,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
 from unity_ir.search.coarsen import alone, coarsen
-from unity_ir.search.eliminate import Factor, minimise
+from unity_ir.search.eliminate import minimise, plain
 from unity_ir.search.one_axis import Axes, Step, group_sizes
 
 VARIANTS = ("tofu", "tofu-all-row", "tofu-spartan", "tofu-equal-chop", "tofu-no-reduction")
@@ -56,8 +56,8 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
 def fewest(step: Step) -> Choices:
     """The optimum of the step."""
     count = len(step.operators)
-    factors = [Factor((i,), own) for i, own in enumerate(step.own)]
-    factors += [Factor((i, count + j), table) for (i, j), table in step.edges.items()]
+    factors = [plain((i,), own) for i, own in enumerate(step.own)]
+    factors += [plain((i, count + j), table) for (i, j), table in step.edges.items()]
     _, found = minimise(group_sizes(step), factors)
     return [found[i] for i in range(count)], [found[count + j] for j in range(len(step.values))]
 

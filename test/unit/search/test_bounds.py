@@ -15,11 +15,11 @@ from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Optimizer, erase
 from unity_ir.search import exact
-from unity_ir.search.eliminate import Axis, Factor, Memo, minimise
+from unity_ir.search.eliminate import Axis, Factor, Memo, every, minimise, minimise_within, plain
 from unity_ir.search.exact import Solver
 from unity_ir.search.groups import first_cuts, groups_for, solve
 from unity_ir.search.messages import Messages
-from unity_ir.search.problem import Between, Link, Problem, every, port, undominated
+from unity_ir.search.problem import Between, Link, Problem, port, undominated
 from unity_ir.search.realise import realise
 from unity_ir.search.space import Floats, Spaces
 
@@ -97,12 +97,12 @@ def test_elimination_through_axes_with_a_memo(seed: int):
     factors = [Factor((v,), (problem.own[v],), s) for v, s in enumerate(problem.seconds)]
     factors += [Factor((k.source, k.target), (k.made.axis, k.needs.axis), k.seconds) for k in problem.links]
     least = min(total(problem, c) for c in choices(problem))
-    found = minimise(sizes, factors, memo=memo)
+    found = minimise_within(1e9, sizes, factors, memo)
     assert found is not None
     assert (found[0], total(problem, tuple(found[1][v] for v in range(count)))) == (least, least)
     made = len(memo.tables)
     twin = [Factor(tuple(v + count for v in f.variables), f.axes, f.table) for f in factors]
-    both = minimise({**sizes, **{v + count: n for v, n in sizes.items()}}, [*factors, *twin], 0, memo)
+    both = minimise_within(0, {**sizes, **{v + count: n for v, n in sizes.items()}}, [*factors, *twin], memo)
     assert both is not None
     assert both[0] == 2 * least
     assert len(memo.tables) == made
@@ -111,8 +111,8 @@ def test_elimination_through_axes_with_a_memo(seed: int):
 def test_elimination_gives_up_beyond_its_limit():
     rows = Axis(np.arange(5), 5)
     table = Factor((0, 1), (rows, rows), np.ones((5, 5)))
-    assert minimise({0: 5, 1: 5}, [table], 24) is None
-    assert minimise({0: 5, 1: 5}, [table], 30) is not None
+    assert minimise_within(24, {0: 5, 1: 5}, [table]) is None
+    assert minimise_within(30, {0: 5, 1: 5}, [table]) is not None
 
 
 @given(st.integers(0, 10**6))
@@ -129,22 +129,13 @@ def test_rows_that_others_stand_in_for_are_in_no_better_choice(seed: int):
     np.testing.assert_array_equal(cost_of[alive].min(axis=0), cost_of.min(axis=0))
 
 
-def plain_minimum(solver: Solver, problem: Problem) -> float:
+def plain_minimum(problem: Problem) -> float:
     """Elimination of everything without axes, memo, bounds."""
-    found = minimise(
+    return minimise(
         {v: len(r) for v, r in enumerate(problem.rows)},
-        [Factor((v,), (every(len(s)),), s) for v, s in enumerate(problem.seconds)]
-        + [
-            Factor(
-                (k.source, k.target),
-                (every(len(k.made.at)), every(len(k.needs.at))),
-                k.seconds[np.ix_(k.made.at, k.needs.at)],
-            )
-            for k in problem.links
-        ],
-    )
-    assert found is not None
-    return found[0]
+        [plain((v,), s) for v, s in enumerate(problem.seconds)]
+        + [plain((k.source, k.target), k.seconds[np.ix_(k.made.at, k.needs.at)]) for k in problem.links],
+    )[0]
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=["2", "2x2", "2x3", "2x2x2"])
@@ -157,7 +148,7 @@ def test_messages_find_what_elimination_finds(machine: Machine, seed: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "undominated", lambda seconds, ends: np.ones(len(seconds), dtype=bool))
         solver = Solver(Spaces(machine), SGD)
-        expected = plain_minimum(solver, exact.Terms(solver, graph).problem())
+        expected = plain_minimum(exact.Terms(solver, graph).problem())
     found = Solver(Spaces(machine), SGD).solve(graph)
     assert found.seconds == found.bound == pytest.approx(expected, abs=1e-12)
     with pytest.MonkeyPatch.context() as patch:
