@@ -21,8 +21,10 @@ from importlib import import_module
 from rich.console import Console
 from rich.table import Table
 
+from unity_ir.machine import Level, Machine, load
+
 BERT4 = {"batch": 64, "sequence": 512, "hidden": 1024, "layers": 4}
-UNITY = {
+UNITY: dict[str, tuple[str, dict[str, int]]] = {
     "bert": ("bert_large", {"batch": 64}),
     "candle_uno": ("candle_uno", {}),
     "dlrm": ("dlrm", {}),
@@ -43,10 +45,8 @@ CASES: dict[str, tuple[str, dict[str, int], str, float]] = {
 """Model, its keys, machine, seconds it should take at most."""
 
 
-def machine(name: str):
+def machine(name: str) -> Machine:
     """A preset, or three levels of two."""
-    from unity_ir.machine import Level, Machine, load
-
     if name != "levels":
         return load(name)
     speeds = (("racks", 12.5e9, 5e-6), ("nodes", 50e9, 2.7e-6), ("gpus", 320e9, 0.6e-6))
@@ -93,6 +93,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", choices=[*CASES, []])
     parser.add_argument("--json")
     parser.add_argument("--joint", action="store_true")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds a case may take in all")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
@@ -102,9 +103,10 @@ def main() -> int:
     table, missed = Table("case", "nodes", "seconds", "GB", "rows", "left", "plan ms", "gap %", "costing"), False
     for case in options.cases or CASES:
         command = [sys.executable, __file__, case, "--here", *(["--joint"] if options.joint else [])]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            table.add_row(case, done.stderr.strip().splitlines()[-1])
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=options.timeout)
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            table.add_row(case, "", type(error).__name__)
             missed = True
             continue
         results[case] = found = json.loads(done.stdout)

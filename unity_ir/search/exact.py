@@ -222,7 +222,8 @@ def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
         return (*exact, exact[0])
     messages = Messages(problem)
     best, chosen, few = np.inf, list[int](), BEST
-    for turn in range(PASSES):
+    tried = sum(map(len, problem.rows))
+    for _ in range(PASSES):
         messages.forward()
         before = messages.bound
         messages.backward()
@@ -230,11 +231,13 @@ def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
         if found[0] < best:
             best, chosen = found
         left = messages.prune(best * (1 + TOLERANCE) - before)
-        if turn % 4 == 0 or left < 2 * len(problem.rows):
+        close = best <= messages.bound * (1 + CLOSE)
+        if close or 2 * left < tried:
+            tried = left
             exact = _eliminate(problem, ENTRIES)
             if exact is not None:
                 return (*exact, exact[0])
-        if best <= messages.bound * (1 + CLOSE):
+        if close:
             break
     return best, chosen, min(best, messages.bound)
 

@@ -105,8 +105,10 @@ class LayoutSpace:
         return len(self.counts)
 
     def _code(self, counts: Ints) -> Ints:
-        places = np.array([self.roles**i for i in range(counts.shape[1])], dtype=np.int64)
-        return np.sum(counts.argmax(axis=2) * places, axis=1, dtype=np.int64)
+        code = np.zeros(len(counts), dtype=np.int64)
+        for group in range(counts.shape[1]):
+            code = code * self.roles + counts[:, group].argmax(axis=1)
+        return code
 
     def find(self, counts: Ints) -> Ints:
         """The layout numbers of rows [ways, group, role]; -1 for one that does not fit the shape."""
