@@ -108,6 +108,27 @@ def test_elimination_through_axes_with_a_memo(seed: int):
     assert len(memo.tables) == made
 
 
+@given(st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_a_memo_tells_arrangements_of_the_same_tables_apart(seed: int):
+    random, memo = np.random.default_rng(seed), Memo()
+    tables = [random.integers(0, 9, (3, 3)).astype(float) for _ in range(2)]
+    axes = [Axis(random.permutation(3), 3) for _ in range(2)]
+    for _ in range(4):
+        factors: list[Factor] = []
+        for _ in range(3):
+            a, b = (int(v) for v in random.choice(3, 2, replace=False))
+            of, seen = tables[random.integers(2)], (axes[random.integers(2)], axes[random.integers(2)])
+            factors.append(Factor((a, b), seen, of))
+        least = min(
+            sum(f.table[f.axes[0].at[c[f.variables[0]]], f.axes[1].at[c[f.variables[1]]]] for f in factors)
+            for c in product(range(3), repeat=3)
+        )
+        found = minimise_within(1e9, dict.fromkeys(range(3), 3), factors, memo)
+        assert found is not None
+        assert found[0] == least
+
+
 def test_elimination_gives_up_beyond_its_limit():
     rows = Axis(np.arange(5), 5)
     table = Factor((0, 1), (rows, rows), np.ones((5, 5)))
