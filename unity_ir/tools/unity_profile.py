@@ -144,7 +144,7 @@ def _configurations(
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         table = operator_table(node, needs, spaces)
         variables = [role for role in table.roles if isinstance(role, str)]
-        rows: list[list[int]] = degrees_of(table.counts, spaces.classes)[:, : len(variables)].tolist()
+        rows: list[list[int]] = degrees_of(table.counts, spaces.groups)[:, : len(variables)].tolist()
         for row in dict.fromkeys(map(tuple, rows)):
             yield node, needs, tuple((v, d) for v, d in zip(variables, row, strict=True) if d > 1)
 
