@@ -44,22 +44,32 @@ def resting_layouts(graph: Graph, assignments: Mapping[Node, Assignment], mesh: 
 
 
 def materialise(
-    graph: Graph, assignments: Mapping[Node, Assignment], mesh: Mesh, rests: Mapping[Value, Layout] | None = None
+    graph: Graph,
+    assignments: Mapping[Node, Assignment],
+    mesh: Mesh,
+    rests: Mapping[Value, Layout] | None = None,
+    relays: Mapping[Value, Layout] | None = None,
 ) -> Graph:
     """
     The parallel graph of a serial forward graph in which every operator has its assignment and every leaf rests where
-    `rests` says, or where its first use wants it. Other values that `rests` names are brought there once made.
+    `rests` says, or where its first use wants it. Other values that `rests` names are brought there once made, and
+    leaves that `relays` names go there from where they rest before they are read.
 
     Raises `UnityError` where an assignment does not fit.
     """
     rests = {**resting_layouts(graph, assignments, mesh), **(rests or {})}
     new: dict[Value, Value] = {}
     made: dict[Value, Layout] = {}
+    leaves: dict[Node, Node] = {}
     for node in graph.nodes():
         if node.is_leaf:
             (value,) = node.results
             made[value] = rests[value]
             new[value] = rested(value, rests[value], mesh)
+            leaves[node] = new[value].node
+            if relays is not None and value in relays:
+                new[value] = reshard(new[value], made[value], relays[value], mesh)
+                made[value] = relays[value]
             continue
         assignment = assignments[node]
         operands = [
@@ -73,7 +83,7 @@ def materialise(
             if value in rests:
                 new[value] = reshard(new[value], made[value], rests[value], mesh)
                 made[value] = rests[value]
-    return Graph(graph.name, tuple(new[n.result].node for n in graph.inputs), tuple(new[v] for v in graph.outputs))
+    return Graph(graph.name, tuple(leaves[n] for n in graph.inputs), tuple(new[v] for v in graph.outputs))
 
 
 def rested(value: Value, layout: Layout, mesh: Mesh) -> Value:

@@ -3,7 +3,7 @@ The fastest parallelization of one serial graph, exactly.
 
     min over configurations c_op, resting layouts r_leaf, relay layouts l_value of
         sum over operators  of  seconds(c_op)
-      + sum over leaves     of  update(r_leaf)
+      + sum over leaves     of  update(r_leaf) + reshard(r_leaf -> l_leaf)
       + sum over values     of  reshard(made(c_producer) -> l_value)
       + sum over their uses of  reshard(l_value -> needed(c_user))
 
@@ -60,7 +60,9 @@ class ExactPlan:
     seconds: float
     rows: Mapping[Node, int]
     layouts: Mapping[Value, int]
-    """Layout numbers of values with several uses, and of leaves."""
+    """Layout numbers of values with several uses, where they find it, and of leaves that one operator reads."""
+    rests: Mapping[Value, int] = field(default_factory=dict[Value, int])
+    """Layout numbers of leaves with several uses, where they rest before they are brought to where those find them."""
     bound: float = 0.0
     """Seconds that no choice is below; `seconds` if this is the least."""
     rows_before: int = 0
@@ -158,15 +160,11 @@ class Solver:
         """The layouts in which users may find a shared value or a leaf."""
         key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient)
         if key not in self._kinds:
-            if value.node.is_leaf:
-                rest = self.rest(value.node, with_gradient)
-                rows = np.flatnonzero(np.isfinite(rest))
-                self._kinds[key] = Kind(len(rest), rows, rest[rows], every(len(rows)), (port(rows),), ())
-            else:
-                rows = np.arange(len(self.space(value)))
-                self._kinds[key] = Kind(
-                    len(rows), rows, np.zeros(len(rows)), every(len(rows)), (port(rows),), (port(rows),)
-                )
+            rows = np.arange(len(self.space(value)))
+            leaf = value.node.is_leaf
+            seconds = self.leaf(value, with_gradient, True)[0] if leaf else np.zeros(len(rows))
+            needs = () if leaf else (port(rows),)
+            self._kinds[key] = Kind(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
         return self._kinds[key]
 
     def between(self, value: Value, made: Port, needs: Port, training: bool) -> Between:
@@ -177,7 +175,7 @@ class Solver:
         return self._between[key]
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool) -> tuple[Floats, Ints]:
-        """Seconds of a leaf that one operator reads, by the layout it is needed in, and the layout it best rests in."""
+        """Seconds of a leaf by the layout in which those who read it find it, and the layout it best rests in then."""
         training = user and value.node in with_gradient
         key = (value.type, value.node.op, training)
         if key not in self._leaves:
@@ -296,10 +294,16 @@ class Terms:
         seconds, chosen, bound = _minimum(problem, self.solver.memo)
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
         layouts = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Value)}
+        rests = {
+            v: int(self.solver.leaf(v, self.with_gradient, True)[1][found])
+            for v, found in layouts.items()
+            if v.node.is_leaf
+        }
         for value, user, slot in self.single_leaves:
             need = int(self.solver.table(user, self.with_gradient).operands[slot][rows[user]])
             layouts[value] = self.solver.leaf(value, self.with_gradient, user in self.with_gradient)[1][need]
-        return ExactPlan(seconds, rows, layouts, bound, sum(k.among for k in self.kinds), sum(map(len, problem.rows)))
+        among, left = sum(k.among for k in self.kinds), sum(map(len, problem.rows))
+        return ExactPlan(seconds, rows, layouts, rests, bound, among, left)
 
     def relayed(self, value: Value) -> bool:
         """Whether where a value's users find it is a choice of its own: not if it has one user, who decides it."""

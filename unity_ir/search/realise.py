@@ -21,12 +21,15 @@ def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
     for node, row in plan.rows.items():
         table = solver.table(node, with_gradient)
         assignments[node] = spelled(groups, table.roles, table.counts[row])
-    layouts: dict[Value, Layout] = {}
-    for value, number in plan.layouts.items():
+
+    def layout(value: Value, number: int) -> Layout:
         space = solver.space(value)
         names = (*range(space.rank), COPY, SUM, REPEAT)
-        layouts[value] = as_layout(spelled(groups, names, space.counts[number]))
-    return materialise(graph, assignments, solver.spaces.machine.mesh, layouts)
+        return as_layout(spelled(groups, names, space.counts[number]))
+
+    found = {value: layout(value, number) for value, number in plan.layouts.items()}
+    rests = {value: layout(value, number) for value, number in plan.rests.items()}
+    return materialise(graph, assignments, solver.spaces.machine.mesh, {**found, **rests}, found)
 
 
 def spelled(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Assignment:

@@ -15,9 +15,10 @@ from unity_ir.search.joint import Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
+from unity_ir.search.sequential import sequential
 from unity_ir.search.tofu import VARIANTS, tofu
 
-STRATEGIES = ("joint", "data-parallel", "fsdp", "expert", "mcmc", *VARIANTS, "random")
+STRATEGIES = ("joint", "sequential", "data-parallel", "fsdp", "expert", "mcmc", *VARIANTS, "random")
 
 
 def run(
@@ -48,11 +49,12 @@ def run(
         explored = sum(chain.proposed for chain in best.chains)
         priced = cost(best.graph, machine, optimizer)
         result = SearchResult(strategy, best.graph, priced, explored=explored, seconds=perf_counter() - start)
-    elif strategy != "joint":
+    elif strategy not in ("joint", "sequential"):
         parallel = _plan(serial, machine, strategy, optimizer, seed)
         result = SearchResult(strategy, parallel, cost(parallel, machine, optimizer), seconds=perf_counter() - start)
     else:
-        found = joint(serial, machine, algebraic(), optimizer, progress=progress)
+        search = joint if strategy == "joint" else sequential
+        found = search(serial, machine, algebraic(), optimizer, progress=progress)
         result = SearchResult(
             strategy,
             found.graph,

@@ -61,6 +61,19 @@ def test_joint_is_no_worse_than_any_other():
         assert joint.cost.time <= data.cost.time + 1e-9
 
 
+def test_a_weight_that_several_operators_read_is_brought_to_them_once():
+    """Its gradients are added before they are summed over the samples, as data parallelism does."""
+    x, y = (leaf("input", tensor_type((65536, 512), "f32"), name=n) for n in "xy")
+    w = leaf("weight", tensor_type((512, 512), "f32"), name="w").result
+    h = apply("matmul", [apply("relu", [apply("matmul", [x.result, w]).result]).result, w]).result
+    graph = Graph("tied", (x, y), (apply("mse", [h, y.result]).result,))
+    for machine in (load("2gpu"), boxes(2, 2, overhead=1e-6)):
+        joint, data = run(graph, machine), run(graph, machine, "data-parallel")
+        assert joint.cost.time <= data.cost.time + 1e-9
+        assert joint.bound is not None
+        assert joint.cost.time == pytest.approx(joint.bound, rel=1e-6)
+
+
 def test_search_of_a_plan_is_search_of_its_erasure():
     machine = boxes(2, 2, overhead=1e-6)
     once = run(mlp(), machine)
@@ -69,7 +82,7 @@ def test_search_of_a_plan_is_search_of_its_erasure():
 
 def test_what_cannot_be_searched_is_refused():
     machine = load("2gpu")
-    with pytest.raises(UnityError, match=r"^search: unknown strategy 'x'; known are joint, data-parallel, fsdp, "):
+    with pytest.raises(UnityError, match=r"^search: unknown strategy 'x'; known are joint, sequential, "):
         run(mlp(), machine, "x")
     with pytest.raises(UnityError, match=r"^func\.func @mlp: search before pcg-differentiate"):
         run(differentiate(mlp(), Optimizer()), machine)
