@@ -1,0 +1,167 @@
+"""
+Sequences and parallel branches (Unity, section 5.2): how the operators between two others fall apart.
+
+    Edge                nothing between: what one operator hands the other
+    Sequence            at an operator that all paths go through
+    Parallel            into branches that do not depend on one another
+    Block               neither: the graph is not series-parallel there (Unity, section 8)
+
+Leaves belong to the operators that read them. An end is an operator, or None before the first and after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from unity_ir.pcg.graph import Graph, Node
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    source: Node | None
+    target: Node | None
+    inner: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    left: Region
+    middle: Node
+    right: Region
+    inner: tuple[Node, ...]
+
+    @property
+    def source(self) -> Node | None:
+        return self.left.source
+
+    @property
+    def target(self) -> Node | None:
+        return self.right.target
+
+
+@dataclass(frozen=True, eq=False)
+class Parallel:
+    first: Region
+    rest: Region
+    inner: tuple[Node, ...]
+
+    @property
+    def source(self) -> Node | None:
+        return self.first.source
+
+    @property
+    def target(self) -> Node | None:
+        return self.first.target
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    source: Node | None
+    target: Node | None
+    inner: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    """Those between its operators and its ends, by the place of their target in `(*inner, target)`."""
+
+
+Region = Edge | Sequence | Parallel | Block
+
+
+class Flow:
+    """The operators of a graph, in order, and which hand something to which. Ends stand before and after all."""
+
+    def __init__(self, graph: Graph, boundary: Node | None = None):
+        """`boundary` is a leaf that flows in, and so is an operator to its users."""
+        self.nodes = [n for n in graph.nodes() if n.is_compute]
+        self.place: dict[Node | None, int] = {n: i for i, n in enumerate(self.nodes)}
+        self.users: dict[Node | None, dict[Node | None, None]] = {n: {} for n in (None, *self.nodes)}
+        for node in self.nodes:
+            before = [v.node for v in node.operands if v.node.is_compute]
+            if boundary is not None and any(v.node is boundary for v in node.operands):
+                self.users[None][node] = None
+            for source in before or [None]:
+                self.users[source][node] = None
+        for value in graph.outputs:
+            if value.node.is_compute:
+                self.users[value.node][None] = None
+
+    def cuts(self, source: Node | None, inner: SequenceOf[Node], target: Node | None) -> list[Node]:
+        """The operators of `inner` through which all paths between two ends go, but a direct edge, in order."""
+        place: dict[Node | None, int] = {n: i for i, n in enumerate((*inner, target))}
+        reach, found = max(place[u] for u in self.users[source] if u in place and u is not target), list[Node]()
+        for i, node in enumerate(inner):
+            if reach <= i:
+                found.append(node)
+            reach = max(reach, *(place[u] for u in self.users[node] if u in place))
+        return found
+
+    def branches(self, inner: SequenceOf[Node]) -> list[list[Node]]:
+        """The connected parts of some operators, by their first ones."""
+        group = {n: [n] for n in inner}
+        for node in inner:
+            for user in self.users[node]:
+                if user is not None and user in group and group[user] is not group[node]:
+                    small, large = sorted((group[node], group[user]), key=len)
+                    large.extend(small)
+                    for other in small:
+                        group[other] = large
+        seen = list[list[Node]]()
+        for node in inner:
+            if not any(group[node] is g for g in seen):
+                seen.append(group[node])
+        return [sorted(g, key=lambda n: self.place[n]) for g in seen]
+
+
+def decompose(flow: Flow) -> Region:
+    """The whole of a graph, between None and None."""
+    return _region(flow, None, flow.nodes, None)
+
+
+def _region(
+    flow: Flow, source: Node | None, inner: SequenceOf[Node], target: Node | None, branch: bool = False
+) -> Region:
+    """What is between two ends; of a branch between them, without what goes there directly."""
+    if not inner:
+        return Edge(source, target)
+    parts = flow.branches(inner)
+    direct = target in flow.users[source] and not branch
+    if len(parts) + direct == 1:
+        cuts = flow.cuts(source, inner, target)
+        if cuts:
+            return _sequence(flow, source, inner, target, cuts)
+    else:
+        regions: list[Region] = [_region(flow, source, part, target, branch=True) for part in parts]
+        if direct:
+            regions.append(Edge(source, target))
+        found = regions.pop()
+        while regions:
+            first = regions.pop()
+            found = Parallel(first, found, (*first.inner, *found.inner))
+        return found
+    return _block(flow, source, inner, target, branch)
+
+
+def _sequence(
+    flow: Flow, source: Node | None, inner: SequenceOf[Node], target: Node | None, cuts: list[Node]
+) -> Region:
+    """Split in the middle, so that a change re-costs a logarithm of the splits."""
+    if not cuts:
+        return _region(flow, source, inner, target)
+    middle = cuts[len(cuts) // 2]
+    at = inner.index(middle)
+    left = _sequence(flow, source, inner[:at], middle, cuts[: len(cuts) // 2])
+    right = _sequence(flow, middle, inner[at + 1 :], target, cuts[len(cuts) // 2 + 1 :])
+    return Sequence(left, middle, right, tuple(inner))
+
+
+def _block(flow: Flow, source: Node | None, inner: SequenceOf[Node], target: Node | None, branch: bool) -> Block:
+    members = set(inner)
+    order = (*inner, target)
+    edges = [
+        Edge(node, user)
+        for node in (source, *inner)
+        for user in flow.users[node]
+        if user in members or (user is target and not (branch and node is source))
+    ]
+    number = {n: i for i, n in enumerate(order)}
+    return Block(source, target, tuple(inner), tuple(sorted(edges, key=lambda e: number[e.target])))
