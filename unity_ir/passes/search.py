@@ -15,13 +15,17 @@ from xdsl.utils.exceptions import PassFailedException
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
-from unity_ir.search import Progress, SearchResult, Settings, run
+from unity_ir.search import Options, Progress, SearchResult, Settings, run
 
 DERIVATION = "pcg.derivation"
 """The function attribute that holds the rule applications from the source graph to the plan."""
 
 BOUND = "pcg.bound"
 """The function attribute that holds the seconds below which no placement of the plan's graph can be."""
+
+
+Switch = bool | None
+"""`no-split` as well as `no-split=true`: xDSL reads a name without a value as None."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,20 @@ class Search(ModulePass):
     """Of mcmc: see `unity_ir.search.mcmc.Settings`."""
 
     budget: int | None = None
-    """Proposals of mcmc."""
+    """Proposals of mcmc; candidates for every operator of unity."""
+
+    alpha: float | None = None
+    """Of unity: how much worse than the best a candidate may be and still be rewritten."""
+
+    no_split: Switch = False
+    no_cache: Switch = False
+    """Of unity: not to split the graph, and to keep nothing from one candidate to the next (the paper's Table 2)."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         from unity_ir.machine import load
 
         try:
-            settings = self._settings()
+            settings, options = self._settings(), self._options()
             machine = module_machine(op) if self.machine is None else load(self.machine)
             if machine is None:
                 raise PassFailedException(
@@ -62,7 +73,7 @@ class Search(ModulePass):
             for func in pcg_functions(op):
                 graph = to_graph(func)
                 with _shown(func.sym_name.data) as progress:
-                    result = run(graph, machine, self.strategy, None, progress, self.seed, settings)
+                    result = run(graph, machine, self.strategy, None, progress, self.seed, settings, options)
                 new = replace_function(func, result.graph)
                 new.attributes.update(_certificate(result))
         except UnityError as error:
@@ -72,19 +83,35 @@ class Search(ModulePass):
 
     def _settings(self) -> Settings:
         """What mcmc is told; what is not given is its own choice."""
-        if self.strategy != "mcmc" and (self.beta is not None or self.budget is not None):
+        mine = self.strategy == "mcmc"
+        if not mine and (self.beta is not None or (self.budget is not None and self.strategy != "unity")):
             raise UnityError(f"pcg-search: beta and budget are options of mcmc, not of {self.strategy}; leave them out")
         settings = Settings(seed=self.seed)
         if self.beta is not None:
             settings = replace(settings, beta=self.beta)
-        return settings if self.budget is None else replace(settings, budget=self.budget)
+        return replace(settings, budget=self.budget) if mine and self.budget is not None else settings
+
+    def _options(self) -> Options:
+        """What unity is told; what is not given is its own choice."""
+        split, cache = self.no_split is False, self.no_cache is False
+        if self.strategy != "unity" and not (split and cache and self.alpha is None):
+            raise UnityError(
+                f"pcg-search: alpha, no-split and no-cache are options of unity, not of {self.strategy}; leave them out"
+            )
+        options = Options(split=split, cache=cache)
+        if self.alpha is not None:
+            options = replace(options, alpha=self.alpha)
+        if self.strategy == "unity" and self.budget is not None:
+            options = replace(options, budget=self.budget)
+        return options
 
 
 def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr]:
     """What says how the plan came about and how good it is."""
     found: dict[str, ArrayAttr[StringAttr] | FloatAttr] = {}
-    if result.bound is not None:
+    if result.bound is not None or result.derivation:
         found[DERIVATION] = ArrayAttr(StringAttr(str(step)) for step in result.derivation)
+    if result.bound is not None:
         found[BOUND] = FloatAttr(result.bound, f64)
     return found
 

@@ -4,5 +4,6 @@ from unity_ir.search.joint import Progress
 from unity_ir.search.mcmc import Settings
 from unity_ir.search.result import SearchResult
 from unity_ir.search.run import STRATEGIES, run
+from unity_ir.search.unity import Options
 
-__all__ = ["STRATEGIES", "Progress", "SearchResult", "Settings", "run"]
+__all__ = ["STRATEGIES", "Options", "Progress", "SearchResult", "Settings", "run"]

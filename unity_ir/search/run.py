@@ -17,8 +17,9 @@ from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
 from unity_ir.search.sequential import sequential
 from unity_ir.search.tofu import VARIANTS, tofu
+from unity_ir.search.unity import Options, unity
 
-STRATEGIES = ("joint", "sequential", "data-parallel", "fsdp", "expert", "mcmc", *VARIANTS, "random")
+STRATEGIES = ("joint", "unity", "sequential", "data-parallel", "fsdp", "expert", "mcmc", *VARIANTS, "random")
 
 
 def run(
@@ -29,13 +30,14 @@ def run(
     progress: Progress | None = None,
     seed: int = 0,
     settings: Settings | None = None,
+    options: Options | None = None,
 ) -> SearchResult:
     """
     Search for a parallel graph that computes what `graph` does, for a machine.
 
     A graph that is already parallel is searched from its erasure; `seed` is for the random strategy, `settings` are for
-    mcmc. Raises `UnityError` for an unknown strategy, a graph that already has its backward, and plans that do not fit
-    the machine's memory.
+    mcmc, `options` for Unity's. Raises `UnityError` for an unknown strategy, a graph that already has its backward, and
+    plans that do not fit the machine's memory.
     """
     if strategy not in STRATEGIES:
         raise UnityError(f"search: unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
@@ -49,6 +51,16 @@ def run(
         explored = sum(chain.proposed for chain in best.chains)
         priced = cost(best.graph, machine, optimizer)
         result = SearchResult(strategy, best.graph, priced, explored=explored, seconds=perf_counter() - start)
+    elif strategy == "unity":
+        chosen = unity(serial, machine, algebraic(), optimizer, options, progress)
+        result = SearchResult(
+            strategy,
+            chosen.graph,
+            cost(chosen.graph, machine, optimizer),
+            chosen.derivation,
+            explored=chosen.explored,
+            seconds=perf_counter() - start,
+        )
     elif strategy not in ("joint", "sequential"):
         parallel = _plan(serial, machine, strategy, optimizer, seed)
         result = SearchResult(strategy, parallel, cost(parallel, machine, optimizer), seconds=perf_counter() - start)

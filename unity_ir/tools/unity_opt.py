@@ -84,6 +84,10 @@ class UnityOpt(xDSLOptMain):
             help="search for the best parallel graph before the passes: --search (joint), or a baseline, as "
             "--search=data-parallel; the message for an unknown one lists all",
         )
+        arg_parser.add_argument("--no-split", action="store_true", help="of --search=unity: do not split the graph")
+        arg_parser.add_argument(
+            "--no-cache", action="store_true", help="of --search=unity: keep nothing from one candidate to the next"
+        )
         arg_parser.add_argument(
             "--machine",
             metavar="M",
@@ -200,6 +204,9 @@ class UnityOpt(xDSLOptMain):
             if self.args.machine is None:
                 raise UnityError("unity-opt: --profile is of a machine's devices; add --machine")
             self.args.machine += f",profile={self.args.profile}"
+        for flag, given in (("--no-split", self.args.no_split), ("--no-cache", self.args.no_cache)):
+            if given and self.args.search != "unity":
+                raise UnityError(f"unity-opt: {flag} is for Unity's search; add --search=unity")
         specs = list(parse_pipeline(self.args.passes))
         for spec in specs:
             if spec.name not in self.available_passes:
@@ -213,7 +220,8 @@ class UnityOpt(xDSLOptMain):
         self.check_target()
         if self.args.search is not None:
             search: Any = self.available_passes["pcg-search"]()
-            first = search(strategy=self.args.search, machine=self.args.machine)
+            switches = {"no_split": self.args.no_split, "no_cache": self.args.no_cache}
+            first = search(strategy=self.args.search, machine=self.args.machine, **switches)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
 
     def check_target(self) -> None:

@@ -1,0 +1,130 @@
+"""
+Table 2 of Unity again, for `--search=unity`: seconds of the search with everything, without splitting the graph, and
+without splitting it and keeping nothing from one candidate to the next.
+
+    python bench/unity_table2.py [MODEL ..] [--nodes 1,2,4,8] [--limit 600] [--budget N] [--json FILE]
+
+On N nodes of Summit, 6 GPUs each, with the batch of the paper for each GPU. Each search runs in a process of its own
+and is stopped at the limit, "> limit". The paper's are of ResNeXt-50, in C++. A search costs so many candidates for
+every operator (`budget`), split or not; `time` is what the plan found takes, so what a saved second costs is seen too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from models import processor
+from rich.console import Console
+from rich.table import Table
+
+SAMPLES = {
+    "resnext50": 64,
+    "inception_v3": 64,
+    "bert_large": 4,
+    "dlrm": 1024,
+    "xdl": 1024,
+    "candle_uno": 256,
+    "mlp": 256,
+}
+"""Unity's models, and their samples per GPU (section 6.1)."""
+
+SWITCHES = {"all": {}, "no split": {"split": False}, "no cache, no split": {"split": False, "cache": False}}
+
+PAPER = {
+    1: {"all": 57, "no split": 241, "no cache, no split": 2221},
+    2: {"all": 107, "no split": 675, "no cache, no split": None},
+    4: {"all": 180, "no split": None, "no cache, no split": None},
+    8: {"all": 355, "no split": None, "no cache, no split": None},
+}
+"""Seconds of Unity's Table 2, by nodes; None is more than an hour."""
+
+
+def search(model: str, nodes: int, what: str, budget: int) -> dict[str, object]:
+    """One search in this process."""
+    from unity_ir import machine
+    from unity_ir.models import build
+    from unity_ir.pcg.graph import Optimizer
+    from unity_ir.rules.algebraic import algebraic
+    from unity_ir.search import Options
+    from unity_ir.search.unity import unity
+
+    where = machine.load(f"summit:{nodes}")
+    graph = build(model, batch=SAMPLES[model] * where.devices)
+    rules = algebraic()
+    start = time.perf_counter()
+    found = unity(graph, where, rules, Optimizer(), Options(budget=budget, **SWITCHES[what]))
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "time": found.seconds, "explored": found.explored, "rules": len(found.derivation)}
+
+
+def measure(model: str, nodes: int, what: str, budget: int, limit: float) -> dict[str, object]:
+    """The same in a process of its own; no seconds where it takes longer than the limit."""
+    row: dict[str, object] = {"model": model, "nodes": nodes, "gpus": 6 * nodes, "what": what}
+    command = [sys.executable, __file__, "search", model, str(nodes), what, str(budget)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return row
+    return {**row, **json.loads(done.stdout)}
+
+
+def shown(row: dict[str, object], base: float | None, limit: float) -> str:
+    """Given 3.2 s where all took 1.6 s on the fewest GPUs, returns `3.2 s, 2.0x`."""
+    seconds = row.get("seconds")
+    if not isinstance(seconds, float):
+        return f"> {limit:.0f} s"
+    return f"{seconds:.1f} s" + (f", {seconds / base:.1f}x" if base else "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Unity's Table 2 again.")
+    parser.add_argument("models", nargs="*", default=["resnext50"])
+    parser.add_argument("--nodes", default="1,2,4,8")
+    parser.add_argument("--limit", type=float, default=600)
+    parser.add_argument("--budget", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    unknown = [m for m in options.models if m not in SAMPLES]
+    if unknown:
+        parser.error(f"no model {unknown[0]}; known are {', '.join(SAMPLES)}")
+    rows: list[dict[str, object]] = []
+    table = Table(title=f"{processor()}, Python {platform.python_version()}; {options.budget} candidates an operator")
+    for heading in ("model", "GPUs", *SWITCHES, "time of the plan", "paper: all", "no split", "no cache, no split"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for model in options.models:
+        base = None
+        for nodes in map(int, options.nodes.split(",")):
+            found = [measure(model, nodes, what, options.budget, options.limit) for what in SWITCHES]
+            rows += found
+            first = found[0].get("seconds")
+            base = base or (first if isinstance(first, float) else None)
+            times = ", ".join(f"{row['time'] * 1e3:.2f} ms" if "time" in row else "-" for row in found)
+            paper = PAPER.get(nodes, {}) if model == "resnext50" else {}
+            then = [f"{s} s" if (s := paper.get(what)) else "> 1 h" if what in paper else "-" for what in SWITCHES]
+            table.add_row(model, str(6 * nodes), *(shown(r, base, options.limit) for r in found), times, *then)
+    Console(width=180).print(table)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        report = {
+            "processor": processor(),
+            "python": platform.python_version(),
+            "limit": options.limit,
+            "budget": options.budget,
+            "rows": rows,
+            "paper": PAPER,
+        }
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["search"]:
+        print(json.dumps(search(sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))))
+    else:
+        sys.exit(main())
