@@ -13,6 +13,7 @@ from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
+from unity_ir.search.portfolio import fastest_by_hand
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
 from unity_ir.search.sequential import sequential
@@ -67,10 +68,13 @@ def run(
     else:
         search = joint if strategy == "joint" else sequential
         found = search(serial, machine, algebraic(), optimizer, progress=progress)
+        parallel, priced = found.graph, cost(found.graph, machine, optimizer)
+        if found.bound is None:
+            parallel, priced = fastest_by_hand(found.rewritten, machine, optimizer, priced) or (parallel, priced)
         result = SearchResult(
             strategy,
-            found.graph,
-            cost(found.graph, machine, optimizer),
+            parallel,
+            priced,
             found.derivation,
             found.bound,
             found.explored,

@@ -13,14 +13,13 @@ from dataclasses import replace
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.rules.rule import Rule
-from unity_ir.search.joint import JointPlan, Progress, joint
+from unity_ir.search.joint import JointPlan, Progress, joint, one_device
 
 
 def sequential(
     graph: Graph, machine: Machine, rules: Sequence[Rule], optimizer: Optimizer, progress: Progress | None = None
 ) -> JointPlan:
     """The fastest parallel graph of the graph that is fastest on one of the machine's devices."""
-    alone = replace(machine, levels=(), links=())
-    rewritten = joint(graph, alone, rules, optimizer, progress=progress)
+    rewritten = joint(graph, one_device(machine), rules, optimizer, progress=progress)
     found = joint(rewritten.rewritten, machine, (), optimizer, progress=progress)
     return replace(found, derivation=rewritten.derivation, explored=rewritten.explored + found.explored)

@@ -101,7 +101,7 @@ def _halo_seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], counts: Ints, spaces: Spaces
 ) -> Floats:
     """Seconds of the halo exchanges, per row of counts [row, group, variable], there and, for gradients, back."""
-    if not node.analysis.operand_halos:
+    if not node.analysis.operand_halos or not spaces.groups:
         return np.zeros(len(counts))
     rows, inverse = np.unique(counts.reshape(len(counts), -1), axis=0, return_inverse=True)
     each: list[float] = []

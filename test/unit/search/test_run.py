@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from graphs import boxes, random_graph
+from graphs import boxes, random_cnn, random_graph
 
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
@@ -82,7 +82,7 @@ def test_search_of_a_plan_is_search_of_its_erasure():
 
 def test_what_cannot_be_searched_is_refused():
     machine = load("2gpu")
-    with pytest.raises(UnityError, match=r"^search: unknown strategy 'x'; known are joint, sequential, "):
+    with pytest.raises(UnityError, match=r"^search: unknown strategy 'x'; known are joint, unity, "):
         run(mlp(), machine, "x")
     with pytest.raises(UnityError, match=r"^func\.func @mlp: search before pcg-differentiate"):
         run(differentiate(mlp(), Optimizer()), machine)
@@ -99,7 +99,7 @@ def test_what_cannot_be_searched_is_refused():
 
 PROGRAM = """
 from random import Random
-from graphs import boxes, random_graph
+from graphs import boxes, random_cnn, random_graph
 from unity_ir.search import run
 for seed in range(4):
     result = run(random_graph(Random(seed), 6, dims=(4, 8)), boxes(2, 2, overhead=1e-6))
@@ -141,3 +141,16 @@ def test_rewrites_of_the_joint_search_keep_the_meaning():
         interpret(found.graph, inputs, weights)[value], interpret(graph, inputs, weights)[expected], rtol=1e-10
     )
     assert cost(found.graph, machine).time == found.cost.time
+
+
+def test_joint_is_no_worse_than_sequential():
+    for seed in range(8):
+        graph, machine = random_graph(Random(seed), 6, dims=(4, 8)), boxes(2, 2, overhead=1e-6)
+        joint, sequential = run(graph, machine), run(graph, machine, "sequential")
+        assert joint.cost.time <= sequential.cost.time * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_windows_are_searched_on_one_device_too(seed: int):
+    graph = random_cnn(Random(seed), 3)
+    assert run(graph, load("box:1")).cost.elements == 0
