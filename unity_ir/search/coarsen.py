@@ -34,8 +34,8 @@ def alone(graph: Graph) -> Groups:
 
 def coarsen(graph: Graph) -> Groups:
     """Operators of one group do the same, of the same shapes, on the same weights or on values of one group."""
-    nodes = graph.nodes()
-    shared = {n.result for n in nodes if n.op == "weight" and len(graph.users().get(n.result, ())) > 1}
+    nodes, users = graph.nodes(), graph.users()
+    shared = {n.result for n in nodes if n.op == "weight" and len(users.get(n.result, ())) > 1}
     colours: dict[tuple[Node, int], Hashable] = {}
 
     def colour(node: Node, depth: int) -> Hashable:
@@ -54,8 +54,7 @@ def coarsen(graph: Graph) -> Groups:
             colours[node, depth] = found
         return colours[node, depth]
 
-    recurrent = any(len(users) > 2 for v, users in graph.users().items() if v in shared)
-    if not recurrent:
+    if not any(len(users[v]) > 2 for v in shared):
         return alone(graph)
     numbers: dict[Hashable, int] = {}
     operators: dict[Node, int] = {}

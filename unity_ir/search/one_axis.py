@@ -7,8 +7,9 @@ and of the backward that follows from it. Earlier axes have their roles already,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -67,11 +68,20 @@ class Axes:
 
     def step(self, size: int) -> Step:
         """The choices for an axis of `size` devices."""
-        may = [self._may_operator(self._of_operator[g], self.operators[g], size) for g in sorted(self._of_operator)]
+        alike: dict[Hashable, tuple[list[GridRole], Floats]] = {}
+        may: list[list[GridRole]] = []
+        own: list[Floats] = []
+        for group in sorted(self._of_operator):
+            node, roles = self._of_operator[group], self.operators[group]
+            key = (self._form(node), roles)
+            if key not in alike:
+                choices = self._may_operator(node, roles, size)
+                alike[key] = choices, self._halos(node, roles, choices, size)
+            may.append(alike[key][0])
+            own.append(alike[key][1])
         rests = [self._may_value(self._of_value[g], self.values[g], size) for g in sorted(self._of_value)]
-        own = [self._halos(self._of_operator[g], self.operators[g], may[g], size) for g in sorted(self._of_operator)]
         edges: dict[tuple[int, int], Floats] = {}
-        known: dict[tuple[object, ...], Floats] = {}
+        known: dict[Hashable, Floats] = {}
         seen = set[tuple[int, Value]]()
         for node, group in self.groups.operators.items():
             for value in dict.fromkeys((*node.operands, *node.results)):
@@ -83,7 +93,7 @@ class Axes:
                 slots = tuple(i for i, v in enumerate(node.operands) if v == value)
                 made = value.index if value.node == node else None
                 gradient = node in self._with_gradient and value.node in self._with_gradient
-                key = (group, of, slots, made, gradient)
+                key = (self._form(node), self.operators[group], slots, made, gradient, rests[of])
                 if key not in known:
                     known[key] = self._bytes(node, value, slots, made, gradient, may[group], rests[of], size)
                 edges[group, of] = edges.get((group, of), 0.0) + known[key]
@@ -105,6 +115,10 @@ class Axes:
     def layouts(self) -> dict[Value, Roles]:
         """Where every value rests."""
         return {v: self.values[g] for v, g in self.groups.values.items()}
+
+    def _form(self, node: Node) -> Hashable:
+        """What tells an operator's choices and bytes from another's."""
+        return node.op, node.attributes, tuple(v.type for v in node.operands), node.types
 
     # -- what may be
 
@@ -191,6 +205,7 @@ class Axes:
         return table
 
 
+@lru_cache(maxsize=65536)
 def received(source: int, target: int, elements: int, size: int) -> float:
     """Elements received in a group of `size` devices that hold `elements`, as one goes from a role to another."""
     if source == target:
