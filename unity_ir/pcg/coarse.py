@@ -1,22 +1,30 @@
-"""Planning on a coarser mesh: neighbouring axes that go the same way go together."""
+"""
+Planning on a coarser mesh: neighbouring axes that go the same way go together, as one *run*.
+
+What a plan costs depends only on how large the runs are, what roles they have (whichever dims those are), and how many
+elements there are; not on whether what is held by all is COPY or REPEAT, between which going is free, nor on where
+axes are pinned, but whether it is where they shall be. So reshards are canonical problems first, from one state to
+another, and alike ones are solved once; all that start alike share one search, which goes on where it stopped.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from math import gcd, inf, prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.layout import COPY, PINNED, REPEAT, Layout, Mesh, pins
-from unity_ir.pcg.reshard import Move, Price, group_role, move_kind, plan
+from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, Mesh, pins
+from unity_ir.pcg.reshard import Move, Price, group_role, move_kind
 
 FINE_AXES = 3
 """Meshes of up to so many axes are planned axis by axis. The number of layouts grows exponentially with the axes."""
 
+Runs = tuple[tuple[int, ...], ...]
 
-Memo = dict[tuple[int, tuple[int, ...], Layout, Layout], tuple[Move, ...]]
-"""Plans by elements, divisors of the dims, source and target, of one machine and element type."""
+Edge = tuple[int, int, int, int]
+"""A move between states: the state after it, what its price is found by, the runs that move, the digit they get."""
 
 
 def plan_coarsely(
@@ -30,51 +38,29 @@ def plan_coarsely(
 ) -> tuple[Move, ...]:
     """
     As `pcg.reshard.plan`, but on a mesh of more than `FINE_AXES` axes, neighbours on one level (`levels` says which
-    each axis is of) that go from one role to one other are one axis, and only roles are gone through that are in either
-    layout, repeat, or the largest dim of the others.
+    each axis is of) that go from one role to one other are one axis, and only dims are gone through that are in either
+    layout, or the largest of the others.
 
-    Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2. In `memo` plans are kept
-    that are alike but for the dims' order and sizes.
+    Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2. `memo` keeps what was found
+    on one machine, for one element type, by one price.
     """
     if source == target:
         return ()
-    if len(mesh.sizes) <= FINE_AXES:
-        return plan(source, target, shape, mesh, price)
-    if pins(source) or pins(target):
-        return _plan_pinned(source, target, shape, mesh, levels, price)
-    used = list(dict.fromkeys(role for role in (*source, *target) if role >= 0))
+    fine = len(mesh.sizes) <= FINE_AXES
+    runs = tuple((axis,) for axis in range(len(mesh.sizes))) if fine else _runs(source, target, levels)
+    memo = {} if memo is None else memo
+    space = memo.get(runs)
+    if space is None:
+        space = memo[runs] = _Space(runs, mesh, price)
+    used = dict.fromkeys(role for role in (*source, *target) if role >= 0)
     # To divide what is copied or summed for a while pays, along any dim that is free.
-    free = max((dim for dim in range(len(shape)) if dim not in used), key=lambda dim: shape[dim], default=None)
-    dims = used if free is None else [*used, free]
-    number = {dim: i for i, dim in enumerate(dims)}
-    begin = tuple(number.get(role, role) for role in source)
-    end = tuple(number.get(role, role) for role in target)
-    key = (prod(shape), tuple(gcd(shape[dim], mesh.devices) for dim in dims), begin, end)
-    found = None if memo is None else memo.get(key)
-    if found is None:
-        found = _plan_runs(*key, mesh, levels, price)
-        if memo is not None:
-            memo[key] = found
-    back = dict(enumerate(dims))
-    return tuple(replace(m, source=back.get(m.source, m.source), target=back.get(m.target, m.target)) for m in found)
+    others = [dim for dim in range(len(shape)) if dim not in used and gcd(shape[dim], mesh.devices) > 1]
+    others.sort(key=lambda dim: -shape[dim])
+    dims = (*used, *(others if fine else others[:1]))
+    return space.plan(source, target, shape, dims)
 
 
-def _plan_runs(
-    elements: int,
-    divisors: tuple[int, ...],
-    source: Layout,
-    target: Layout,
-    mesh: Mesh,
-    levels: Sequence[int],
-    price: Price,
-) -> tuple[Move, ...]:
-    runs = _runs(source, target, levels)
-    return _Planner(runs, elements, divisors, mesh, price).plan(
-        tuple(source[run[0]] for run in runs), tuple(target[run[0]] for run in runs)
-    )
-
-
-def _runs(source: Layout, target: Layout, levels: Sequence[int]) -> list[list[int]]:
+def _runs(source: Layout, target: Layout, levels: Sequence[int]) -> Runs:
     """Neighbouring axes of one level that go the same way; all pinned roles are one."""
     runs: list[list[int]] = []
     ways = [(max(a, PINNED), max(b, PINNED), level) for a, b, level in zip(source, target, levels, strict=True)]
@@ -83,131 +69,226 @@ def _runs(source: Layout, target: Layout, levels: Sequence[int]) -> list[list[in
             runs[-1].append(axis)
         else:
             runs.append([axis])
-    return runs
+    return tuple(map(tuple, runs))
 
 
-def _plan_pinned(
-    source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, levels: Sequence[int], price: Price
-) -> tuple[Move, ...]:
-    """The same by the general planner, on the coarser mesh."""
-    runs = _runs(source, target, levels)
-    coarse = Mesh(tuple(prod(mesh.sizes[axis] for axis in run) for run in runs))
-
-    def fine(move: Move) -> Move:
-        """The pin of a run is that of its axes in mixed radix, as a move has it."""
-        aside = [(axis, at) for run, pin in move.pins for axis, at in _spelled(runs[run], pin, mesh)]
-        return replace(move, axes=tuple(axis for run in move.axes for axis in runs[run]), pins=tuple(aside))
-
-    begin, end = (tuple(group_role(layout, tuple(run), mesh) for run in runs) for layout in (source, target))
-    useful = {*(max(role, PINNED) for role in (*source, *target)), PINNED, REPEAT}
-
-    def fine_price(move: Move) -> float:
-        return price(fine(move)) if max(move.target, PINNED) in useful else inf
-
-    return tuple(map(fine, plan(begin, end, shape, coarse, fine_price)))
-
-
-def _spelled(run: Sequence[int], position: int, mesh: Mesh) -> list[tuple[int, int]]:
-    """The axes of a run with their coordinates at a position in it."""
-    out: list[tuple[int, int]] = []
-    for axis in reversed(run):
-        position, coordinate = divmod(position, mesh.sizes[axis])
-        out.append((axis, coordinate))
-    return out[::-1]
-
-
-class _Planner:
+class _Space:
     """
-    `pcg.reshard.plan` for a few runs of axes. Sets of runs are bit masks; the lowest bit is the outermost run.
+    The states of some runs: digits, one per run, the first the least. Sets of runs are bit masks likewise.
+
+    With d dims, a digit below d is a dim's, then come `held` (COPY or REPEAT), `sum`, `away` (pinned where the target
+    is not), and `there` (pinned where it is).
     """
 
-    def __init__(self, runs: Sequence[Sequence[int]], elements: int, divisors: Sequence[int], mesh: Mesh, price: Price):
+    def __init__(self, runs: Runs, mesh: Mesh, price: Price):
         self.runs = runs
-        self.divisors = divisors
+        self.mesh = mesh
         self.price = price
-        self.sizes = [prod(mesh.sizes[axis] for axis in run) for run in runs]
-        self.elements = elements
-        self.groups = [prod(s for i, s in enumerate(self.sizes) if mask >> i & 1) for mask in range(1 << len(runs))]
+        masks = range(1 << len(runs))
+        self.axes = [tuple(a for i, run in enumerate(runs) if mask >> i & 1 for a in run) for mask in masks]
+        self.groups = [prod(mesh.sizes[a] for a in axes) for axes in self.axes]
+        self.prices: dict[int, dict[int, float]] = {}
+        """By elements, then by kind and runs."""
+        self.steps: dict[tuple[tuple[int, ...], int], _Steps] = {}
 
-    def plan(self, source: Layout, target: Layout) -> tuple[Move, ...]:
-        """
-        Dijkstra over layouts, as there. A layout is a number: its roles, by their place in `roles`, are the digits.
+    def plan(self, source: Layout, target: Layout, shape: tuple[int, ...], dims: Sequence[int]) -> tuple[Move, ...]:
+        number = {dim: i for i, dim in enumerate(dims)}
+        held, away, there = len(dims), len(dims) + 2, len(dims) + 3
+        number[COPY] = number[REPEAT] = held
+        number[SUM] = held + 1
+        start = goal = wanted = 0
+        one, base = 1, len(dims) + 4
+        for i, run in enumerate(self.runs):
+            a, b = source[run[0]], target[run[0]]
+            if b <= PINNED:
+                wanted |= 1 << i
+                goal += one * there
+                same = all(source[axis] == target[axis] for axis in run)
+            else:
+                goal += one * number[b]
+                same = False
+            start += one * (number[a] if a > PINNED else there if same else away)
+            one *= base
+        divisors = tuple(gcd(shape[dim], self.mesh.devices) for dim in dims)
+        steps = self.steps.get((divisors, wanted))
+        if steps is None:
+            steps = self.steps[divisors, wanted] = _Steps(self, divisors, wanted)
+        path = steps.path(start, goal, prod(shape))
+        if path is None:
+            raise UnityError(f"pcg: no way to reshard {list(shape)} from {source} to {target}")
+        return self._spell(path, source, target, shape, dims)
 
-        What is not wanted in copies at the end does not pass through them: to repeat it is no dearer.
-        """
-        runs = len(self.runs)
-        roles = sorted({*source, *target, REPEAT, *range(len(self.divisors))})
-        base = len(roles)
-        # What adding 1 to the digits of a set of runs adds to a number.
-        ones = [sum(base**i for i in range(runs) if mask >> i & 1) for mask in range(1 << runs)]
-        copied = sum(1 << i for i, role in enumerate(target) if role == COPY)
-        start, goal = (sum(roles.index(r) * base**i for i, r in enumerate(layout)) for layout in (source, target))
-        best = {start: 0.0}
-        via: dict[int, tuple[int, Move]] = {}
-        queue = [(0.0, 0, start)]
-        prices: dict[tuple[int, int, int, int], tuple[float, Move]] = {}
-        tie = 0
-        while queue:
-            cost, _, layout = heapq.heappop(queue)
-            if layout == goal:
-                return _path(start, goal, via)
-            if cost > best[layout]:
-                continue
-            holders = [0] * base
-            rest = layout
-            for i in range(runs):
-                rest, digit = divmod(rest, base)
-                holders[digit] |= 1 << i
-            elements = self.elements
-            for role, mask in zip(roles, holders, strict=True):
-                if role >= 0:
-                    elements //= self.groups[mask]
-            for i, mask in enumerate(holders):
-                for moved in _leaving(mask, roles[i]):
-                    group, one, inner = self.groups[moved], ones[moved], moved & -moved
-                    for j, new in enumerate(roles):
-                        if i == j:
-                            continue
-                        after = layout + (j - i) * one
-                        if best.get(after, inf) <= cost:
-                            continue
-                        if new >= 0:
-                            # Pieces stay contiguous: inside those that divide the dim already.
-                            there = holders[j]
-                            if there > inner or self.divisors[new] // self.groups[there] % group:
-                                continue
-                        elif new == COPY and moved & ~copied:
-                            continue
-                        key = (i, j, moved, elements)
-                        priced = prices.get(key)
-                        if priced is None:
-                            move = self._move(roles[i], new, moved, elements)
-                            # A free move still counts as one, so that of equal plans the shortest is taken.
-                            priced = prices[key] = (self.price(move) + 1e-12, move)
-                        total = cost + priced[0]
-                        if total < best.get(after, inf):
-                            best[after] = total
-                            via[after] = (layout, priced[1])
-                            tie += 1
-                            heapq.heappush(queue, (total, tie, after))
-        raise UnityError(f"pcg: no way to reshard {self.elements} elements from {source} to {target}")
+    def priced(self, key: int, elements: int) -> float:
+        """Seconds of a move, by its kind and runs, on pieces of so many elements."""
+        known = self.prices.setdefault(elements, {})
+        found = known.get(key)
+        if found is None:
+            kind, mask = divmod(key, len(self.groups))
+            old, new = divmod(kind, 4)
+            source, target = _ROLES[old], _ROLES[new] if old or new else 1
+            move = Move(move_kind(source, target), self.axes[mask], source, target, self.groups[mask], elements)
+            # A free move still counts as one, so that of equal plans the shortest is taken.
+            found = known[key] = self.price(move) + 1e-12
+        return found
 
-    def _move(self, old: int, new: int, moved: int, elements: int) -> Move:
-        axes = tuple(axis for i, run in enumerate(self.runs) if moved >> i & 1 for axis in run)
-        return Move(move_kind(old, new), axes, old, new, self.groups[moved], elements)
+    def _spell(
+        self, path: Sequence[Edge], source: Layout, target: Layout, shape: tuple[int, ...], dims: Sequence[int]
+    ) -> tuple[Move, ...]:
+        """The moves of a path. What is held by all is repeated, but for what is copied from a move on to the end."""
+        out: list[Move] = []
+        now = source
+        moving = [mask for _, _, mask, _ in path]
+        for i, (_, _, mask, digit) in enumerate(path):
+            axes = self.axes[mask]
+            later = 0
+            for other in moving[i + 1 :]:
+                later |= other
+            if COPY in (roles := {max(now[a], PINNED) for a in axes}) and len(roles) > 1:
+                now = self._move(out, now, tuple(a for a in axes if now[a] == COPY), REPEAT, shape)
+            if digit == len(dims):
+                copied = not mask & later and all(target[a] == COPY for a in axes)
+                role = COPY if copied else REPEAT
+            else:
+                role = dims[digit] if digit < len(dims) else SUM if digit == len(dims) + 1 else PINNED
+            if role <= PINNED:
+                role = group_role(target, axes, self.mesh)
+            now = self._move(out, now, axes, role, shape)
+        for old, new in ((REPEAT, COPY), (COPY, REPEAT)):
+            if axes := tuple(a for a, r in enumerate(now) if r == old and target[a] == new):
+                now = self._move(out, now, axes, new, shape)
+        return tuple(out)
 
-
-def _path(start: int, goal: int, via: Mapping[int, tuple[int, Move]]) -> tuple[Move, ...]:
-    out: list[Move] = []
-    while goal != start:
-        goal, move = via[goal]
+    def _move(self, out: list[Move], now: Layout, axes: tuple[int, ...], role: int, shape: tuple[int, ...]) -> Layout:
+        sizes = self.mesh.sizes
+        elements = prod(shape) // prod(size for size, r in zip(sizes, now, strict=True) if r >= 0)
+        old = group_role(now, axes, self.mesh)
+        aside = tuple(pin for pin in pins(now) if pin[0] not in axes)
+        group = prod(sizes[a] for a in axes)
+        move = Move(move_kind(old, role), axes, old, role, group, elements, pins=aside)
         out.append(move)
-    return tuple(out[::-1])
+        return move.after(now, self.mesh)
 
 
-def _leaving(mask: int, role: int) -> Iterable[int]:
+_ROLES = (0, REPEAT, SUM, PINNED)
+"""What prices tell apart of roles: a dim, held by all, addends, pinned."""
+
+
+class _Steps:
+    """The moves between the states of runs, for dims that may be divided so often, some runs to be pinned."""
+
+    def __init__(self, space: _Space, divisors: tuple[int, ...], wanted: int):
+        self.space = space
+        self.divisors = divisors
+        self.wanted = wanted
+        self.base = len(divisors) + 4
+        runs = len(space.runs)
+        # What adding 1 to the digits of a set of runs adds to a state.
+        self.ones = [sum(self.base**i for i in range(runs) if mask >> i & 1) for mask in range(1 << runs)]
+        self.edges: dict[int, tuple[int, list[Edge]]] = {}
+        self.trees: dict[tuple[int, int], _Tree] = {}
+
+    def path(self, start: int, goal: int, elements: int) -> list[Edge] | None:
+        """The cheapest way, if there is one (Dijkstra)."""
+        tree = self.trees.get((start, elements))
+        if tree is None:
+            tree = self.trees[start, elements] = _Tree({start: 0.0}, [(0.0, start)])
+        if goal not in tree.done:
+            self._search(tree, goal, elements)
+            if goal not in tree.done:
+                return None
+        out: list[Edge] = []
+        while goal != start:
+            goal, edge = tree.via[goal]
+            out.append(edge)
+        return out[::-1]
+
+    def _search(self, tree: _Tree, goal: int, elements: int) -> None:
+        """Go on until the goal is done."""
+        best, queue, done, via = tree.best, tree.queue, tree.done, tree.via
+        push, pop = heapq.heappush, heapq.heappop
+        while queue:
+            cost, state = pop(queue)
+            if state in done:
+                continue
+            done.add(state)
+            found = self.edges.get(state)
+            if found is None:
+                found = self.edges[state] = self._edges(state)
+            parts, edges = found
+            piece = elements // parts
+            prices = self.space.prices.setdefault(piece, {})
+            for edge in edges:
+                after, key, _, _ = edge
+                known = best.get(after, inf)
+                if known <= cost:
+                    continue
+                priced = prices.get(key)
+                if priced is None:
+                    priced = self.space.priced(key, piece)
+                total = cost + priced
+                if total < known:
+                    best[after] = total
+                    via[after] = (state, edge)
+                    push(queue, (total, after))
+            if state == goal:
+                return
+
+    def _edges(self, state: int) -> tuple[int, list[Edge]]:
+        """Into how many pieces a state divides a value, and all moves that can start from it."""
+        space, count = self.space, len(self.divisors)
+        groups, ones = space.groups, self.ones
+        holders = [0] * self.base
+        rest = state
+        for i in range(len(space.runs)):
+            rest, digit = divmod(rest, self.base)
+            holders[digit] |= 1 << i
+        held, away, there = count, count + 2, count + 3
+        parts = prod(groups[mask] for mask in holders[:count])
+        out: list[Edge] = []
+        for digit in (*range(count), held, held + 1, away):
+            mask = holders[digit] | (holders[there] if digit == away else 0)
+            old = _kind(digit, count)
+            for moved in _leaving(mask, digit < count):
+                one = ones[moved]
+                group, inner = groups[moved], moved & -moved
+                left = state - one * digit - (ones[moved & holders[there]] if digit == away else 0)
+                for new in (*range(count), held, held + 1, there):
+                    if new == digit:
+                        continue
+                    if new < count:
+                        # Pieces stay contiguous: inside those that divide the dim already.
+                        already = holders[new]
+                        if already > inner or self.divisors[new] // groups[already] % group:
+                            continue
+                    elif new == there and (moved & ~self.wanted or (digit == away and not moved & holders[away])):
+                        continue
+                    key = (old * 4 + _kind(new, count)) * len(groups) + moved
+                    out.append((left + one * new, key, moved, new))
+        return parts, out
+
+
+def _kind(digit: int, dims: int) -> int:
+    """The place of a digit's role in `_ROLES`."""
+    return 0 if digit < dims else min(digit - dims + 1, 3)
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The ways from one state, as far as they are known."""
+
+    best: dict[int, float]
+    queue: list[tuple[float, int]]
+    done: set[int] = field(default_factory=set[int])
+    via: dict[int, tuple[int, Edge]] = field(default_factory=dict[int, tuple[int, Edge]])
+
+
+def _leaving(mask: int, divided: bool) -> Iterable[int]:
     """The sets of runs that can leave a role together: of a dim, only the innermost."""
     moved = mask
     while moved:
         yield moved
-        moved = moved & (moved - 1) if role >= 0 else (moved - 1) & mask
+        moved = moved & (moved - 1) if divided else (moved - 1) & mask
+
+
+Memo = dict[Runs, _Space]
+"""What is known of every set of runs."""

@@ -16,7 +16,7 @@ from itertools import product
 from math import prod
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.layout import GridRole, Layout, pins
+from unity_ir.pcg.layout import PINNED, REPEAT, GridRole, Layout, at, pins
 from unity_ir.pcg.reshard import Move
 
 TICKS = 10**12
@@ -91,7 +91,22 @@ class Streams:
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
         """What a move from a layout is on the streams."""
-        taking = sorted({*self.where(before), *self.where(move.after(before, self.machine.mesh))})
+        pinned, end = pins(before), min(move.target, PINNED)
+        key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = self._stepped(move, pinned, dtype)
+        return found
+
+    @cached_property
+    def _steps(self) -> dict[object, Step]:
+        return {}
+
+    def _stepped(self, move: Move, pinned: tuple[tuple[int, int], ...], dtype: str) -> Step:
+        before = [REPEAT] * len(self.machine.mesh.sizes)
+        for axis, coordinate in pinned:
+            before[axis] = at(coordinate)
+        taking = sorted({*self.where(before), *self.where(move.after(tuple(before), self.machine.mesh))})
         levels: tuple[int, ...] = ()
         groups = [(k,) for k in taking]
         if move.kind not in (*LOCAL_KINDS, "retype"):
