@@ -61,7 +61,7 @@ class Simulation:
         self.nodes = [n for n in graph.nodes() if n.is_compute]
         self._index(graph)
         count = len(self.nodes)
-        self.choices: list[Choice] = [self._choice(p, assignments[n]) for p, n in enumerate(self.nodes)]
+        self.choices: list[Choice] = [self.choice(p, assignments[n]) for p, n in enumerate(self.nodes)]
         self.groups: list[list[Group]] = [[] for _ in self.values]
         self.updates: list[tuple[int, Classes]] = [(0, ())] * len(self.values)
         self.blocks: list[Block] = [[] for _ in range(2 * count)]
@@ -124,7 +124,7 @@ class Simulation:
         """
         assert not self._open, "accept or reject the last proposal first"
         p = self.position[node]
-        choice = self._choice(p, assignment)
+        choice = self.choice(p, assignment)
         self._open = True
         try:
             self._change(p, choice)
@@ -151,7 +151,8 @@ class Simulation:
 
     # -- costs
 
-    def _choice(self, p: int, assignment: Assignment) -> Choice:
+    def choice(self, p: int, assignment: Assignment) -> Choice:
+        """What the operator at a position does under an assignment."""
         found = self._kept_choices.get((p, assignment))
         if found is None:
             node = self.nodes[p]
@@ -169,7 +170,7 @@ class Simulation:
             self._kept_choices[p, assignment] = found
         return found
 
-    def _number(self, v: int, layout: Layout) -> int:
+    def number(self, v: int, layout: Layout) -> int:
         """The number of the reshard of a value to a layout; that of its gradient is the next one."""
         return self._numbers.setdefault((v, layout), 2 * len(self._numbers))
 
@@ -178,7 +179,7 @@ class Simulation:
         key = (v, source, target, False)
         found = self._sends.get(key)
         if found is None:
-            number = self._number(v, target)
+            number = self.number(v, target)
             found = self._sends[key] = self.costs.send(self.types[v], source, target, number, self.overlap)
         return found
 
@@ -187,14 +188,14 @@ class Simulation:
         key = (v, source, target, True)
         found = self._sends.get(key)
         if found is None:
-            number = self._number(v, target) + 1
+            number = self.number(v, target) + 1
             found = self.costs.send(self.types[v], dual(target), dual(source), number, self.overlap)
             self._sends[key] = found
         return found
 
     # -- building
 
-    def _groups(self, v: int) -> list[Group]:
+    def groups_of(self, v: int) -> list[Group]:
         """The reshards of a value, in the order of their first use."""
         uses = self.uses[v]
         if not uses:
@@ -218,7 +219,8 @@ class Simulation:
                 last[need] = use
         return [(source, need, use, last.get(need)) for need, use in first.items() if need != source]
 
-    def _forward(self, p: int) -> Block:
+    def forward(self, p: int) -> Block:
+        """The forward of an operator, with the reshards issued around it."""
         out: Block = []
         if self.overlap:
             for q in (0, 1) if p == 0 else (p + 1,):
@@ -227,7 +229,7 @@ class Simulation:
         else:
             self._ahead(p, dict.fromkeys(self.operands[p]), out)
         choice = self.choices[p]
-        numbers = [self._number(v, need) for v, need in zip(self.operands[p], choice.needs, strict=True)]
+        numbers = [self.number(v, need) for v, need in zip(self.operands[p], choice.needs, strict=True)]
         for k in choice.classes:
             stream = (self.streams.compute(k),)
             waits = arrivals(numbers, self.streams, k)
@@ -250,6 +252,10 @@ class Simulation:
             out += self._send(v, group)
 
     def _backward(self, p: int) -> Block:
+        return [*self.backward_kernel(p), *self.backward_sends(p)]
+
+    def backward_kernel(self, p: int) -> Block:
+        """The backward of an operator, and what is waited for around it."""
         out: Block = []
         if not self.backward[p]:
             return out
@@ -258,13 +264,20 @@ class Simulation:
         for v in self.results[p]:
             for group in self.groups[v]:
                 if group[3] is not None:
-                    numbers.append(self._number(v, group[1]) + 1)
+                    numbers.append(self.number(v, group[1]) + 1)
                 if not self.overlap and group[3] is not None:
                     out += self._send_back(v, group)
         for k in choice.classes:
             stream = (self.streams.compute(k),)
             out.append((choice.backward, stream, stream, arrivals(numbers, self.streams, k), ()))
         out.extend(task for _, task in choice.halos_back)
+        return out
+
+    def backward_sends(self, p: int) -> Block:
+        """The gradients that are complete once an operator's backward is done."""
+        out: Block = []
+        if not self.backward[p]:
+            return out
         found = [
             (g[3], v, g)
             for v in dict.fromkeys(self.operands[p])
@@ -277,7 +290,7 @@ class Simulation:
 
     def _block(self, b: int) -> Block:
         count = len(self.nodes)
-        return self._forward(b) if b < count else self._backward(2 * count - 1 - b)
+        return self.forward(b) if b < count else self._backward(2 * count - 1 - b)
 
     def _places(self, v: int, group: Group) -> Iterable[int]:
         """The blocks in which a reshard is issued, there and back."""
@@ -293,7 +306,7 @@ class Simulation:
         if last is not None:
             yield end - last[0]
 
-    def _update(self, v: int) -> tuple[int, Classes]:
+    def update_of(self, v: int) -> tuple[int, Classes]:
         """Ticks of the update of a weight, and where it is done."""
         if not self.updated[v]:
             return 0, ()
@@ -302,7 +315,7 @@ class Simulation:
         return self.costs.update(self.values[v], rest), self.streams.where(rest)
 
     def _set_update(self, v: int) -> None:
-        new, old = self._update(v), self.updates[v]
+        new, old = self.update_of(v), self.updates[v]
         if new != old:
             self._set(self.updates, v, new)
             for (ticks, classes), sign in ((old, -1), (new, 1)):
@@ -311,7 +324,7 @@ class Simulation:
 
     def _rebuild(self) -> None:
         for v in range(len(self.values)):
-            self.groups[v] = self._groups(v)
+            self.groups[v] = self.groups_of(v)
             self._set_update(v)
         for b in range(len(self.blocks)):
             self.blocks[b] = self._block(b)
@@ -321,14 +334,14 @@ class Simulation:
     def full(self) -> int:
         """The same makespan by full simulation: every block is built, and every task of it simulated."""
         for v in range(len(self.values)):
-            self.groups[v] = self._groups(v)
+            self.groups[v] = self.groups_of(v)
         clocks = [0] * self.streams.count
         pending: Pending = {}
         for b in range(len(self.blocks)):
-            _do(self._block(b), clocks, pending)
+            do(self._block(b), clocks, pending)
         updates = [0] * self.streams.classes
         for v in range(len(self.values)):
-            ticks, classes = self._update(v)
+            ticks, classes = self.update_of(v)
             for k in classes:
                 updates[k] += ticks
         return self._last(clocks, updates)
@@ -346,7 +359,7 @@ class Simulation:
         touched.update(v for v, a, b in zip(self.results[p], old.makes, choice.makes, strict=True) if a != b)
         dirty = {p, 2 * len(self.nodes) - 1 - p}
         for v in touched:
-            before, after = self.groups[v], self._groups(v)
+            before, after = self.groups[v], self.groups_of(v)
             if before != after:
                 self._set(self.groups, v, after)
                 for group in {*before} ^ {*after}:
@@ -372,7 +385,7 @@ class Simulation:
             pending = self.pending[b - 1] if b else {}
             for at in range(b, count):
                 clocks, pending = list(lags), dict(pending)
-                _do(self.blocks[at], clocks, pending)
+                do(self.blocks[at], clocks, pending)
                 onwards = clocks[0]
                 lags, pending = self._state(clocks, pending)
                 if onwards != self.advance[at]:
@@ -403,7 +416,7 @@ class Simulation:
         return lags, {key: at - now for key, at in pending.items() if at > first} if pending else pending
 
 
-def _do(block: Block, clocks: list[int], pending: Pending) -> None:
+def do(block: Block, clocks: list[int], pending: Pending) -> None:
     """Every task of a block: see `simulate.full`."""
     for ticks, after, held, waits, sets in block:
         end = clocks[after[0]]
