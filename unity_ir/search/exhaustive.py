@@ -13,9 +13,9 @@ dropped, as is every prefix whose time with the least compute of the rest is no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from time import perf_counter
 from typing import Any
 
@@ -24,8 +24,10 @@ import numpy as np
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import Assignment
+from unity_ir.pcg.layout import Assignment, dual
+from unity_ir.pcg.materialise import resting
 from unity_ir.simulate.choices import fits, roles
+from unity_ir.simulate.costs import Choice
 from unity_ir.simulate.delta import Block, Simulation, do
 from unity_ir.simulate.streams import TICKS
 
@@ -107,15 +109,78 @@ class _Search:
         self.choices = [
             [simulation.choice(p, assignment) for assignment in space[node]] for p, node in enumerate(simulation.nodes)
         ]
-        least = [min(c.forward + c.backward for c in choices) for choices in self.choices]
-        self.rest = [sum(least[p:]) for p in range(self.count + 1)]
-        self.least = least
         self.involved = [self._involved(p) for p in range(self.count)]
         self.decided_at: dict[int, int] = {}
         for p, operators in enumerate(self.involved):
             for q in operators:
                 self.decided_at.setdefault(q, p)
         self.last = {q: max(p for p in range(self.count) if q in self.involved[p]) for q in range(self.count)}
+        self._tables: dict[tuple[int, int], np.ndarray] = {}
+        self._segments: dict[tuple[int, int], list[list[int]]] = {}
+        self._ends: dict[int, list[int]] = {}
+
+    def _own(self, p: int, c: Choice) -> int:
+        """Ticks of an operator's kernels and of the updates of weights that it reads first."""
+        return c.forward + c.backward + self._updates(p, c)
+
+    def _updates(self, p: int, c: Choice) -> int:
+        s = self.simulation
+        first = {v: i for i, v in reversed(list(enumerate(s.operands[p]))) if s.updated[v] and s.uses[v][0] == (p, i)}
+        return sum(s.costs.update(s.values[v], resting(c.needs[i])) for v, i in first.items())
+
+    def _between_choices(self, p: int) -> np.ndarray:
+        """[choice of p, choice of the next]: ticks from the one's forward to the other's and back, and the latter's."""
+        memo: dict[Any, tuple[int, int]] = {}
+        one, other = self.choices[p], self.choices[p + 1]
+        waits = [[self._between(p, a, b, memo) for b in range(len(other))] for a in range(len(one))]
+        return np.array(waits, np.int64) + np.array([self._own(p + 1, c) for c in other], np.int64)
+
+    def _least(self, p: int, q: int) -> list[list[int]]:
+        """
+        [choice of p, choice of q]: ticks from one operator's forward to a later one's and back at least, with all of
+        the latter's: kernels and updates, one after the other, and between neighbours what one waits for of the other.
+        """
+        found = self._segments.get((p, q))
+        if found is None:
+            table = self._tables.get((p, q))
+            if table is None:
+                table = self._between_choices(p)
+                for i in range(p + 1, q):
+                    step = self._tables.get((i, i + 1))
+                    if step is None:
+                        step = self._tables[i, i + 1] = self._between_choices(i)
+                    table = (table[:, :, None] + step[None]).min(axis=1)
+                self._tables[p, q] = table
+            found = self._segments[p, q] = table.tolist()
+        return found
+
+    def _rest(self, decided: Sequence[tuple[int, int]]) -> int:
+        """Ticks that all after the first of some operators, in order with their choices, take at least."""
+        total = 0
+        for (p, a), (q, b) in pairwise(decided):
+            total += self._least(p, q)[a][b]
+        p, a = decided[-1]
+        if p not in self._ends:
+            self._ends[p] = [min(row) for row in self._least(p, self.count - 1)] if p + 1 < self.count else []
+        return total + (self._ends[p][a] if p + 1 < self.count else 0)
+
+    def _between(self, p: int, a: int, b: int, memo: dict[Any, tuple[int, int]]) -> int:
+        """Ticks from the end of an operator's forward to the start of the next one's, and back."""
+        s, one, other = self.simulation, self.choices[p][a], self.choices[p + 1][b]
+        there = back = 0
+        for v, need in zip(s.operands[p + 1], other.needs, strict=True):
+            made = one.makes[s.values[v].index] if s.producer[v] == p else need
+            if made == need:
+                continue
+            key = (v, made, need)
+            if key not in memo:
+                gradient = s.has_gradient[v] and s.backward[p + 1] and s.backward[p]
+                memo[key] = (
+                    sum(step[1] for step in s.costs.steps(s.types[v], made, need)),
+                    sum(step[1] for step in s.costs.steps(s.types[v], dual(need), dual(made))) if gradient else 0,
+                )
+            there, back = max(there, memo[key][0]), max(back, memo[key][1])
+        return there + back
 
     def _involved(self, p: int) -> list[int]:
         """The operators whose assignments the p-th step depends on: see `_blocks`."""
@@ -191,10 +256,9 @@ class _Search:
             later: dict[Any, tuple[dict[int, int], list[Any]]] = {}
             keys: dict[Any, tuple[list[int], list[int]]] = {}
             for at, (decided, kept) in now.items():
-                for picks in product(*(range(len(self.choices[q])) for q in new)):
+                for both, picks in self._expand(p, decided, kept, new):
                     if deadline is not None and perf_counter() > deadline:
                         raise UnityError(f"exhaustive: {p} of {self.count} operators are done when time is up")
-                    both = {**decided, **dict(zip(new, picks, strict=True))}
                     if p == 0 and self._mirrored(both):
                         continue
                     self._step(p, at, both, kept, picks, undone, memo, later, keys)
@@ -203,6 +267,30 @@ class _Search:
             if progress is not None:
                 progress(p + 1, self.count, sum(len(kept.origin) for _, kept in now.values()))
         return self._best(now)
+
+    def _expand(
+        self, p: int, decided: Mapping[int, int], kept: _Kept, new: Sequence[int]
+    ) -> Iterator[tuple[dict[int, int], tuple[int, ...]]]:
+        """All choices of the operators decided in a step with which the best prefix may yet be better than known."""
+        now = int((kept.forward[:, 0] + kept.backward[:, 0]).min())
+
+        def decide(both: dict[int, int], i: int) -> Iterator[dict[int, int]]:
+            if i == len(new):
+                yield both
+                return
+            for choice in range(len(self.choices[new[i]])):
+                more = {**both, new[i]: choice}
+                if p not in more or now + self._total(p, more) < self.limit:
+                    yield from decide(more, i + 1)
+
+        for both in decide(dict(decided), 0):
+            yield both, tuple(both[q] for q in new)
+
+    def _total(self, p: int, both: Mapping[int, int]) -> int:
+        """Ticks of the p-th operator's kernels and all after it at least."""
+        order = sorted(item for item in both.items() if item[0] >= p)
+        own = self.choices[p][both[p]]
+        return (self._own(p, own) if p == 0 else own.forward + own.backward) + self._rest(order)
 
     def _mirrored(self, decided: Mapping[int, int]) -> bool:
         """Whether the same plan with equal axes exchanged is looked at instead."""
@@ -226,6 +314,9 @@ class _Search:
         keys: dict[Any, tuple[list[int], list[int]]],
     ) -> None:
         s = self.simulation
+        hopeful = np.flatnonzero(kept.forward[:, 0] + kept.backward[:, 0] + self._total(p, both) < self.limit)
+        if not len(hopeful):
+            return
         used = tuple(both[q] for q in self.involved[p] if q in both)
         found = memo.get(used)
         for q, choice in both.items():
@@ -236,13 +327,14 @@ class _Search:
         arriving, leaving = self._keys[at]
         key = tuple(self._seen(q, both[q], p) for q in undone)
         awaited = self._awaited(p, undone)
-        bound = self.rest[p + 1]
-        for q in undone:
-            if q > p:
-                bound += self.choices[q][both[q]].forward + self.choices[q][both[q]].backward - self.least[q]
+        bound, next_waits = 0, list[int]()
+        if p + 1 < self.count:
+            after = self.choices[p + 1][both[p + 1]]
+            bound = after.forward + after.backward + self._rest(sorted(i for i in both.items() if i[0] > p))
+            next_waits = self._awaited(p, (p + 1,))
         rows: list[tuple[list[int], list[int], Any]] = []
         width = s.streams.count
-        for i in range(len(kept.origin)):
+        for i in hopeful.tolist():
             clocks = kept.forward[i].tolist()
             pending = dict(zip(arriving, clocks[width:], strict=True))
             clocks = clocks[:width]
@@ -257,7 +349,8 @@ class _Search:
             start, most = clocks[0], max(to_go)
             # Nothing starts before the compute stream's clock.
             to_go[0] = most
-            if start + bound + most + updates >= self.limit:
+            ready = max([start, *(pending.get(k, 0) for k in next_waits)])
+            if ready + bound + most + updates >= self.limit:
                 continue
             if any(max(c, start) + g + updates >= self.limit for c, g in zip(clocks, to_go, strict=True)):
                 continue
