@@ -422,7 +422,10 @@ def _spread(node: Node, hints: Assignment, mesh: Mesh) -> Assignment:
 
 
 def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
-    """The layout of a parallel operator's result that moves least: freed axes repeat, repeated axes take new roles."""
+    """
+    The layout of a parallel operator's result that moves least: freed axes repeat, repeated axes take new roles, and
+    pinned ones if those do not do.
+    """
     if node.op in HALO_OPERATORS:
         return before
     rule = PARALLEL_OPERATORS[node.op]
@@ -437,6 +440,8 @@ def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
         old, new = (frees[op], REPEAT) if op in frees else (REPEAT, takes[op])
         # Inner axes leave a dim first and outer ones enter first, so that pieces stay contiguous.
         axes = [i for i, r in enumerate(layout) if r == old]
+        if op in takes:
+            axes += [i for i, r in enumerate(layout) if r <= PINNED]
         for axis in reversed(axes) if op in frees else axes:
             if left > 1 and left % mesh.sizes[axis] == 0:
                 layout[axis] = new

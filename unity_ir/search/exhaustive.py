@@ -24,7 +24,7 @@ import numpy as np
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import Assignment, dual
+from unity_ir.pcg.layout import REPEAT, Assignment, dual
 from unity_ir.pcg.materialise import resting
 from unity_ir.simulate.choices import fits, roles
 from unity_ir.simulate.costs import Choice
@@ -34,6 +34,8 @@ from unity_ir.simulate.streams import TICKS
 NEVER = -(10**18)
 
 Assignments = Mapping[Node, Assignment]
+
+Space = Mapping[Node, Sequence[Assignment]]
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,21 @@ class Proved:
     """Seconds of the search."""
 
 
-def space_of(graph: Graph, machine: Machine, alike: bool = False) -> dict[Node, list[Assignment]]:
-    """All assignments of every operator that pin nothing; if `alike`, those in which all axes do the same."""
+def space_of(graph: Graph, machine: Machine, alike: bool = False, results: bool = False) -> Space:
+    """
+    All assignments of every operator that pin nothing; if `alike`, those in which all axes do the same; if `results`,
+    those that divide what is made, as FlexFlow's do, or nothing.
+    """
     axes = len(machine.mesh.sizes)
     out: dict[Node, list[Assignment]] = {}
     for node in graph.nodes():
         if node.is_compute:
-            may = ([(role,) * axes for role in roles(node)]) if alike else product(roles(node), repeat=axes)
-            out[node] = [tuple(a) for a in may if fits(node, tuple(a), machine.mesh)]
+            may = roles(node)
+            if results:
+                made = {v for dims in node.analysis.result_dims for v in dims}
+                may = (*(role for role in may if role in made), REPEAT)
+            every = [(role,) * axes for role in may] if alike else product(may, repeat=axes)
+            out[node] = [assignment for assignment in every if fits(node, assignment, machine.mesh)]
     return out
 
 
@@ -66,7 +75,7 @@ def exhaustive(
     graph: Graph,
     machine: Machine,
     optimizer: Optimizer,
-    space: Mapping[Node, Sequence[Assignment]],
+    space: Space,
     known: Assignments,
     seconds: float | None = None,
     progress: Callable[[int, int, int], None] | None = None,
@@ -101,7 +110,7 @@ class _Kept:
 
 
 class _Search:
-    def __init__(self, simulation: Simulation, space: Mapping[Node, Sequence[Assignment]]):
+    def __init__(self, simulation: Simulation, space: Space):
         self.simulation = simulation
         self.limit = simulation.makespan
         self.looked = 0
@@ -234,15 +243,11 @@ class _Search:
             need for v, need in zip(s.operands[q], picked.needs, strict=True) if any(u > p + 1 for u, _ in s.uses[v])
         )
         makes = tuple(
-            made
-            for v, made in zip(s.results[q], picked.makes, strict=True)
-            if any(u > p + 1 for u, _ in s.uses[v])
+            made for v, made in zip(s.results[q], picked.makes, strict=True) if any(u > p + 1 for u, _ in s.uses[v])
         )
         return needs, makes
 
-    def run(
-        self, deadline: float | None, progress: Callable[[int, int, int], None] | None
-    ) -> dict[Node, Assignment]:
+    def run(self, deadline: float | None, progress: Callable[[int, int, int], None] | None) -> dict[Node, Assignment]:
         """The plan better than `limit`, if there is one; `limit` is then its time."""
         streams = self.simulation.streams.count
         now: dict[Any, tuple[dict[int, int], _Kept]] = {

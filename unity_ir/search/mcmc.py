@@ -2,9 +2,11 @@
 FlexFlow's search (section 6): Metropolis-Hastings over the assignments of single operators, on the delta simulator.
 
 A proposal gives one operator, drawn at random, another assignment: what each mesh axis does in its task grid, or where
-on it the operator is pinned. It is taken with probability min(1, exp(beta * (old - new) / best)). A chain starts from
-each of several plans, and ends when its budget of proposals is spent, or when no better plan was found for half of
-those it made. All is drawn from the seed, so the same search ends in the same plan.
+on it the operator is pinned; some take the assignment that an alike operator has now. It is taken with probability
+min(1, exp(beta * operators * (old - new) / best)). A chain starts from each of several plans, and ends when its budget of proposals
+is spent, or when no better plan was found for half of those it made. Nothing is pinned in its first part, in which
+devices are all alike; then it goes on from the best plan. All is drawn from the seed, so the same search ends in the
+same plan.
 """
 
 from __future__ import annotations
@@ -19,23 +21,27 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, divide, leaf, rewrite
 from unity_ir.pcg.layout import Assignment, place
+from unity_ir.pcg.materialise import materialise
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.expert import expert
 from unity_ir.simulate.choices import random_assignment
 from unity_ir.simulate.delta import Simulation
-from unity_ir.simulate.streams import TICKS
+from unity_ir.simulate.streams import TICKS, pinned_axes
 from unity_ir.tdl.parallel import Configuration
 
 Assignments = Mapping[Node, Assignment]
 
-MAX_CLASSES = 8
+MAX_CLASSES = 4
 """Devices are told apart along the innermost axes that make no more classes than this."""
 
 STARTS = ("data-parallel", "expert", "random")
 """The plans chains start from."""
 
+ALIKE = 0.3
+"""How often a proposal takes the assignment of an alike operator."""
+
 PINNING = 0.25
-"""How often a proposal pins its operator on some axes."""
+"""How often, in the part of a chain that pins, a proposal pins its operator on some axes."""
 
 PINNED = 0.5
 """How often it then pins each of them."""
@@ -45,15 +51,20 @@ PROGRESS_EVERY = 256
 
 @dataclass(frozen=True)
 class Settings:
-    """How to search: `beta` weighs a slowdown, relative to the best plan; `budget` is of proposals, over all chains."""
+    """
+    How to search: `beta` weighs a slowdown, relative to what an operator takes on average in the best plan; `budget` is
+    of proposals, over all chains.
+    """
 
-    beta: float = 5000.0
-    budget: int = 30_000
+    beta: float = 50.0
+    budget: int = 60_000
     seconds: float | None = None
     """Also a limit of time, for which the result may differ from run to run."""
     seed: int = 0
     starts: Sequence[str] = STARTS
     overlap: bool = True
+    pinning: float = 0.2
+    """The last part of every chain's proposals, in which operators may be pinned."""
 
 
 @dataclass(frozen=True)
@@ -89,24 +100,25 @@ def mcmc(
     optimizer: Optimizer,
     settings: Settings | None = None,
     progress: Callable[[int, float], None] | None = None,
+    space: Mapping[Node, Sequence[Assignment]] | None = None,
 ) -> Found:
     """
-    The fastest plan found for a serial graph. `progress` is told the proposals made and the best time.
+    The fastest plan found for a serial graph. `progress` is told the proposals made and the best time. With `space`,
+    assignments are drawn from it only, as are those of plans to start from that are not in it.
 
     Raises `UnityError` for settings that cannot be, and if a graph has nothing to place.
     """
     settings = settings or Settings()
     _check(settings)
     random = Random(settings.seed)
-    starts = _starts(graph, machine, optimizer, settings.starts, random)
-    axes = told_apart(machine)
+    starts = _starts(graph, machine, optimizer, settings.starts, random, space)
+    search = _Search(graph, machine, optimizer, settings, random, space)
     best: tuple[int, Assignments] | None = None
     chains: list[Chain] = []
     proposed = 0
     for i, (name, assignments) in enumerate(starts.items()):
-        simulation = Simulation(graph, machine, assignments, optimizer, settings.overlap, axes)
         budget = (settings.budget - proposed) // (len(starts) - i)
-        chain, found = _run(name, simulation, axes, settings, budget, random, progress and _shift(progress, proposed))
+        chain, found = search.chain(name, assignments, budget, progress and _shift(progress, proposed))
         proposed += chain.proposed
         chains.append(chain)
         if best is None or found[0] < best[0]:
@@ -114,8 +126,7 @@ def mcmc(
     if best is None:
         raise UnityError(f"mcmc: {', '.join(settings.starts)}: no plan to start from fits; add `random`")
     ticks, assignments = best
-    final = Simulation(graph, machine, assignments, optimizer, settings.overlap, axes)
-    return Found(final.realised(), assignments, ticks / TICKS, tuple(chains))
+    return Found(materialise(graph, assignments, machine.mesh), assignments, ticks / TICKS, tuple(chains))
 
 
 def told_apart(machine: Machine) -> tuple[int, ...]:
@@ -131,6 +142,8 @@ def told_apart(machine: Machine) -> tuple[int, ...]:
 
 
 def _check(settings: Settings) -> None:
+    if not 0 <= settings.pinning <= 1:
+        raise UnityError("mcmc: the part of a chain that pins must be between 0 and 1")
     if not settings.beta > 0 or settings.budget < 0 or (settings.seconds is not None and not settings.seconds > 0):
         raise UnityError("mcmc: beta and seconds must be above 0, and the budget no less than 0")
     if unknown := [s for s in settings.starts if s not in STARTS]:
@@ -138,7 +151,12 @@ def _check(settings: Settings) -> None:
 
 
 def _starts(
-    graph: Graph, machine: Machine, optimizer: Optimizer, names: Sequence[str], random: Random
+    graph: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    names: Sequence[str],
+    random: Random,
+    space: Mapping[Node, Sequence[Assignment]] | None,
 ) -> dict[str, Assignments]:
     found: dict[str, Assignments] = {}
     for name in names:
@@ -153,6 +171,10 @@ def _starts(
             if name == "random":
                 raise
             # The batch is not divisible: there is no such plan to start from.
+    if space is not None:
+        found = {
+            k: {n: a if a in space[n] else random.choice(space[n]) for n, a in v.items()} for k, v in found.items()
+        }
     return found
 
 
@@ -178,39 +200,93 @@ def _shift(progress: Callable[[int, float], None], by: int) -> Callable[[int, fl
     return lambda proposed, best: progress(by + proposed, best)
 
 
-def _run(
-    name: str,
-    simulation: Simulation,
-    axes: Sequence[int],
-    settings: Settings,
-    budget: int,
-    random: Random,
-    progress: Callable[[int, float], None] | None,
-) -> tuple[Chain, tuple[int, Assignments]]:
-    """One chain."""
-    start = perf_counter()
-    machine, nodes = simulation.streams.machine, simulation.nodes
-    now = first = best = simulation.makespan
-    kept = simulation.assignments
-    proposed = accepted = found_at = 0
-    while proposed < budget and proposed - found_at <= max(budget // 4, proposed // 2):
-        if settings.seconds is not None and perf_counter() - start > settings.seconds / len(settings.starts):
-            break
-        proposed += 1
-        node = random.choice(nodes)
-        new = simulation.propose(
-            node, random_assignment(node, machine, random, PINNED if random.random() < PINNING else 0.0, axes)
+class _Search:
+    """What all chains share: costs once known, and which operators are alike."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        optimizer: Optimizer,
+        settings: Settings,
+        random: Random,
+        space: Mapping[Node, Sequence[Assignment]] | None,
+    ):
+        self.graph = graph
+        self.machine = machine
+        self.optimizer = optimizer
+        self.settings = settings
+        self.random = random
+        self.space = space
+        self.costs: dict[tuple[int, ...], Simulation] = {}
+        alike: dict[object, list[Node]] = {}
+        for node in graph.nodes():
+            if node.is_compute:
+                alike.setdefault((node.op, node.attributes, tuple(v.type for v in node.operands)), []).append(node)
+        self.alike = {node: nodes for nodes in alike.values() for node in nodes}
+
+    def chain(
+        self, name: str, assignments: Assignments, budget: int, progress: Callable[[int, float], None] | None
+    ) -> tuple[Chain, tuple[int, Assignments]]:
+        """One chain: its first part pins nothing."""
+        start = perf_counter()
+        pinning = 0 if self.space is not None or not told_apart(self.machine) else round(budget * self.settings.pinning)
+        ends = None if self.settings.seconds is None else start + self.settings.seconds / len(self.settings.starts)
+        first = best = None
+        beta = self.settings.beta * len(self.alike)
+        proposed = accepted = found_at = 0
+        for part, pins_some in ((budget - pinning, False), (pinning, True)):
+            if not part and best is not None:
+                continue
+            simulation = self._simulation(assignments, pins_some)
+            now = simulation.makespan
+            if first is None:
+                first = now
+            if best is None or now < best:
+                best = now
+            made = better_at = 0
+            while made < part and made - better_at <= max(part // 4, made // 2):
+                if ends is not None and perf_counter() > ends:
+                    break
+                made += 1
+                node, assignment = self._draw(simulation, pins_some)
+                new = simulation.propose(node, assignment)
+                if new <= now or self.random.random() < exp(beta * (now - new) / best):
+                    simulation.accept()
+                    now = new
+                    accepted += 1
+                    if now < best:
+                        best, better_at, found_at = now, made, proposed + made
+                        assignments = simulation.assignments
+                else:
+                    simulation.reject()
+                if progress is not None and made % PROGRESS_EVERY == 0:
+                    progress(proposed + made, best / TICKS)
+            proposed += made
+        assert first is not None
+        assert best is not None
+        took = perf_counter() - start
+        return Chain(name, first / TICKS, best / TICKS, proposed, accepted, found_at, took), (best, assignments)
+
+    def _simulation(self, assignments: Assignments, pins_some: bool) -> Simulation:
+        """Devices are told apart along axes that may be pinned, or are."""
+        axes = set(pinned_axes(assignments.values())).union(told_apart(self.machine) if pins_some else ())
+        key = tuple(sorted(axes))
+        found = Simulation(
+            self.graph, self.machine, assignments, self.optimizer, self.settings.overlap, key, self.costs.get(key)
         )
-        if new <= now or random.random() < exp(settings.beta * (now - new) / best):
-            simulation.accept()
-            now = new
-            accepted += 1
-            if now < best:
-                best, found_at = now, proposed
-                kept = simulation.assignments
-        else:
-            simulation.reject()
-        if progress is not None and proposed % PROGRESS_EVERY == 0:
-            progress(proposed, best / TICKS)
-    took = perf_counter() - start
-    return Chain(name, first / TICKS, best / TICKS, proposed, accepted, found_at, took), (best, kept)
+        self.costs.setdefault(key, found)
+        return found
+
+    def _draw(self, simulation: Simulation, pins_some: bool) -> tuple[Node, Assignment]:
+        """An operator and an assignment of it."""
+        random = self.random
+        node = random.choice(simulation.nodes)
+        if self.space is not None:
+            return node, random.choice(self.space[node])
+        if random.random() < ALIKE:
+            other = random.choice(self.alike[node])
+            if other is not node:
+                return node, simulation.assignment(other)
+        pinned = PINNED if pins_some and random.random() < PINNING else 0.0
+        return node, random_assignment(node, self.machine, random, pinned, simulation.streams.axes)

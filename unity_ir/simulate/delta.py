@@ -43,6 +43,7 @@ class Simulation:
 
     Leaves rest where their first use reads them; users that read a value in one layout share the reshard; what it all
     costs is what `cost.plan` says of `realised()`. `axes` are the mesh axes that assignments may tell devices apart by.
+    What a simulation of the same, `like`, knows of costs is not computed again.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class Simulation:
         optimizer: Optimizer | None = None,
         overlap: bool = True,
         axes: Sequence[int] = (),
+        like: Simulation | None = None,
     ):
         self.graph = graph
         self.overlap = overlap
-        self.streams = Streams(machine, tuple(axes))
-        self.costs = Costs(self.streams, optimizer or Optimizer())
+        self.streams = like.streams if like else Streams(machine, tuple(axes))
+        self.costs = like.costs if like else Costs(self.streams, optimizer or Optimizer())
         self.nodes = [n for n in graph.nodes() if n.is_compute]
-        self._index(graph)
+        self._index(graph, like)
         count = len(self.nodes)
         self.choices: list[Choice] = [self.choice(p, assignments[n]) for p, n in enumerate(self.nodes)]
         self.groups: list[list[Group]] = [[] for _ in self.values]
@@ -74,7 +76,7 @@ class Simulation:
         self._open = False
         self._rebuild()
 
-    def _index(self, graph: Graph) -> None:
+    def _index(self, graph: Graph, like: Simulation | None) -> None:
         """Values and operators by number."""
         with_gradient = trained(graph)
         self.position = {n: p for p, n in enumerate(self.nodes)}
@@ -94,9 +96,9 @@ class Simulation:
         for p, operands in enumerate(self.operands):
             for i, v in enumerate(operands):
                 self.uses[v].append((p, i))
-        self._numbers: dict[tuple[int, Layout], int] = {}
-        self._kept_choices: dict[tuple[int, Assignment], Choice] = {}
-        self._sends: dict[tuple[int, Layout, Layout, bool], tuple[Task, ...]] = {}
+        self._numbers: dict[tuple[int, Layout], int] = like._numbers if like else {}
+        self._kept_choices: dict[tuple[int, Assignment], Choice] = like._kept_choices if like else {}
+        self._sends: dict[tuple[int, Layout, Layout, bool], tuple[Task, ...]] = like._sends if like else {}
 
     # -- what a plan is
 
@@ -111,6 +113,10 @@ class Simulation:
     def assignments(self) -> dict[Node, Assignment]:
         """The assignment of every operator."""
         return {n: c.assignment for n, c in zip(self.nodes, self.choices, strict=True)}
+
+    def assignment(self, node: Node) -> Assignment:
+        """The assignment of an operator."""
+        return self.choices[self.position[node]].assignment
 
     def realised(self) -> Graph:
         """The plan as a parallel graph with views."""
