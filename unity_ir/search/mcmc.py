@@ -46,6 +46,18 @@ PINNING = 0.25
 PINNED = 0.5
 """How often it then pins each of them."""
 
+AGAIN = "again"
+"""The name of chains that start near the best plan so far, while there is budget left."""
+
+SHAKEN = 0.25
+"""How many of its operators get another assignment then."""
+
+LEAST_CHAIN = 256
+"""Proposals that a chain is worth starting for."""
+
+PATIENCE = 50
+"""Proposals per operator that a chain waits for a better plan at least."""
+
 PROGRESS_EVERY = 256
 
 
@@ -56,7 +68,7 @@ class Settings:
     of proposals, over all chains.
     """
 
-    beta: float = 50.0
+    beta: float = 25.0
     budget: int = 60_000
     seconds: float | None = None
     """Also a limit of time, for which the result may differ from run to run."""
@@ -116,13 +128,18 @@ def mcmc(
     best: tuple[int, Assignments] | None = None
     chains: list[Chain] = []
     proposed = 0
-    for i, (name, assignments) in enumerate(starts.items()):
-        budget = (settings.budget - proposed) // (len(starts) - i)
+    share = settings.budget // max(1, len(starts))
+    waiting = list(starts.items())
+    while waiting or (best is not None and settings.budget - proposed >= LEAST_CHAIN):
+        name, assignments = waiting.pop(0) if waiting else (AGAIN, search.shaken(best[1] if best else {}))
+        budget = share if name != AGAIN else settings.budget - proposed
         chain, found = search.chain(name, assignments, budget, progress and _shift(progress, proposed))
         proposed += chain.proposed
         chains.append(chain)
         if best is None or found[0] < best[0]:
             best = found
+        if search.late():
+            break
     if best is None:
         raise UnityError(f"mcmc: {', '.join(settings.starts)}: no plan to start from fits; add `random`")
     ticks, assignments = best
@@ -218,6 +235,7 @@ class _Search:
         self.settings = settings
         self.random = random
         self.space = space
+        self.start = perf_counter()
         self.costs: dict[tuple[int, ...], Simulation] = {}
         alike: dict[object, list[Node]] = {}
         for node in graph.nodes():
@@ -231,7 +249,7 @@ class _Search:
         """One chain: its first part pins nothing."""
         start = perf_counter()
         pinning = 0 if self.space is not None or not told_apart(self.machine) else round(budget * self.settings.pinning)
-        ends = None if self.settings.seconds is None else start + self.settings.seconds / len(self.settings.starts)
+        ends = start + self.settings.seconds / len(self.settings.starts) if self.settings.seconds else None
         first = best = None
         beta = self.settings.beta * len(self.alike)
         proposed = accepted = found_at = 0
@@ -245,7 +263,7 @@ class _Search:
             if best is None or now < best:
                 best = now
             made = better_at = 0
-            while made < part and made - better_at <= max(part // 4, made // 2):
+            while made < part and made - better_at <= max(PATIENCE * len(self.alike), made // 2):
                 if ends is not None and perf_counter() > ends:
                     break
                 made += 1
@@ -267,6 +285,23 @@ class _Search:
         assert best is not None
         took = perf_counter() - start
         return Chain(name, first / TICKS, best / TICKS, proposed, accepted, found_at, took), (best, assignments)
+
+    def late(self) -> bool:
+        """Whether time is up."""
+        return self.settings.seconds is not None and perf_counter() - self.start > self.settings.seconds
+
+    def shaken(self, assignments: Assignments) -> Assignments:
+        """A plan with some assignments drawn anew."""
+        random = self.random
+        return {
+            node: self._any(node) if random.random() < SHAKEN else assignment
+            for node, assignment in assignments.items()
+        }
+
+    def _any(self, node: Node) -> Assignment:
+        if self.space is not None:
+            return self.random.choice(self.space[node])
+        return random_assignment(node, self.machine, self.random)
 
     def _simulation(self, assignments: Assignments, pins_some: bool) -> Simulation:
         """Devices are told apart along axes that may be pinned, or are."""
