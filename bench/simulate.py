@@ -1,14 +1,27 @@
 """
-Delta simulation against full simulation.
+The simulator and its search: delta against full simulation, the time of a whole search, and what it finds.
 
-    python bench/simulate.py [--equal N] [--models M ..] [--gpus G ..] [--proposals N] [--json FILE]
+    python bench/simulate.py [--part PART ..] [--equal N] [--models M ..] [--gpus G ..] [--proposals N] [--json FILE]
 
-First, `--equal` random changes of single operators over five models: delta must equal full simulation, to the
-picosecond; every hundredth is also written out as a parallel graph, and costed and simulated from scratch. Then
-FlexFlow's Table 5 for its six models on 4 to 64 GPUs: microseconds per proposal by full simulation (every block built
-and simulated) and by delta simulation, with the costs of operators and reshards known to both, as FlexFlow caches them;
-the ratio beside the paper's; and how many proposals a minute holds when costs are not known before. A proposal is
-accepted if it is not slower, so that the plans are such as a search visits. Exits with code 1 where an aim is missed.
+Parts are `equal`, `table`, `nmt` and `optimum`; all by default. What follows from shapes alone is in
+`bench/figures.py`, what pricing takes in `bench/costs.py`, and how right the times are in `bench/simulate_accuracy.py`.
+`--json` keeps what the file says of other parts.
+
+`equal`: `--equal` random changes of single operators over five models: delta must equal full simulation, to the
+picosecond; every hundredth is also written out as a parallel graph, and costed and simulated from scratch.
+
+`table`: FlexFlow's Table 5 for its six models on 4 to 64 GPUs: microseconds per proposal by full simulation (every
+block built and simulated) and by delta simulation, with the costs of operators and reshards known to both, as FlexFlow
+caches them; the ratio beside the paper's; and how many proposals a minute holds when costs are not known before. A
+proposal is accepted if it is not slower, so that the plans are such as a search visits. Microseconds are of the
+processor, so that what else runs on the machine does not count.
+
+`nmt`: the whole `--search=mcmc` of NMT, 40 steps, on 64 K80 (paper: 2,190 s), and its plan beside data parallelism.
+
+`optimum`: on 4 devices, what mcmc finds and what exhaustive search proves over the same space (FlexFlow, section 8.3):
+of LeNet every plan that pins nothing, of RNNLM (2 steps) those in which what an operator does it does on all devices.
+
+Exits with code 1 where an aim is missed.
 """
 
 from __future__ import annotations
@@ -19,7 +32,6 @@ import os
 import platform
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,11 +40,12 @@ from rich.console import Console
 from rich.table import Table
 
 from unity_ir.cost.plan import cost
-from unity_ir.errors import UnityError
-from unity_ir.machine import Level, Machine, load
+from unity_ir.machine import Machine, load
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Graph, Node, Optimizer
 from unity_ir.pcg.layout import REPEAT, Assignment
+from unity_ir.search.exhaustive import exhaustive, space_of
+from unity_ir.search.mcmc import mcmc
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.choices import random_assignment
 from unity_ir.simulate.delta import Simulation
@@ -62,14 +75,16 @@ EQUAL = [
 ]
 
 
+OPTIMUM = {"lenet,batch=64": False, "rnnlm,batch=64,steps=2": True}
+"""The models, and whether mesh axes all do the same."""
+
+PAPER_NMT = 2190.0
+"""Seconds of FlexFlow's search for NMT on 64 GPUs (Table 5)."""
+
+
 def cluster(gpus: int) -> Machine:
-    """The paper's K80 cluster, 4 GPUs a node; while there is no preset, boxes of 4 joined as Summit's nodes are."""
-    try:
-        return load(f"k80:{gpus // 4}")
-    except UnityError:
-        box, nodes = load("box:4"), load("summit:2").levels[0]
-        levels = (replace(nodes, size=gpus // 4), *box.levels) if gpus > 4 else box.levels
-        return replace(box, name=f"{gpus // 4} x box:4", levels=tuple[Level, ...](levels))
+    """The paper's K80 cluster, 4 GPUs a node."""
+    return load(f"k80:{gpus // 4}")
 
 
 def equal(changes: int) -> int:
@@ -108,18 +123,18 @@ def walk(
     for i in range(proposals):
         node = random.choice(state.nodes)
         assignment = random_assignment(node, machine, random)
-        begin = time.perf_counter()
+        begin = time.process_time()
         found = state.propose(node, assignment)
         if found <= now:
             state.accept()
             now = found
         else:
             state.reject()
-        spent += time.perf_counter() - begin
+        spent += time.process_time() - begin
         if i % max(1, proposals // 10) == 0:
-            begin = time.perf_counter()
+            begin = time.process_time()
             full = state.full()
-            fulls.append(time.perf_counter() - begin)
+            fulls.append(time.process_time() - begin)
             assert full == state.makespan
     return spent, fulls
 
@@ -149,8 +164,64 @@ def measure(model: str, gpus: int, proposals: int) -> dict[str, Any]:
     }
 
 
+def search_nmt() -> dict[str, Any]:
+    """The whole search, with its seconds."""
+    machine, optimizer = cluster(64), Optimizer()
+    graph = from_text("nmt,batch=4096")
+    begin, cpu = time.perf_counter(), time.process_time()
+    found = mcmc(graph, machine, optimizer)
+    took, used = time.perf_counter() - begin, time.process_time() - cpu
+    starts = {c.start: c.first for c in found.chains}
+    return {
+        "machine": machine.name,
+        "seconds": took,
+        "cpu_seconds": used,
+        "paper_seconds": PAPER_NMT,
+        "proposals": sum(c.proposed for c in found.chains),
+        "found_ms": found.seconds * 1e3,
+        "data_parallel_ms": starts["data-parallel"] * 1e3,
+        "expert_ms": starts.get("expert", starts["data-parallel"]) * 1e3,
+        "chains": [{"start": c.start, "best_ms": c.best * 1e3, "proposed": c.proposed} for c in found.chains],
+    }
+
+
+def optimum(text: str, alike: bool) -> dict[str, Any]:
+    """What mcmc finds, and what exhaustive search proves, which prunes by it."""
+    graph, machine, optimizer = from_text(text), load("box:4"), Optimizer()
+    space = space_of(graph, machine, alike)
+    begin = time.perf_counter()
+    found = mcmc(graph, machine, optimizer, space=space)
+    took = time.perf_counter() - begin
+    proved = exhaustive(graph, machine, optimizer, space, found.assignments)
+    return {
+        "model": text,
+        "machine": machine.name,
+        "space": float(proved.space),
+        "mcmc_ms": found.seconds * 1e3,
+        "mcmc_s": took,
+        "optimum_ms": proved.seconds * 1e3,
+        "exhaustive_s": proved.took,
+        "prefixes": proved.prefixes,
+    }
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    """A table of rows that are alike."""
+    table = Table(title=title, box=None, title_justify="left")
+    shown = [k for k, v in rows[0].items() if not isinstance(v, list)]
+    for heading in shown:
+        table.add_column(heading, justify="left" if isinstance(rows[0][heading], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{row[k]:.4g}" if isinstance(row[k], float) else str(row[k]) for k in shown))
+    Console(width=140).print(table)
+
+
+PARTS = ("equal", "table", "nmt", "optimum")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="*", default=list(PARTS), choices=PARTS)
     parser.add_argument("--equal", type=int, default=10_000)
     parser.add_argument("--models", nargs="*", default=list(PAPER), choices=list(PAPER))
     parser.add_argument("--gpus", nargs="*", type=int, default=list(GPUS), choices=GPUS)
@@ -158,45 +229,44 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     failed = False
-    begin = time.perf_counter()
-    wrong = equal(arguments.equal)
-    if arguments.equal:
-        print(f"{wrong} of {arguments.equal} changes differ ({time.perf_counter() - begin:.0f} s)")
+    found: dict[str, Any] = {}
+    if arguments.json is not None and arguments.json.exists():
+        found = json.loads(arguments.json.read_text())
+    about = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+    print(about)
+
+    def keep(part: str, rows: Any) -> None:
+        found[part] = {"on": about, "date": time.strftime("%Y-%m-%d"), "rows": rows}
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    if "equal" in arguments.part:
+        begin = time.perf_counter()
+        wrong = equal(arguments.equal)
+        rows = [{"changes": arguments.equal, "differ": wrong, "seconds": time.perf_counter() - begin}]
+        show("delta equals full", rows)
+        keep("equal", rows)
         failed |= wrong > 0
-    table = Table(box=None)
-    for heading in (
-        "model",
-        "GPUs",
-        "operators",
-        "full us",
-        "delta us",
-        "full / delta",
-        "paper",
-        "proposals / min, cold",
-    ):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
-    rows: list[dict[str, Any]] = []
-    for model in arguments.models:
-        for gpus in arguments.gpus:
-            row = measure(model, gpus, arguments.proposals)
-            rows.append(row)
-            print(f"{model} {gpus}: {row['ratio']:.1f}", file=sys.stderr)
-            failed |= row["ratio"] < AIMS.get((model, gpus), 0.0)
-            table.add_row(
-                model,
-                str(gpus),
-                str(row["operators"]),
-                f"{row['full_us']:.0f}",
-                f"{row['delta_us']:.0f}",
-                f"{row['ratio']:.1f}",
-                f"{row['paper']:.1f}",
-                f"{row['per_minute']:.0f}",
-            )
-    Console(width=110).print(table)
-    if arguments.json is not None:
-        about = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-        found = {**about, "changes": arguments.equal, "wrong": wrong, "table": rows}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    if "optimum" in arguments.part:
+        rows = [optimum(text, alike) for text, alike in OPTIMUM.items()]
+        show("mcmc and the optimum", rows)
+        keep("optimum", rows)
+        failed |= any(row["mcmc_ms"] != row["optimum_ms"] for row in rows)
+    if "nmt" in arguments.part:
+        rows = [search_nmt()]
+        show("the whole search for NMT on 64 GPUs", rows)
+        keep("nmt", rows)
+        failed |= rows[0]["seconds"] > 60
+    if "table" in arguments.part:
+        rows = []
+        for model in arguments.models:
+            for gpus in arguments.gpus:
+                row = measure(model, gpus, arguments.proposals)
+                rows.append(row)
+                print(f"{model} {gpus}: {row['ratio']:.1f}", file=sys.stderr)
+                failed |= row["ratio"] < AIMS.get((model, gpus), 0.0)
+        show("full and delta simulation (FlexFlow, Table 5)", rows)
+        keep("table", rows)
     return 1 if failed else 0
 
 

@@ -8,7 +8,8 @@ So to all that is undecided a prefix is two vectors, the times `f` at the end of
 from the start of its backward; an iteration takes max over i, j of f[i] + w[i, j] + m[j], with w what is in between.
 
 Hence of two prefixes on which what follows depends alike, one is no better if max(f - f') + max(m - m') <= 0. It is
-dropped, as is every prefix whose time with the least compute of the rest is no less than that of the best plan known.
+dropped, as is every prefix that could not be better than the best plan known: after it come at least the kernels and
+updates of the rest, one after the other, and in between what neighbours wait for of each other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import REPEAT, Assignment, dual
+from unity_ir.pcg.layout import Assignment, dual
 from unity_ir.pcg.materialise import resting
 from unity_ir.simulate.choices import fits, roles
 from unity_ir.simulate.costs import Choice
@@ -53,19 +54,13 @@ class Proved:
     """Seconds of the search."""
 
 
-def space_of(graph: Graph, machine: Machine, alike: bool = False, results: bool = False) -> Space:
-    """
-    All assignments of every operator that pin nothing; if `alike`, those in which all axes do the same; if `results`,
-    those that divide what is made, as FlexFlow's do, or nothing.
-    """
+def space_of(graph: Graph, machine: Machine, alike: bool = False) -> Space:
+    """All assignments of every operator that pin nothing; if `alike`, those in which all axes do the same."""
     axes = len(machine.mesh.sizes)
     out: dict[Node, list[Assignment]] = {}
     for node in graph.nodes():
         if node.is_compute:
             may = roles(node)
-            if results:
-                made = {v for dims in node.analysis.result_dims for v in dims}
-                may = (*(role for role in may if role in made), REPEAT)
             every = [(role,) * axes for role in may] if alike else product(may, repeat=axes)
             out[node] = [assignment for assignment in every if fits(node, assignment, machine.mesh)]
     return out

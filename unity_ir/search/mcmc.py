@@ -3,10 +3,10 @@ FlexFlow's search (section 6): Metropolis-Hastings over the assignments of singl
 
 A proposal gives one operator, drawn at random, another assignment: what each mesh axis does in its task grid, or where
 on it the operator is pinned; some take the assignment that an alike operator has now. It is taken with probability
-min(1, exp(beta * operators * (old - new) / best)). A chain starts from each of several plans, and ends when its budget of proposals
-is spent, or when no better plan was found for half of those it made. Nothing is pinned in its first part, in which
-devices are all alike; then it goes on from the best plan. All is drawn from the seed, so the same search ends in the
-same plan.
+min(1, exp(beta * operators * (old - new) / best)). A chain starts from each of several plans, and ends when its budget
+of proposals is spent, or when no better plan was found for half of those it made; what is left of the budget goes to
+chains that start near the best plan. Nothing is pinned in the first part of a chain, in which devices are all alike;
+then it goes on from its best plan. All is drawn from the seed, so the same search ends in the same plan.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
-from graphs import boxes, random_graph
+from graphs import boxes, data_for, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,9 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import from_text
+from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.layout import REPEAT
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.choices import fits, random_assignment
@@ -96,7 +99,7 @@ def test_devices_told_apart_are_as_one_class(seed: int, machine: Machine):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES[:3]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_operators_on_parts_of_the_machine(seed: int, machine: Machine):
     """Pinned on some axes: those tell devices apart, and all of them may."""
     random = Random(seed)
@@ -131,14 +134,14 @@ def test_few_blocks_are_simulated_again(monkeypatch: pytest.MonkeyPatch):
     nodes = [n for n in graph.nodes() if n.is_compute]
     state = Simulation(graph, machine, {n: (REPEAT, REPEAT) for n in nodes})
     done = 0
-    do = delta._do  # pyright: ignore[reportPrivateUsage]
+    do = delta.do
 
     def counted(*arguments: object) -> None:
         nonlocal done
         done += 1
         do(*arguments)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(delta, "_do", counted)
+    monkeypatch.setattr(delta, "do", counted)
     random = Random(1)
     for _ in range(20):
         node = random.choice(nodes)
@@ -160,3 +163,23 @@ def test_what_does_not_fit_changes_nothing():
     assert state.makespan == before == state.full()
     assert state.propose(nodes[0], (REPEAT,)) == before
     state.accept()
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=20, deadline=None)
+def test_plans_with_pins_are_realised(random: Random):
+    """Reshards between any parts of the machine are placed, and gradients piecewise are those of the serial graph."""
+    graph, machine = random_graph(random, random.randint(1, 6)), boxes(2, 2, 2, overhead=1e-6)
+    nodes = [n for n in graph.nodes() if n.is_compute]
+    drawn = {n: random_assignment(n, machine, random, 0.5 if random.random() < 0.6 else 0.0) for n in nodes}
+    state = Simulation(graph, machine, drawn, axes=(0, 1, 2))
+    plan = state.realised()
+    assert simulate(task_graph(plan, cost(plan, machine))).makespan == state.makespan
+    inputs, weights = data_for(graph)
+    serial, step = differentiate(graph, Optimizer()), differentiate(plan, Optimizer(), machine.mesh)
+    expected = interpret(serial, inputs, weights)
+    gradients = {u.weight.node.name: expected[u.grad] for u in serial.updates}
+    pieces = interpret_pieces(step, inputs, weights)
+    for update in step.updates:
+        found = join(pieces[update.grad], update.grad.type)
+        np.testing.assert_allclose(found, gradients[update.weight.node.name], rtol=1e-7, atol=1e-8)
