@@ -25,7 +25,7 @@ import numpy as np
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import Assignment, dual
+from unity_ir.pcg.layout import Assignment, GridRole, dual
 from unity_ir.pcg.materialise import resting
 from unity_ir.simulate.choices import fits, roles
 from unity_ir.simulate.costs import Choice
@@ -378,12 +378,13 @@ class _Search:
                 return {}
             new = [q for q in self.involved[p] if self.decided_at[q] == p]
             picks, best = best
+            choice: int
             for q, choice in zip(new, picks, strict=True):
                 found[self.simulation.nodes[q]] = self.choices[q][choice].assignment
         return found
 
 
-def _order(what: object) -> str:
+def _order(what: GridRole) -> str:
     return repr(sorted(what)) if isinstance(what, frozenset) else repr(what)
 
 

@@ -20,7 +20,7 @@ from time import perf_counter
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, divide, leaf, rewrite
-from unity_ir.pcg.layout import Assignment, place
+from unity_ir.pcg.layout import REPEAT, Assignment, place
 from unity_ir.pcg.materialise import materialise
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.expert import expert
@@ -34,7 +34,7 @@ Assignments = Mapping[Node, Assignment]
 MAX_CLASSES = 4
 """Devices are told apart along the innermost axes that make no more classes than this."""
 
-STARTS = ("data-parallel", "expert", "random")
+STARTS = ("data-parallel", "expert", "serial", "random")
 """The plans chains start from."""
 
 ALIKE = 0.3
@@ -181,6 +181,9 @@ def _starts(
             if name == "random":
                 nodes = [n for n in graph.nodes() if n.is_compute]
                 found[name] = {n: random_assignment(n, machine, random) for n in nodes}
+            elif name == "serial":
+                # Everything everywhere: what small models are fastest by.
+                found[name] = {n: (REPEAT,) * len(machine.mesh.sizes) for n in graph.nodes() if n.is_compute}
             else:
                 plan = data_parallel(graph, machine) if name == "data-parallel" else expert(graph, machine, optimizer)
                 found[name] = assignments_of(plan, machine)

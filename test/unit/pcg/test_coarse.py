@@ -61,7 +61,7 @@ def coarsened(machine: Machine, shape: tuple[int, ...], source: Layout, target: 
 @settings(max_examples=80, deadline=None)
 def test_the_cheapest_with_axes_that_go_together(problem: tuple[Machine, tuple[int, ...], Layout, Layout]):
     machine, shape, source, target = problem
-    memo = MEMOS.setdefault(machine.axis_levels, {})
+    memo = MEMOS.setdefault((machine.mesh.sizes, machine.axis_levels), {})
     moves = plan_coarsely(
         source, target, shape, machine.mesh, machine.axis_levels, lambda m: machine.move_time(m, "f32"), memo
     )
