@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from math import isfinite, prod
-from typing import Any
+from math import inf, prod
+from typing import Any, cast
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.curve import curves
@@ -18,6 +18,17 @@ Table = Mapping[str, Any]
 
 MAX_DEVICES = 2**20
 """More than any cluster has; beyond it the devices cannot be listed."""
+
+RATES = (1.0, 1e24)
+"""FLOP/s, bytes/s and bytes: what is beyond is a typing error, and its times are infinite or nothing."""
+
+MAX_SECONDS = 3600.0
+"""Of anything that costs time by itself."""
+
+LEAST_PART = 1e-6
+"""Of a peak or a bandwidth."""
+
+NAME_LENGTH = 200
 
 KNOWN = {
     "machine": ("parameter", "overhead", "device", "devices", "levels", "links", "protocols"),
@@ -40,17 +51,23 @@ def machine_from(name: str, described: Table, count: object = None, profile: str
     reader = _Reader(name)
     try:
         machine = reader.machine(described, described.get("parameter", 1) if count is None else count)
-        return replace(machine, device=profiled(machine.device, machine.devices, profile))
     except KeyError as e:
         raise reader.refuse(f"{e.args[0]} is missing") from e
-    except TypeError as e:
-        raise UnityError(
-            f"machine: {name}: device must be a table with a table flops, and levels, devices and links lists of them"
-        ) from e
+    return replace(machine, device=profiled(machine.device, machine.devices, profile))
 
 
 def _items(value: Any) -> list[Any] | None:
     return [*value] if isinstance(value, list | tuple) else None
+
+
+def _short(value: object) -> str:
+    """What was written, in a few words."""
+    try:
+        text = ascii(value)
+    except ValueError:
+        # Python's limit on the digits of an integer.
+        return "a number too long to print"
+    return text if len(text) <= 50 else f"{text[:50]}..."
 
 
 class _Reader:
@@ -69,17 +86,25 @@ class _Reader:
         if "levels" not in described and "links" not in described:
             raise KeyError("levels")
         self.known("machine", described)
-        self.protocols = tuple(self.protocol(n, t) for n, t in described.get("protocols", {}).items())
-        tables: Sequence[Table] = [described["device"]] if "devices" not in described else described["devices"]
-        if "devices" in described and ("device" in described or not isinstance(tables, list)):
+        protocols = self.table(described.get("protocols", {}), "protocols")
+        self.protocols = tuple(self.protocol(n, self.table(t, n)) for n, t in protocols.items())
+        self.reading("")
+        if "devices" not in described:
+            tables = [self.table(described["device"], "device")]
+        elif "device" in described or not described["devices"]:
             raise self.refuse("devices must be a list of tables, in place of device")
+        else:
+            tables = self.tables(described, "devices")
         kinds = tuple(self.device(t) for t in tables)
         self.reading("")
         if len({k.name for k in kinds}) != len(kinds):
             raise self.refuse("two kinds of devices have the same name")
-        links = tuple(self.link(t) for t in described.get("links", []))
+        links = tuple(self.link(t) for t in self.tables(described, "links"))
+        self.reading("")
         if "levels" in described:
-            levels = tuple(self.level(t, count) for t in described["levels"])
+            if any("count" in t for t in tables):
+                raise self.refuse("count of a device, but the levels say how many there are; leave it out")
+            levels = tuple(self.level(t, count) for t in self.tables(described, "levels"))
         else:
             levels = (self.listed(tables, kinds),)
         self.reading("")
@@ -88,7 +113,7 @@ class _Reader:
         levels = tuple(v for v in levels if v.size > 1 or v.hub is not None or v.kinds)
         extra: dict[str, Any] = {}
         if "overhead" in described:
-            extra["overhead"] = self.number(described, "overhead", zero=True)
+            extra["overhead"] = self.seconds(described, "overhead")
         several = kinds if len(kinds) > 1 else ()
         machine = Machine(
             self.name, slowest(kinds), levels, protocols=self.protocols, links=links, kinds=several, **extra
@@ -146,40 +171,56 @@ class _Reader:
             if key not in KNOWN[what]:
                 raise self.refuse(f"a {what} has no field {key!a}; it has {', '.join(KNOWN[what])}")
 
+    def table(self, value: Any, what: str) -> Table:
+        if not isinstance(value, Mapping):
+            raise self.refuse(f"{what} is {value!r}; it must be a table")
+        return cast("Table", value)
+
+    def tables(self, table: Table, key: str) -> list[Table]:
+        """A list of tables; none where there is no such field."""
+        items = _items(table.get(key, []))
+        if items is None or not all(isinstance(item, Mapping) for item in items):
+            raise self.refuse(f"{key} must be a list of tables")
+        return items
+
     def device(self, table: Table) -> Device:
-        self.reading(f"device {table['name']}")
+        name = self.named("device", table)
         self.known("device", table)
-        kind = Device(
-            name=str(table["name"]),
-            flops={dtype: self.number(table["flops"], dtype) for dtype in table["flops"]},
-            memory_bandwidth=self.number(table, "memory_bandwidth"),
-            memory=int(self.number(table, "memory")),
-            launch=self.number(table, "launch", zero=True),
-            efficiency=self.number(table, "efficiency"),
+        flops = self.table(table["flops"], "flops")
+        return Device(
+            name=name,
+            flops={dtype: self.rate(flops, dtype) for dtype in flops},
+            memory_bandwidth=self.rate(table, "memory_bandwidth"),
+            memory=int(self.rate(table, "memory")),
+            launch=self.seconds(table, "launch"),
+            efficiency=self.part_of_1(table, "efficiency"),
             curves=curves(self.name, table.get("curves", {})),
         )
-        if kind.efficiency > 1:
-            raise self.refuse(f"efficiency is {kind.efficiency}; it must be at most 1")
-        return kind
 
     def level(self, table: Table, count: object) -> Level:
-        self.reading(f"level {table['name']}")
+        name = self.named("level", table)
         self.known("level", table)
         link = self.choice(table, "link", LINKS)
         size = self.size({"size": count} if table["size"] == "parameter" else table, "size")
         joined = link != "links"
         return Level(
-            name=str(table["name"]),
+            name=name,
             size=size,
-            bandwidth=self.number(table, "bandwidth") if joined else 0.0,
-            latency=self.number(table, "latency", zero=True) if joined else 0.0,
+            bandwidth=self.rate(table, "bandwidth") if joined else 0.0,
+            latency=self.seconds(table, "latency") if joined else 0.0,
             link=link,
             port=self.choice(table, "port", PORTS),
             duplex=self.flag(table, "duplex") if link != "bus" else self.bus(table),
-            hub=self.hub(table["hub"]) if "hub" in table else None,
+            hub=self.hub(self.table(table["hub"], "hub")) if "hub" in table else None,
             protocol_latency=self.latencies(table),
-            kinds=tuple(str(kind) for kind in table.get("kinds", ())),
+            kinds=self.kinds(table),
         )
+
+    def kinds(self, table: Table) -> tuple[str, ...]:
+        items = _items(table.get("kinds", []))
+        if items is None or not all(isinstance(item, str) for item in items):
+            raise self.refuse(f"kinds is {table['kinds']!r}; it must be a list of names of devices")
+        return tuple(items)
 
     def bus(self, table: Table) -> bool:
         if self.flag({"duplex": False, **table}, "duplex"):
@@ -201,40 +242,60 @@ class _Reader:
 
     def wire(self, table: Table) -> Wire:
         return Wire(
-            self.number(table, "bandwidth"),
-            self.number(table, "latency", zero=True),
+            self.rate(table, "bandwidth"),
+            self.seconds(table, "latency"),
             self.flag(table, "duplex"),
             protocol_latency=self.latencies(table),
         )
 
     def latencies(self, table: Table) -> tuple[ProtocolLatency, ...]:
         out: list[ProtocolLatency] = []
-        for name, both in table.get("protocol_latency", {}).items():
+        for name, both in self.table(table.get("protocol_latency", {}), "protocol_latency").items():
             if name not in [p.name for p in self.protocols]:
                 raise self.refuse(f"protocol_latency of {name!a}, which is none of its protocols")
             each = _items(both)
             pair = each if each is not None and len(each) == 2 else [both, both]
-            ring, tree = (self.number({name: value}, name, zero=True) for value in pair)
+            ring, tree = (self.seconds({name: value}, name) for value in pair)
             out.append((name, ring, tree))
         return tuple(out)
 
     def protocol(self, name: str, table: Table) -> Protocol:
         self.reading(f"protocol {name}")
         self.known("protocol", table)
-        parts = [self.number(table, f"{of}_bandwidth") for of in ("ring", "tree")]
-        if max(parts) > 1:
-            raise self.refuse(f"a part of the bandwidth is {max(parts)}; it must be at most 1")
-        return Protocol(
-            name, self.number(table, "ring", zero=True), self.number(table, "tree", zero=True), parts[0], parts[1]
-        )
+        ring, tree = (self.part_of_1(table, f"{of}_bandwidth") for of in ("ring", "tree"))
+        return Protocol(name, self.seconds(table, "ring"), self.seconds(table, "tree"), ring, tree)
 
     # --- values -------------------------------------------------------------------------------------------------------
 
+    def named(self, what: str, table: Table) -> str:
+        """The name of a part, which errors then say."""
+        name = table["name"]
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= NAME_LENGTH:
+            raise self.refuse(f"the name of a {what} is {_short(name)}; it must be text that can be printed")
+        self.reading(f"{what} {name}")
+        return name
+
     def number(self, table: Table, key: str, zero: bool = False) -> float:
         value = table[key]
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < inf
         if not fits or value < 0 or (value == 0 and not zero):
-            raise self.refuse(f"{key} is {value!r}; it must be a number {'from' if zero else 'above'} 0")
+            raise self.refuse(f"{key} is {_short(value)}; it must be a number {'from' if zero else 'above'} 0")
+        return value
+
+    def rate(self, table: Table, key: str) -> float:
+        if not RATES[0] <= (value := self.number(table, key)) <= RATES[1]:
+            raise self.refuse(f"{key} is {_short(value)}; it must be from {RATES[0]:g} to {RATES[1]:g}")
+        return value
+
+    def seconds(self, table: Table, key: str) -> float:
+        if (value := self.number(table, key, zero=True)) > MAX_SECONDS:
+            raise self.refuse(f"{key} is {_short(value)}; it must be in seconds, and at most {MAX_SECONDS:g}")
+        return value
+
+    def part_of_1(self, table: Table, key: str) -> float:
+        if not LEAST_PART <= (value := self.number(table, key)) <= 1:
+            limit = "most 1" if value > 1 else f"least {LEAST_PART:g}"
+            raise self.refuse(f"{key} is {_short(value)}; it must be at {limit}")
         return value
 
     def size(self, table: Table, key: str) -> int:

@@ -68,8 +68,10 @@ def profiled(device: Device, ranks: int, path: str = "") -> Device:
     if path:
         profile, found = _read(path, device.name, ranks)
     else:
-        shipped = files("unity_ir.machine").joinpath("profiles", f"{device.name}.sqlite")
-        if not shipped.is_file():
+        folder = files("unity_ir.machine").joinpath("profiles")
+        # A name may be anything, and is no path.
+        shipped = {file.name: file for file in folder.iterdir()}.get(f"{device.name}.sqlite")
+        if shipped is None:
             return device
         profile, found = _shipped(str(shipped), device.name, ranks)
     return replace(device, profile=profile, curves={**device.curves, **found})

@@ -9,7 +9,7 @@ the widest.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -65,16 +65,20 @@ class Topology:
             )
         made = _Builder(levels)
         made.levels_()
+        own = frozenset(made.arcs)
         for link in links:
             made.join(*link.between, link.wire)
         topology = Topology({v: tuple(a) for v, a in made.arcs.items()}, tuple(made.bandwidths), levels)
-        topology.check_connected(name, devices)
+        topology.check_connected(name, devices, own)
         return topology
 
-    def check_connected(self, name: str, devices: int) -> None:
-        """Raises `UnityError` naming a device that has no way to device 0, or a vertex that leads nowhere."""
+    def check_connected(self, name: str, devices: int, own: Container[Vertex]) -> None:
+        """
+        Raises `UnityError` naming a device that has no way to device 0, or a vertex that leads nowhere and is not the
+        levels' `own`.
+        """
         for vertex, arcs in self.arcs.items():
-            if isinstance(vertex, str) and len(arcs) == 1 and not vertex.count(":"):
+            if isinstance(vertex, str) and len(arcs) == 1 and vertex not in own:
                 raise UnityError(f"machine: {name}: only one link ends at {vertex!a}; a vertex joins two or more")
         seen: set[Vertex] = {0}
         queue: list[Vertex] = [0]

@@ -46,6 +46,8 @@ def _load(name: str, profile: str) -> Machine:
         raise UnityError(f"machine: {name} is not TOML: {e}") from e
     except (OSError, ValueError) as e:
         raise UnityError(f"machine: cannot read {name!a}: {getattr(e, 'strerror', None) or 'not text'}") from e
+    if not name.isprintable():
+        raise UnityError(f"machine: {name!a}: the name of the file has characters that cannot be printed; rename it")
     if not parameter:
         return machine_from(name, tables, profile=profile)
     if not (parameter.isascii() and parameter.isdecimal() and len(parameter) <= len(str(MAX_DEVICES))):

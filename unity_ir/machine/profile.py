@@ -22,6 +22,9 @@ APPLICATION = 0x756E6974
 """`unit` in ASCII."""
 SCHEMA = 1
 
+MAX_SECONDS = 86400.0
+"""Nothing that is measured takes longer."""
+
 _TABLES = """
 create table about (key text primary key, value text not null) without rowid;
 create table kernels (
@@ -36,6 +39,18 @@ create table collectives (
   primary key (kind, members, bytes, ranks)
 ) without rowid;
 """
+
+_WRONG = f"""
+select 1 from kernels where typeof(seconds) != 'real' or seconds <= 0 or seconds > {MAX_SECONDS}
+  or typeof(sizes) != 'text' or sizes glob '*[^0-9 ]*' or typeof(operator) != 'text'
+union all
+select 1 from collectives where typeof(seconds) != 'real' or seconds <= 0 or seconds > {MAX_SECONDS}
+  or typeof(bytes) != 'integer' or bytes <= 0 or typeof(members) != 'integer' or typeof(kind) != 'text'
+union all
+select 1 where not exists (select 1 from about where key = 'device' and typeof(value) = 'text')
+limit 1
+"""
+"""Finds what no profile says."""
 
 Points = tuple[tuple[float, float], ...]
 """(bytes, seconds), from the smallest on."""
@@ -117,12 +132,14 @@ class ProfileFile:
 
     def kernels(self, ranks: int | None = None) -> list[KernelRow]:
         """What was measured with so many ranks at work, or all."""
-        rows = self.connection.execute("select * from kernels where ?1 is null or ranks = ?1", (ranks,))
+        columns = ", ".join(KernelRow.__slots__)
+        rows = self.connection.execute(f"select {columns} from kernels where ?1 is null or ranks = ?1", (ranks,))
         return [KernelRow(o, _sizes(s), *rest) for o, s, *rest in rows]
 
     def collectives(self, ranks: int | None = None) -> list[CollectiveRow]:
         """What was measured with so many ranks, or all."""
-        rows = self.connection.execute("select * from collectives where ?1 is null or ranks = ?1", (ranks,))
+        columns = ", ".join(CollectiveRow.__slots__)
+        rows = self.connection.execute(f"select {columns} from collectives where ?1 is null or ranks = ?1", (ranks,))
         return [CollectiveRow(*row) for row in rows]
 
     def add_kernel(self, row: KernelRow) -> None:
@@ -209,10 +226,15 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
                 "measure again with unity-profile"
             )
         found = connection.execute("pragma quick_check").fetchall()
-        tables = {name for (name,) in connection.execute("select name from sqlite_master")}
+        tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+        ((pages,),) = connection.execute("pragma page_count").fetchall()
+        ((page,),) = connection.execute("pragma page_size").fetchall()
+        sound = found == [("ok",)] and {"about", "kernels", "collectives"} <= tables
+        # SQLite reads on where the last page is cut short.
+        sound = sound and path.stat().st_size >= pages * page and connection.execute(_WRONG).fetchone() is None
     except sqlite3.DatabaseError as error:
         raise UnityError(f"profile: {path} is no profile, or damaged: {error}") from error
-    if found != [("ok",)] or not {"about", "kernels", "collectives"} <= tables:
+    if not sound:
         raise UnityError(f"profile: {path} is damaged; measure again with unity-profile, or take a copy")
 
 

@@ -198,8 +198,9 @@ class UnityOpt(xDSLOptMain):
             raise UnityError(
                 "unity-opt: --machine says where to search and to cost; add --search, --stats, --trace or --timeline"
             )
-        if args.trace is not None and args.trace == args.timeline:
-            raise UnityError(f"unity-opt: --trace and --timeline would both write {args.trace}; name two files")
+        self.check_files()
+        if args.profile == "" or args.machine == "":
+            raise UnityError(f"unity-opt: --{'profile' if args.profile == '' else 'machine'} is empty; leave it out")
         if self.args.profile is not None:
             if self.args.machine is None:
                 raise UnityError("unity-opt: --profile is of a machine's devices; add --machine")
@@ -223,6 +224,29 @@ class UnityOpt(xDSLOptMain):
             switches = {"no_split": self.args.no_split, "no_cache": self.args.no_cache}
             first = search(strategy=self.args.search, machine=self.args.machine, **switches)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
+
+    def check_files(self) -> None:
+        """Refuse to write two things to one file, or a picture over the input."""
+        written = {
+            "--trace": self.args.trace,
+            "--timeline": self.args.timeline,
+            "-o": self.args.output_file,
+            "--derivation-out": self.args.derivation_out,
+            "--weights-out": self.args.weights_out,
+        }
+        seen: dict[str, str] = {}
+        if self.args.input_file is not None:
+            seen[os.path.realpath(self.args.input_file)] = "the input"
+        for flag, file in written.items():
+            if file == "":
+                raise UnityError(f"unity-opt: {flag} is empty; name a file")
+            if file is None or file == os.devnull:
+                continue
+            path = os.path.realpath(file)
+            # `-o` may name the input: it is read whole before.
+            if path in seen and not (flag == "-o" and seen[path] == "the input"):
+                raise UnityError(f"unity-opt: {seen[path]} and {flag} are both {file}; name two files")
+            seen[path] = flag
 
     def check_target(self) -> None:
         """Refuse wrong arguments of a target now, rather than after a search."""

@@ -10,6 +10,7 @@ again, so one that was stopped goes on.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -270,7 +272,7 @@ def fit_text(found: Mapping[str, Fit], moves: Mapping[str, Line], about: Mapping
         f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",
         "",
         "[about]",
-        *(f'"{key}" = "{value}"' for key, value in about.items()),
+        *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in about.items()),
         f"ranks = {ranks}",
     ]
     for kind, each in found.items():
@@ -356,7 +358,10 @@ def read_graphs(name: str) -> list[Graph]:
         return [to_graph(f) for f in pcg_functions(module)]
     except ParseError as error:
         raise UnityError(f"{error.span.get_location()}: {' '.join(error.msg.split())}") from error
-    except (DiagnosticException, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise UnityError(f"{name}: nested too deeply") from error
+    except (DiagnosticException, OverflowError, ValueError) as error:
+        # ValueError: text that is not UTF-8, and Python's limit on the digits of an integer.
         raise UnityError(f"{name}: {' '.join(str(error).split())}") from error
 
 
@@ -364,7 +369,8 @@ def profile(options: Namespace) -> int:
     """Measure, fit, and say what was done."""
     import torch
 
-    if options.limit < 0 or options.seconds <= 0 or options.each <= 0:
+    # Not a number is not above 0 either.
+    if options.limit < 0 or not options.seconds > 0 or not 0 < options.each < inf:
         raise UnityError("unity-profile: --limit is 0 or more, --seconds and --each are above 0")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UnityError(
@@ -374,8 +380,13 @@ def profile(options: Namespace) -> int:
     ranks = machine.devices if options.device == "cpu" else 1
     optimizers = [Optimizer(), *([Optimizer("adam")] if options.adam else [])]
     graphs = [g for m in options.models for g in read_graphs(m)]
-    with open_profile(options.out, create=describe(options.device, machine)) as file:
-        asked = ask(graphs, machine, optimizers, options.limit, options.seed)
+    about = describe(options.device, machine)
+    if options.out.exists():
+        # What is wrong with it is said before the search.
+        with open_profile(options.out, create=about):
+            pass
+    asked = ask(graphs, machine, optimizers, options.limit, options.seed)
+    with open_profile(options.out, create=about) as file:
         interrupted = False
         added = 0
         try:

@@ -109,7 +109,22 @@ def test_unknown_machine_is_refused(name: str, message: str):
         ("efficiency = 0.5", "efficiency = 2", "efficiency is 2; it must be at most 1"),
         ("f32 = 1e12", "f32 = 0", "f32 is 0; it must be a number above 0"),
         ("f32 = 1e12", 'f32 = "fast"', "f32 is 'fast'; it must be a number above 0"),
-        ("flops = { f32 = 1e12, f64 = 5e11 }", "flops = 3", "device must be a table"),
+        ("flops = { f32 = 1e12, f64 = 5e11 }", "flops = 3", "flops is 3; it must be a table"),
+        ("flops = { f32 = 1e12, f64 = 5e11 }", "flops = [1, 2]", r"flops is \[1, 2\]; it must be a table"),
+        ("f32 = 1e12", f"f32 = {'9' * 400}", r"f32 is 9{50}\.\.\.; it must be from 1 to 1e\+24"),
+        ("f32 = 1e12", "f32 = 1e-308", r"f32 is 1e-308; it must be from 1 to 1e\+24"),
+        ("bandwidth = 1e9", "bandwidth = 1e308", r"bandwidth is 1e\+308; it must be from 1 to 1e\+24"),
+        ("latency = 1e-6", "latency = 1e10", "latency is 10000000000.0; it must be in seconds, and at most 3600"),
+        ("efficiency = 0.5", "efficiency = 1e-320", "efficiency is 1e-320; it must be at least 1e-06"),
+        ("efficiency = 0.5", "efficiency = 0.5\ncount = 9", "count of a device, but the levels say how many"),
+        ('name = "chip"', "name = 5", "the name of a device is 5; it must be text that can be printed"),
+        ('name = "chip"', 'name = ""', "the name of a device is ''; it must be text that can be printed"),
+        ('name = "chips"', 'name = "a\\u0001"', r"the name of a level is 'a\\x01'; it must be text"),
+        ("size = 6", "size = 6\nhub = 5", "level chips: hub is 5; it must be a table"),
+        ("size = 6", "size = 6\nkinds = 5", "level chips: kinds is 5; it must be a list of names of devices"),
+        ("size = 6", "size = 6\nprotocol_latency = 5", "level chips: protocol_latency is 5; it must be a table"),
+        ("[device]", "[[protocols]]\nLL = 1\n[device]", "protocols is .*; it must be a table"),
+        ("[device]", "[protocols]\nLL = 1\n[device]", "LL is 1; it must be a table"),
         ("[device]", "[devices]", "devices must be a list of tables"),
         ("[[levels]]", "[[level]]", "levels is missing"),
         ("name = ", "name ", "is not TOML"),
@@ -122,9 +137,11 @@ def test_figures_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, 
     assert len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["levels = 3\n[device]", "device = 3\nlevels = []", "", "levels = [1]"])
+@pytest.mark.parametrize(
+    "text", ["levels = 3\n[device]", "device = 3\nlevels = []", "", "levels = [1]", "devices = []\nlevels = []"]
+)
 def test_other_shapes_are_refused(tmp_path: Path, text: str):
-    with pytest.raises(UnityError, match=r"^machine: .*(is missing|must be a table)"):
+    with pytest.raises(UnityError, match=r"^machine: .*(is missing|must be a table|must be a list of tables)"):
         load(written(tmp_path, text))
 
 
@@ -133,3 +150,9 @@ def test_what_is_not_text_is_refused(tmp_path: Path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UnityError, match=r"^machine: cannot read .*: not text"):
         load(str(path))
+
+
+def test_a_name_is_no_path(tmp_path: Path):
+    for name in ("../profiles/CPU", "a" * 200):
+        assert load(written(tmp_path, GOOD.replace('"chip"', f'"{name}"'))).device.profile is None
+    assert load(written(tmp_path, GOOD.replace('"chip"', '"CPU"'))).device.profile is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import unity_ir
 from unity_ir.cost.plan import cost
 from unity_ir.cost.time import seconds
 from unity_ir.cost.work import kernel_of
@@ -23,6 +24,8 @@ from unity_ir.machine.profile import CollectiveRow, KernelRow, open_profile, rea
 from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.data_parallel import data_parallel
+
+SHIPPED = Path(unity_ir.__file__).parent / "machine" / "profiles" / "CPU.sqlite"
 
 ABOUT = {"device": "V100-SXM2-16GB", "host": "here", "torch": "2", "date": "today"}
 NODE = apply(
@@ -199,6 +202,51 @@ def test_fit_finds_the_curve_it_was_made_with():
     assert float(found.curve.seconds(1e10, 1e3, 1e12, 1e10)) == pytest.approx(
         float(made.seconds(1e10, 1e3, 1e12, 1e10)), rel=0.1
     )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "update kernels set seconds = -1.0",
+        "update kernels set seconds = 'long'",
+        "update kernels set seconds = 9e999",
+        "update or ignore kernels set sizes = 'a b'",
+        "update collectives set seconds = 0.0",
+        "update or ignore collectives set bytes = 0",
+        "delete from about where key = 'device'",
+        "alter table kernels rename column seconds to hours",
+        "drop table collectives",
+    ],
+)
+def test_rows_that_cannot_be_are_refused(tmp_path: Path, wrong: str):
+    path = tmp_path / "p.sqlite"
+    path.write_bytes(SHIPPED.read_bytes())
+    assert read_profile(path, "CPU", 2).kernels
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(wrong)
+    connection.close()
+    with pytest.raises(UnityError, match=r"^profile: .*p\.sqlite is (no profile, or )?damaged"):
+        read_profile(path, "CPU", 2)
+
+
+def test_a_profile_cut_short_anywhere_is_refused(tmp_path: Path):
+    path = tmp_path / "p.sqlite"
+    whole = SHIPPED.read_bytes()
+    for size in (*range(4096, len(whole), 8192), len(whole) - 4096, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UnityError, match=r"^profile: .*p\.sqlite is (no profile, or )?damaged"):
+            read_profile(path, "CPU", 2)
+
+
+def test_a_column_more_does_no_harm(tmp_path: Path):
+    path = tmp_path / "p.sqlite"
+    path.write_bytes(SHIPPED.read_bytes())
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("alter table kernels add column note text")
+    connection.close()
+    assert read_profile(path, "CPU", 2).kernels == read_profile(SHIPPED, "CPU", 2).kernels
 
 
 def test_line_finds_latency_and_bandwidth():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any, Self
 
@@ -153,3 +154,34 @@ def test_ranks_measure(tmp_path: Path):
             ranks.measure(measure.Call("nothing", "", ()))
         # A job that failed does no harm to the next.
         assert ranks.measure(jobs[0]).repeats == measure.REPEATS
+
+
+def test_what_goes_wrong_before_measuring_makes_no_file(
+    tmp_path: Path, quick: type[Quick], capsys: pytest.CaptureFixture[str]
+):
+    """A plan for another machine."""
+    plan = tmp_path / "plan.pcg"
+    assert unity_opt.main([f"--model={MODEL}", "--search=data-parallel", "--machine=box:4", "-o", str(plan)]) == 0
+    out = tmp_path / "p.sqlite"
+    assert unity_profile.main([str(plan), "--machine=box:2", "--out", str(out)]) == 1
+    assert "device 3" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", ["{a = " * 3000, '{"a" = ' + "9" * 5000 + "}", "{a = " + "9" * 400 + "}"])
+def test_text_that_python_cannot_hold_is_refused(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "x.pcg"
+    path.write_text(f'machine.machine "m" {{ machine.device "d" {text} }}')
+    assert unity_profile.main([str(path), "--machine=cpu:2", "--out", str(tmp_path / "p.sqlite")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--seconds=nan", "--each=nan", "--each=inf"])
+def test_times_that_are_none_are_refused(tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]):
+    assert profile(tmp_path / "p.sqlite", flag) == 1
+    assert "are above 0" in capsys.readouterr().err
+
+
+def test_what_a_profile_says_of_itself_may_have_quotes():
+    about = {"host": 'a "b" \\c', "device": "d"}
+    assert tomllib.loads(unity_profile.fit_text({}, {}, about, 2))["about"] == {**about, "ranks": 2}

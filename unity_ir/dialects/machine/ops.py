@@ -107,6 +107,12 @@ class MachineOp(IRDLOperation):
         block = self.parent
         if block is not None and any(isinstance(op, MachineOp) and op is not self for op in block.ops):
             raise VerifyException("machine.machine: the module has two machines; remove one")
+        if self.described is not None:
+            # xDSL may look at this operation before it has looked at its parts.
+            for part in self.described.block.ops:
+                part.verify(verify_nested_ops=False)
+        elif self.overhead is not None:
+            raise VerifyException("machine.machine: overhead of a machine that is only named; machine-expand it first")
         try:
             check_name(self.name, self.text)
             if (tables := self.tables) is not None:
@@ -149,7 +155,10 @@ class NamedOp(PartOp, ABC):
 
     @property
     def table(self) -> dict[str, Any]:
-        return {"name": self.text, **from_attribute(self.fields)}
+        fields = from_attribute(self.fields)
+        if "name" in fields:
+            raise UnityError(f"{self.name}: {self.text} has a field name as well; remove it")
+        return {"name": self.text, **fields}
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
