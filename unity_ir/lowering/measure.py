@@ -31,9 +31,9 @@ from unity_ir.lowering.kernels.launcher import launcher
 from unity_ir.lowering.kernels.layout import operand_shapes
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.program import compared
+from unity_ir.lowering.windows import needs_start
 from unity_ir.pcg.graph import Node, Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.tdl.analysis import uses_as_value
 from unity_ir.tdl.parallel import piece
 
 DTYPES = {
@@ -118,7 +118,7 @@ def call_of(node: Node) -> Call:
     configuration = node.configuration
     local = piece(node.analysis.bound, configuration)
     dtypes = [v.type.dtype for v in node.operands]
-    starts = [v for v in local.extents if configuration.degree(v) > 1 and uses_as_value(local, v)]
+    starts = [v for v in local.extents if configuration.degree(v) > 1 and needs_start(local, v)]
     made = launcher(local, dtypes, "torch", starts)
     shapes = operand_shapes(local)
     operands: list[Operand] = []

@@ -25,10 +25,10 @@ from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.step import Compiled, Launcher
 from unity_ir.lowering.spmd import Compute, Leaf, Program, Register, Reshard, UpdateWeight, check_step
 from unity_ir.lowering.torch_code import torch_reference
+from unity_ir.lowering.windows import needs_start
 from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Node, Value
 from unity_ir.pcg.layout import PINNED, SUM, at, pins, role_name
 from unity_ir.pcg.reshard import COLLECTIVES, PINNED_KINDS
-from unity_ir.tdl.analysis import uses_as_value
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
 TORCH_DTYPES = {
@@ -310,7 +310,7 @@ class _Printer:
         program = self.program
         local = program.local_line(instruction)
         dtypes = [program.tensors[r].dtype for r in instruction.operands]
-        divided = [v for v in dict.fromkeys(instruction.assignment) if isinstance(v, str) and uses_as_value(local, v)]
+        divided = [v for v in dict.fromkeys(instruction.assignment) if isinstance(v, str) and needs_start(local, v)]
         product = all(contraction(r, local.extents) is not None for r in local.results)
         made = launcher(local, dtypes, self.matmul if product else self.kernels, divided)
         self._add(made)

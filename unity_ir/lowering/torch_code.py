@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from math import isinf, prod
+from typing import cast
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import ATOM, COMPARISONS, LOGIC, PRODUCT, SUM, UNARY, Text, binary
 from unity_ir.lowering.kernels.layout import Names, operand_shapes
 from unity_ir.lowering.kernels.rewrite import canonical, is_work, simplified
-from unity_ir.lowering.refuse import refuse
+from unity_ir.lowering.torch_value import TORCH_DTYPES, Value
+from unity_ir.lowering.torch_windows import convolved, pooled, target, token, unfolded, written
+from unity_ir.lowering.windows import masked_body
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
@@ -23,7 +28,9 @@ from unity_ir.tdl.syntax import (
     Composite,
     Const,
     Expr,
+    Index,
     Name,
+    Opaque,
     Reduce,
     Result,
     Segments,
@@ -49,15 +56,6 @@ _FUNCTIONS: Mapping[str, str] = {
     "floor": "torch.floor",
 }
 _BINARY: Mapping[str, str] = {"maximum": "torch.maximum", "minimum": "torch.minimum", "pow": "torch.pow"}
-TORCH_DTYPES: Mapping[str, str] = {
-    "f64": "torch.float64",
-    "f32": "torch.float32",
-    "f16": "torch.float16",
-    "bf16": "torch.bfloat16",
-    "i64": "torch.int64",
-    "i32": "torch.int32",
-    "bool": "torch.bool",
-}
 _REDUCERS: Mapping[str, str] = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
@@ -67,8 +65,7 @@ def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, .
 
     Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or laid out in another order.
     """
-    refuse(bound)
-    writer = _Writer(bound, operand_names, {})
+    writer = Writer(bound, operand_names, {})
     return tuple(writer.result(r).text for r in writer.bound.results)
 
 
@@ -80,11 +77,11 @@ def torch_body(
 
     `starts` names the global index at which a variable used as a value starts; 0 for all others.
     """
-    first = _Writer(bound, operand_names, starts)
+    first = Writer(bound, operand_names, starts)
     first.sharing = _Sharing(Names(), {})
     for result in first.bound.results:
         first.result(result)
-    writer = _Writer(bound, operand_names, starts)
+    writer = Writer(bound, operand_names, starts)
     writer.sharing = sharing = _Sharing(names, first.sharing.uses)
     texts: list[str] = []
     for result in writer.bound.results:
@@ -111,16 +108,16 @@ def _draws(expr: Expr) -> bool:
     return (isinstance(expr, Call) and expr.function == "philox") or any(map(_draws, children(expr)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A text, and the variable each dim of its tensor ranges over; for no dims it may be a Python number."""
+_UNFLATTENED = re.compile(r"(.*)\.unflatten\((\d+), \((\d+(?:, \d+)+)\)\)", re.DOTALL)
+_FLATTEN = re.compile(r"flatten\((\d+), (\d+)\)")
 
-    text: Text
-    dims: tuple[str, ...]
-    number: bool = False
-    """The text is a Python number rather than a tensor."""
-    kind: str = "float"
-    """What its elements are: `float`, `int` or `bool`."""
+
+_OPAQUE: Mapping[str, tuple[str, str, str]] = {
+    # Not torch.topk, which may take any of several equal elements.
+    "topk_values": ("sort(dim={dim}, descending=True, stable=True)", "values", "float"),
+    "topk_indices": ("sort(dim={dim}, descending=True, stable=True)", "indices", "int"),
+}
+"""The method that computes an opaque function along a dim, what of its result is meant, and what that holds."""
 
 
 class _Sharing:
@@ -131,15 +128,15 @@ class _Sharing:
         self.wanted = wanted
         """How often each form is used; those used twice get a name."""
         self.uses: Counter[Expr] = Counter()
-        self.known: dict[Expr, tuple[_Value, tuple[str, ...]]] = {}
+        self.known: dict[Expr, tuple[Value, tuple[str, ...]]] = {}
         """Values by canonical form, and the free variables they were computed with."""
         self.lines: list[str] = []
 
 
-class _Writer:
+class Writer:
     def __init__(self, bound: Bound, names: Sequence[str], starts: Mapping[str, str]):
         self.bound = simplified(bound, starts)
-        self.extents = bound.extents
+        self.extents = dict(bound.extents)
         self.names = {p.name: n for p, n in zip(bound.operands, names, strict=True)}
         self.kinds = {p.name: p.kind for p in bound.operands}
         self.shapes = operand_shapes(bound)
@@ -156,7 +153,22 @@ class _Writer:
         return UnityError(f"pcg.{self.bound.operator}: {message}")
 
     def method(self, value: Text, call: str) -> Text:
+        if (apart := _UNFLATTENED.fullmatch(value.text)) and (together := _FLATTEN.fullmatch(call)):
+            first, last = map(int, together.groups())
+            if int(apart[2]) == first and apart[3].count(",") == last - first:
+                # Taken apart and put together again at once.
+                return Text(apart[1])
         return Text(f"{value.at(ATOM)}.{call}")
+
+    def named(self, wish: str, text: str) -> str:
+        """A text that may be repeated: a name where statements are allowed."""
+        if text.isidentifier():
+            return text
+        if self.sharing is None:
+            return f"({text})"
+        name = self.sharing.names.new(wish)
+        self.sharing.lines.append(f"{name} = {text}")
+        return name
 
     # -- results
 
@@ -165,13 +177,15 @@ class _Writer:
         if reshaped is not None:
             return reshaped
         axis = next((d for d, i in enumerate(result.indices) if isinstance(i, Segments)), None)
+        if any(isinstance(i, Window) for i in result.indices):
+            return self.folded(result.indices, written(self, result), result.dtype)
         if axis is None:
-            return self.folded(result.indices, result.expr, result.dtype)
+            return self.folded(result.indices, self.value(result.expr), result.dtype)
         assert isinstance(result.expr, Cases)
         pieces: list[str] = []
         for variable, expr in result.expr.branches:
             indices = [Var(variable) if d == axis else i for d, i in enumerate(result.indices)]
-            pieces.append(self.folded(indices, expr, result.dtype).text)
+            pieces.append(self.folded(indices, self.value(expr), result.dtype).text)
         return Text(f"torch.cat([{', '.join(pieces)}], {axis})")
 
     def reshaped(self, result: Result) -> Text | None:
@@ -179,7 +193,7 @@ class _Writer:
         if (
             not isinstance(result.expr, Access)
             or result.dtype
-            or any(isinstance(i, Segments) for i in result.expr.indices)
+            or any(isinstance(i, Segments | Window) for i in (*result.expr.indices, *result.indices))
         ):
             return None
         orders = [
@@ -194,13 +208,12 @@ class _Writer:
             return text
         return self.method(text, f"reshape({', '.join(map(str, shape)) or '()'})")
 
-    def folded(self, indices: Sequence[object], expr: Expr, into: str | None = None) -> Text:
+    def folded(self, indices: Sequence[object], value: Value, into: str | None = None) -> Text:
         """
-        The expression over all the indices' variables, composite dims folded into one; `into` is another element type
-        than that of the floating operands.
+        The value over all the indices' variables, composite dims folded into one; `into` is another element type than
+        that of the floating operands.
         """
-        names = [n for i in indices if isinstance(i, Var | Composite) for n in index_names(i)]
-        value = self.value(expr)
+        names = self.dims(indices, target)
         if value.number:
             shape = tuple(self.extents[n] for n in names)
             dtype = self.dtype if into is None else TORCH_DTYPES[into]
@@ -216,7 +229,16 @@ class _Writer:
             dim += 1
         return text
 
-    def expanded(self, value: _Value, order: tuple[str, ...]) -> Text:
+    def dims(self, indices: Sequence[object], window: Callable[[int], str]) -> list[str]:
+        """A name for each variable of indices, and one for each window."""
+        numbers = count()
+        return [
+            n
+            for i in indices
+            for n in ((window(next(numbers)),) if isinstance(i, Window) else index_names(cast(Index, i)))
+        ]
+
+    def expanded(self, value: Value, order: tuple[str, ...]) -> Text:
         """A tensor with exactly the dims of `order`."""
         text = self.ordered(value, order)
         if set(order) <= set(value.dims):
@@ -224,7 +246,7 @@ class _Writer:
         self.strided = True
         return self.method(text, f"expand({', '.join(str(self.extents[n]) for n in order)})")
 
-    def ordered(self, value: _Value, order: tuple[str, ...]) -> Text:
+    def ordered(self, value: Value, order: tuple[str, ...]) -> Text:
         """A tensor that broadcasts against dims `order`: permuted, with dims of size 1 where it lacks one."""
         have = [n for n in order if n in value.dims]
         text = value.text
@@ -244,7 +266,7 @@ class _Writer:
 
     # -- values
 
-    def value(self, expr: Expr) -> _Value:
+    def value(self, expr: Expr) -> Value:
         sharing = self.sharing
         if sharing is None or not is_work(expr):
             return self._value(expr)
@@ -261,16 +283,18 @@ class _Writer:
         now = dict(zip(then, free, strict=True))
         return replace(value, dims=tuple(now[n] for n in value.dims))
 
-    def _value(self, expr: Expr) -> _Value:
+    def _value(self, expr: Expr) -> Value:
         match expr:
+            case Const(value) if isinf(value):
+                return Value(Text(f'float("{value}")'), (), True)
             case Const(value):
                 whole = value.is_integer() and abs(value) < 2**31
                 text = Text(repr(int(value) if whole else value), ATOM if value >= 0 else UNARY)
-                return _Value(text, (), True, "int" if whole else "float")
+                return Value(text, (), True, "int" if whole else "float")
             case Name(name):
                 start, size = self.starts.get(name), self.extents[name]
                 limits = f"{size}" if start is None else f"{start}, {start} + {size}"
-                return _Value(Text(f"torch.arange({limits}, device={self.device})"), (name,), kind="int")
+                return Value(Text(f"torch.arange({limits}, device={self.device})"), (name,), kind="int")
             case Access():
                 return self.read(expr)
             case Binary("/", Call("exp", (above,)), Reduce() as below) if (axis := self.softmax_axis(expr)) is not None:
@@ -293,26 +317,29 @@ class _Writer:
                 return self.chosen(self.value(condition), self.value(yes), self.value(no))
             case Call(function, (argument,)) if function in _FUNCTIONS:
                 value = self.floating(self.value(argument))
-                return _Value(Text(f"{_FUNCTIONS[function]}({value.text.text})"), value.dims)
+                return Value(Text(f"{_FUNCTIONS[function]}({value.text.text})"), value.dims)
             case Call(function, _):
                 raise self.fail(f"no PyTorch text for function {function}; add it to lowering/torch_code.py")
             case Reduce():
-                return self.gathered(expr) or self.product(expr) or self.reduced(expr)
+                known = convolved(self, expr) or pooled(self, expr) or self.gathered(expr) or self.product(expr)
+                return known or self.reduced(masked_body(expr, self.extents))
+            case Opaque(function, (Var(made),), (Var(taken),), body):
+                return self.opaque(function, made, taken, self.value(body))
             case _:
                 raise TypeError(f"{expr} cannot stand inside an expression")
 
-    def floating(self, value: _Value) -> _Value:
+    def floating(self, value: Value) -> Value:
         if value.kind == "float":
             return value
         return replace(value, text=self.method(value.text, f"to({self.dtype})"), kind="float")
 
-    def union(self, values: Sequence[_Value]) -> tuple[str, ...]:
+    def union(self, values: Sequence[Value]) -> tuple[str, ...]:
         """The dims of a broadcast: as the widest operand has them, if it has all, else in TDL order."""
         names = {n for v in values for n in v.dims}
         widest = max(values, key=lambda v: len(v.dims))
         return widest.dims if set(widest.dims) == names else tuple(n for n in self.extents if n in names)
 
-    def joined(self, op: str, left: _Value, right: _Value) -> _Value:
+    def joined(self, op: str, left: Value, right: Value) -> Value:
         values = [left, right]
         if op in "+-":
             # PyTorch adds no booleans.
@@ -324,20 +351,20 @@ class _Writer:
         order = self.union(values)
         left, right = values
         text = binary(op, self.ordered(left, order), self.ordered(right, order))
-        return _Value(text, order, left.number and right.number, "int" if kind == "bool" and left != right else kind)
+        return Value(text, order, left.number and right.number, "int" if kind == "bool" and left != right else kind)
 
-    def chosen(self, condition: _Value, yes: _Value, no: _Value) -> _Value:
+    def chosen(self, condition: Value, yes: Value, no: Value) -> Value:
         kind = "float" if "float" in (yes.kind, no.kind) else "int"
         if kind == "float":
             if yes.number and no.number:
                 text = f"torch.tensor({yes.text.text}, dtype={self.dtype}, device={self.device})"
-                yes = _Value(Text(text), ())
+                yes = Value(Text(text), ())
             yes, no = (v if v.number else self.floating(v) for v in (yes, no))
         order = self.union([condition, yes, no])
         texts = ", ".join(self.ordered(v, order).text for v in (condition, yes, no))
-        return _Value(Text(f"torch.where({texts})"), order, kind=kind)
+        return Value(Text(f"torch.where({texts})"), order, kind=kind)
 
-    def uniform(self, seed: int, position: _Value) -> _Value:
+    def uniform(self, seed: int, position: Value) -> Value:
         """Numbers in [0, 1), as `tdl.functions.philox` draws them; 64-bit products that overflow keep their bits."""
         if self.sharing is None:
             raise self.fail("no PyTorch expression of one line draws random numbers; leave dropout out")
@@ -358,7 +385,25 @@ class _Writer:
             f"    {c[2]}, {c[3]} = ({a} {high}) ^ {c[3]} ^ {k[1]}, {a} & {low}",
             f"    {k[0]}, {k[1]} = {k[0]} + 0x9E3779B9 & {low}, {k[1]} + 0xBB67AE85 & {low}",
         ]
-        return _Value(Text(f"({c[0]} >> 8).to({self.dtype}) * 2.0**-24", PRODUCT), position.dims)
+        return Value(Text(f"({c[0]} >> 8).to({self.dtype}) * 2.0**-24", PRODUCT), position.dims)
+
+    # -- functions TDL cannot say
+
+    def opaque(self, function: str, made: str, taken: str, value: Value) -> Value:
+        """A function of `_OPAQUE` along one dim, which it makes another of."""
+        if function not in _OPAQUE:
+            raise self.fail(f"no PyTorch text for opaque {function}; add it to lowering/torch_code.py")
+        dim = value.dims.index(taken)
+        sort, part, kind = _OPAQUE[function]
+        form = Access(value.text.text, (Var(str(dim)), Var(sort)))
+        known = None if self.sharing is None else self.sharing.known.get(form)
+        if known is None:
+            known = Value(Text(self.named("ordered", f"{value.text.at(ATOM)}.{sort.format(dim=dim)}")), ()), ()
+            if self.sharing is not None:
+                self.sharing.known[form] = known
+        dims = tuple(made if n == taken else n for n in value.dims)
+        self.strided = True
+        return Value(Text(f"{known[0].text.text}.{part}.narrow({dim}, 0, {self.extents[made]})"), dims, kind=kind)
 
     # -- softmax
 
@@ -378,7 +423,7 @@ class _Writer:
                 return name
         return None
 
-    def softmax(self, expr: Expr, axis: str) -> _Value:
+    def softmax(self, expr: Expr, axis: str) -> Value:
         match expr:
             case Binary("-", above, Reduce("max", (Var(name),), below)) if self.same_but(above, below, name) == axis:
                 # That the maximum is subtracted changes nothing but the range of numbers, which PyTorch sees to.
@@ -386,36 +431,53 @@ class _Writer:
             case _:
                 pass
         value = self.floating(self.value(expr))
-        return _Value(Text(f"torch.softmax({value.text.text}, {value.dims.index(axis)})"), value.dims)
+        return Value(Text(f"torch.softmax({value.text.text}, {value.dims.index(axis)})"), value.dims)
 
-    def compared(self, op: str, left: _Value, right: _Value, level: int = SUM) -> _Value:
+    def compared(self, op: str, left: Value, right: Value, level: int = SUM) -> Value:
         order = self.union([left, right])
         a, b = self.ordered(left, order), self.ordered(right, order)
-        return _Value(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
+        return Value(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
 
-    def of_two(self, function: str, left: _Value, right: _Value) -> _Value:
+    def of_two(self, function: str, left: Value, right: Value) -> Value:
         """A function of two floating point tensors, or of one and a number."""
         values = [v if v.number else self.floating(v) for v in (left, right)]
         if function != "torch.pow":
             # Those take no numbers.
             values = [
-                _Value(Text(f"torch.tensor({v.text.text}, dtype={self.dtype}, device={self.device})"), ())
+                Value(Text(f"torch.tensor({v.text.text}, dtype={self.dtype}, device={self.device})"), ())
                 if v.number
                 else v
                 for v in values
             ]
         order = self.union(values)
-        return _Value(Text(f"{function}({', '.join(self.ordered(v, order).text for v in values)})"), order)
+        return Value(Text(f"{function}({', '.join(self.ordered(v, order).text for v in values)})"), order)
 
     def atom(self, tensor: str) -> Text:
         """An operand by the name it was given."""
         name = self.names[tensor]
         return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)
 
-    def read(self, access: Access) -> _Value:
-        """A read with one dim per variable: composite dims unfolded, segments cut out, diagonals taken."""
+    def read(self, access: Access) -> Value:
+        """A read with one dim per variable: composite dims unfolded, segments and windows cut out, diagonals taken."""
+        value = self.whole(access)
+        windows = [i for i in access.indices if isinstance(i, Window)]
+        text, dims = value.text, list(value.dims)
+        if windows:
+            self.strided = True
+            text = unfolded(self, text, dims, windows)
+        if len(set(dims)) < len(dims):
+            self.strided = True
+            letters = _letters(dims)
+            inside, outside = "".join(letters[n] for n in dims), "".join(letters.values())
+            text = Text(f'torch.einsum("{inside}->{outside}", {text.text})')
+            dims = list(letters)
+        return replace(value, text=text, dims=tuple(dims))
+
+    def whole(self, access: Access) -> Value:
+        """A read with one dim per variable, and one for each window."""
         text = self.atom(access.tensor)
         dims: list[str] = []
+        windows = 0
         for index in access.indices:
             match index:
                 case Composite(names):
@@ -428,34 +490,18 @@ class _Writer:
                     text = self.method(text, f"narrow({len(dims)}, {start}, {self.extents[names[active]]})")
                     dims.append(names[active])
                     continue
-                case Window(terms):
-                    text = self.sliced(text, len(dims), index)
-                    dims += [n for _, n in terms]
+                case Window():
+                    dims.append(token(windows))
+                    windows += 1
                     continue
                 case _:
                     pass
             dims += index_names(index)
-        if len(set(dims)) < len(dims):
-            self.strided = True
-            letters = _letters(dims)
-            inside, outside = "".join(letters[n] for n in dims), "".join(letters.values())
-            text = Text(f'torch.einsum("{inside}->{outside}", {text.text})')
-            dims = list(letters)
-        return _Value(text, tuple(dims), kind=self.kinds[access.tensor])
-
-    def sliced(self, text: Text, dim: int, index: Window) -> Text:
-        """A dim at the positions of a window of one variable, or at one position."""
-        self.strided = True
-        start = index.offset + index.low
-        if not index.terms:
-            return self.method(text, f"select({dim}, {start})")
-        ((step, _),) = index.terms
-        stop = start + index.span(self.extents) + 1
-        return Text(f"{text.at(ATOM)}[{':, ' * dim}{start}:{stop}{f':{step}' if step > 1 else ''}]", ATOM)
+        return Value(text, tuple(dims), kind=self.kinds[access.tensor])
 
     # -- reductions
 
-    def gathered(self, expr: Reduce) -> _Value | None:
+    def gathered(self, expr: Reduce) -> Value | None:
         """A sum that reads the one element that integers name, by indexing; None for anything else."""
         picked = gather(expr)
         if picked is None or not isinstance(picked.body, Access) or Var(picked.variable) not in picked.body.indices:
@@ -469,20 +515,20 @@ class _Writer:
         start = self.starts.get(variable)
         if start is not None:
             local = Text(f"{index.at(SUM)} - {start}", SUM)
-            inside = _Value(Text(f"({local.text} >= 0) & ({local.text} < {size})", 0), at.dims, kind="bool")
+            inside = Value(Text(f"({local.text} >= 0) & ({local.text} < {size})", 0), at.dims, kind="bool")
             index = self.method(local, f"clamp(0, {size - 1})")
         if not set(rest) & set(at.dims):
             text = self.ordered(table, (variable, *rest))
-            found = _Value(Text(f"{text.at(ATOM)}[{index.text}]"), (*at.dims, *rest))
+            found = Value(Text(f"{text.at(ATOM)}[{index.text}]"), (*at.dims, *rest))
         elif set(rest) == set(at.dims):
             text = self.ordered(table, (*at.dims, variable))
             each = f"{self.method(index, 'long()').text}[..., None]"
-            found = _Value(Text(f"{text.at(ATOM)}.gather(-1, {each}).squeeze(-1)"), at.dims)
+            found = Value(Text(f"{text.at(ATOM)}.gather(-1, {each}).squeeze(-1)"), at.dims)
         else:
             return None
-        return found if inside is None else self.chosen(inside, found, _Value(Text("0"), (), True, "int"))
+        return found if inside is None else self.chosen(inside, found, Value(Text("0"), (), True, "int"))
 
-    def product(self, expr: Reduce) -> _Value | None:
+    def product(self, expr: Reduce) -> Value | None:
         """A sum of a product of two tensors, as a matrix product or an einsum; None for anything else."""
         match expr:
             case Reduce("sum", _, Binary("*", left, right)):
@@ -505,18 +551,18 @@ class _Writer:
             if not set(rest_x) & set(rest_y) and len(rest_y) == 1:
                 if len(k) == 1 and order == (*rest_x, *rest_y) and x.dims[-1] == k[0] and rest_x:
                     w = y.text if y.dims[0] == k[0] else self.method(y.text, "T")
-                    return _Value(Text(f"{x.text.at(PRODUCT)} @ {w.at(UNARY)}", PRODUCT), order)
+                    return Value(Text(f"{x.text.at(PRODUCT)} @ {w.at(UNARY)}", PRODUCT), order)
                 leading = x.dims[: len(k)] == tuple(k) == y.dims[: len(k)]
                 if leading and len(rest_x) == 1 and order == (*rest_x, *rest_y):
                     flat = f"flatten(0, {len(k) - 1})"
                     a, b = (self.method(t, flat) if len(k) > 1 else t for t in (x.text, y.text))
-                    return _Value(Text(f"{self.method(a, 'T').text} @ {b.at(UNARY)}", PRODUCT), order)
+                    return Value(Text(f"{self.method(a, 'T').text} @ {b.at(UNARY)}", PRODUCT), order)
         self.strided = True
         letters = _letters([*x.dims, *y.dims])
         spec = f"{_spell(x.dims, letters)},{_spell(y.dims, letters)}->{_spell(order, letters)}"
-        return _Value(Text(f'torch.einsum("{spec}", {x.text.text}, {y.text.text})'), order)
+        return Value(Text(f'torch.einsum("{spec}", {x.text.text}, {y.text.text})'), order)
 
-    def reduced(self, expr: Reduce) -> _Value:
+    def reduced(self, expr: Reduce) -> Value:
         value = self.value(expr.body)
         dims = [d for d, n in enumerate(value.dims) if n in expr.names]
         rest = tuple(n for n in value.dims if n not in expr.names)
@@ -534,7 +580,7 @@ class _Writer:
             text = Text(f"{text.at(PRODUCT)} * {times}", PRODUCT)
         elif times > 1 and expr.reducer == "prod":
             text = Text(f"{text.at(ATOM)} ** {times}", UNARY)
-        return _Value(text, rest, value.number, "int" if value.kind == "bool" else value.kind)
+        return Value(text, rest, value.number, "int" if value.kind == "bool" else value.kind)
 
 
 def _letters(names: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ This is the only place that knows how operators may be partitioned; no operator 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from types import MappingProxyType
 
@@ -219,7 +219,7 @@ class _PieceOfWindows:
 
     def results(self) -> tuple[Result, ...]:
         return tuple(
-            Result(r.name, self.indices(r.indices, d.dims, d.halo_sum), self.expr(r.expr))
+            replace(r, indices=self.indices(r.indices, d.dims, d.halo_sum), expr=self.expr(r.expr))
             for r, d in zip(self.bound.results, self.of_results, strict=True)
         )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ import torch
 from case import Case
 from covered import NO_EXPRESSION, bound_of, operand_dtypes, refusal
 from hypothesis import HealthCheck, given, settings
-from lowered import LOWERED, NO_KERNEL, WITHOUT_GRADIENT
+from kernel_checks import check, random_operands
+from lowered import LOWERED, WITHOUT_GRADIENT
 from operator_cases import CASES, DTYPES
 
 from unity_ir.errors import UnityError
@@ -25,19 +25,9 @@ from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.parse import parse_line
-from unity_ir.tdl.syntax import Bound
 
 KEPT_BACK = ("detach", "batch_mean", "batch_stats", "batch_norm")
 """Operators that leave out a gradient which the expression alone would have."""
-
-TOLERANCES = {"f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
-"""The interpreter cuts bfloat16 off where it should round."""
-
-
-def random_operands(bound: Bound, case: Case, number: int = 0) -> list[Any]:
-    rng = np.random.default_rng(number)
-    operands = zip(bound.operands, case.shapes, strict=True)
-    return [case.array(i, p.kind, shape, rng) for i, (p, shape) in enumerate(operands)]
 
 
 def check_case(name: str, case: Case, impl: str, runner: Any, dtype: str = "f32") -> None:
@@ -49,23 +39,6 @@ def check_case(name: str, case: Case, impl: str, runner: Any, dtype: str = "f32"
     check(bound, random_operands(bound, case), impl, runner, dtype)
 
 
-def check(bound: Bound, arrays: list[Any], impl: str, runner: Any, dtype: str = "f32") -> None:
-    dtypes = operand_dtypes(bound, dtype)
-    tensors = [torch.from_numpy(a).to(DTYPES[d]) for a, d in zip(arrays, dtypes, strict=True)]
-    rounded = [t.double().numpy() if t.is_floating_point() else t.numpy() for t in tensors]
-    expected = evaluate(bound, rounded)
-    got = runner.run(launcher(bound, dtypes, impl), tensors)
-    assert len(got) == len(expected)
-    assert all(np.isfinite(e).all() for e in expected)
-    tolerance = TOLERANCES[dtype]
-    for one, reference, result in zip(got, expected, bound.results, strict=True):
-        assert one.shape == reference.shape
-        assert one.is_contiguous()
-        assert one.dtype == DTYPES[result.dtype or dtype]
-        scale = max(1.0, float(np.abs(reference).max(initial=0)))
-        np.testing.assert_allclose(one.double().numpy(), reference, rtol=tolerance, atol=tolerance * scale)
-
-
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize("name", LOWERED)
 def test_random_shapes(name: str, impl: str, runner: Any) -> None:
@@ -75,32 +48,6 @@ def test_random_shapes(name: str, impl: str, runner: Any) -> None:
         check_case(name, case, impl, runner)
 
     property()
-
-
-@pytest.mark.parametrize("name", NO_KERNEL)
-def test_what_has_no_kernel_is_refused(name: str, drawn: Any) -> None:
-    refused = [refused_with(name, case) for case in drawn(name, 20)]
-    assert any(refused)
-    assert {r for r in refused if r} == {f"pcg.{name}: {NO_KERNEL[name]}"}
-
-
-def refused_with(name: str, case: Case) -> str:
-    """What the launcher and PyTorch's expression refuse an operator with; empty if they do not."""
-    bound = bound_of(name, case)
-    dtypes = operand_dtypes(bound)
-    found: list[str] = []
-    for write in (partial(launcher, bound, dtypes), partial(operand_texts, bound)):
-        try:
-            write()
-            found.append("")
-        except UnityError as error:
-            found.append(str(error))
-    assert found[0] == found[1]
-    return found[0]
-
-
-def operand_texts(bound: Bound) -> tuple[str, ...]:
-    return torch_expression(bound, [p.name for p in bound.operands])
 
 
 LARGER: list[tuple[str, Case]] = [

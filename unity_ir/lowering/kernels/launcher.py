@@ -7,8 +7,9 @@ from hashlib import sha256
 from math import prod
 
 from unity_ir.errors import UnityError
+from unity_ir.lowering.convolutions import convolution
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
-from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
+from unity_ir.lowering.kernels.layout import Names, bound_accesses, needs_int64, operand_shapes
 from unity_ir.lowering.kernels.matmul import contraction, matmul_step, product_factors, with_factors
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.pointwise import pointwise_step
@@ -16,8 +17,9 @@ from unity_ir.lowering.kernels.reduction import reduction_steps
 from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified, without_ones
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
-from unity_ir.lowering.refuse import refuse
-from unity_ir.lowering.torch_code import TORCH_DTYPES, torch_body
+from unity_ir.lowering.torch_code import torch_body
+from unity_ir.lowering.torch_value import TORCH_DTYPES
+from unity_ir.lowering.windows import reach
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.functions import FUSED
@@ -30,9 +32,11 @@ from unity_ir.tdl.syntax import (
     Cases,
     Const,
     Expr,
+    Opaque,
     Reduce,
     Result,
     Var,
+    Window,
     accesses,
     children,
 )
@@ -54,12 +58,31 @@ def launcher(
     for dtype in (*operand_dtypes, *(r.dtype for r in bound.results if r.dtype)):
         if dtype not in POINTERS:
             raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(POINTERS)}")
-    refuse(bound)
-    if impl == "torch":
+    if impl == "torch" or (bound.has_windows and not _slices(bound)) or any(_is_opaque(r.expr) for r in bound.results):
         return _torch_launcher(bound, operand_dtypes, offsets)
     if impl == "triton":
         return _triton_launcher(bound, operand_dtypes, offsets)
     raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
+
+
+def is_product(result: Result, extents: Mapping[str, int]) -> bool:
+    """Whether a result is one matrix product, or one convolution."""
+    return contraction(result, extents) is not None or convolution(result.indices, result.expr, extents) is not None
+
+
+def _slices(bound: Bound) -> bool:
+    """Whether no index is a window but those of at most one variable that never leave the dim they read."""
+
+    def inside(index: Window) -> bool:
+        first, last = reach(index, bound.extents)
+        return len(index.terms) < 2 and first >= 0 and last < index.size
+
+    reads = (i for a in bound_accesses(bound) for i in a.indices if isinstance(i, Window))
+    return all(map(inside, reads)) and not any(isinstance(i, Window) for r in bound.results for i in r.indices)
+
+
+def _is_opaque(expr: Expr) -> bool:
+    return isinstance(expr, Opaque) or any(map(_is_opaque, children(expr)))
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -80,7 +103,7 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
     if isinstance(form, Call) and form.function in FUSED and isinstance(form.args[0], Reduce):
         parts.append(form.function)
         form = form.args[0]
-    if not _reads_as_product(form) or len(bound.results) > 1 or offsets:
+    if not _reads_as_product(form) or len(bound.results) > 1 or offsets or bound.has_windows:
         parts += _digest(bound)
     parts += _elements(bound, dtypes)
     if offsets:
@@ -103,12 +126,24 @@ def _reads_as_product(expr: Expr) -> bool:
 def _digest(bound: Bound) -> list[str]:
     """Part of a name: nothing for a line that follows from its operator and shapes alone."""
     # What only moves elements has attributes that say where to.
-    if len(bound.results) == 1 and not Analysis(bound).moves_data_only and not _holds_sizes(bound.results[0].expr):
+    if (
+        not bound.has_windows
+        and len(bound.results) == 1
+        and not Analysis(bound).moves_data_only
+        and not _holds_sizes(bound.results[0].expr)
+    ):
         (result,) = bound.results
         read = [a.indices for a in accesses(result.expr)]
         if result.indices in read and all(i == result.indices[len(result.indices) - len(i) :] for i in read):
             return []
-    return [sha256(tdl_text(bound).encode()).hexdigest()[:6]]
+    # A window's text does not say where the whole tensor ends.
+    ends = [(i.low, i.size, i.whole) for i in _windows(bound)]
+    return [sha256(f"{tdl_text(bound)}{ends or ''}".encode()).hexdigest()[:6]]
+
+
+def _windows(bound: Bound) -> list[Window]:
+    indices = (i for r in bound.results for i in (*r.indices, *(i for a in accesses(r.expr) for i in a.indices)))
+    return [i for i in indices if isinstance(i, Window)]
 
 
 def _holds_sizes(expr: Expr) -> bool:
@@ -127,7 +162,7 @@ def _torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str])
     starts = {n: names.new(f"{n}_start") for n in offsets}
     name = f"{_name(bound, dtypes, offsets)}_torch"
     like = _first_float(bound, operands)
-    products = all(contraction(r, bound.extents) is not None for r in bound.results)
+    products = all(is_product(r, bound.extents) for r in bound.results)
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
     inputs = [f"{o}.float()" if half and d in ("f16", "bf16") else o for o, d in zip(operands, dtypes, strict=True)]
     lines, texts = torch_body(bound, inputs, starts, names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import isfinite, prod
 
@@ -27,6 +27,7 @@ from unity_ir.tdl.syntax import (
     Var,
     Window,
     WrittenIndex,
+    accesses,
     children,
     index_names,
 )
@@ -165,8 +166,13 @@ def simplified(bound: Bound, starts: Mapping[str, str]) -> Bound:
     A variable of extent 1 that starts at 0 is the constant 0, and a reduction over one element is that element.
     Raises `UnityError` for constants that are no numbers.
     """
-    fold = _Fold(bound, starts)
-    return replace(bound, results=tuple(replace(r, expr=fold.expr(r.expr)) for r in bound.results))
+    folding = _Fold(bound, starts)
+    return replace(bound, results=tuple(replace(r, expr=folding.expr(r.expr)) for r in bound.results))
+
+
+def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
+    """The same of an expression over the line's variables."""
+    return _Fold(bound, starts).expr(expr)
 
 
 def without_ones(bound: Bound) -> Bound:
@@ -219,8 +225,9 @@ class _Fold:
                 with np.errstate(all="ignore"):
                     value = float(FUNCTIONS[function].evaluate(*map(np.float64, values)))
                 return self.number(value, f"{function}({', '.join(f'{v:g}' for v in values)})")
-            case Reduce(_, _, body) if all(self.bound.extents[n] == 1 for n in expr.names):
-                return body
+            case Reduce(reducer, _, body) if all(self.bound.extents[n] == 1 for n in expr.names):
+                # Outside of a window there may be nothing to reduce.
+                return expr if reducer != "sum" and _has_window(body, expr.names) else body
             case Reduce(reducer, _, Const(value)):
                 count = prod(self.bound.extents[n] for n in expr.names)
                 value = value * count if reducer == "sum" else value**count if reducer == "prod" else value
@@ -232,6 +239,11 @@ class _Fold:
         if not isfinite(value):
             raise UnityError(f"pcg.{self.bound.operator}: {text} is not a number; change the attributes it is made of")
         return Const(value)
+
+
+def _has_window(expr: Expr, names: Collection[str]) -> bool:
+    indices = (i for a in accesses(expr) for i in a.indices)
+    return any(isinstance(i, Window) and not set(index_names(i)).isdisjoint(names) for i in indices)
 
 
 def _holds_positions_only(expr: Expr) -> bool:

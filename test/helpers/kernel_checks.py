@@ -1,0 +1,41 @@
+"""A launcher's results compared with what its line says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from case import Case
+from covered import operand_dtypes
+from operator_cases import DTYPES
+
+from unity_ir.lowering.kernels.launcher import launcher
+from unity_ir.tdl.evaluate import evaluate
+from unity_ir.tdl.syntax import Bound
+
+TOLERANCES = {"f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
+"""The interpreter cuts bfloat16 off where it should round."""
+
+
+def random_operands(bound: Bound, case: Case, number: int = 0) -> list[Any]:
+    rng = np.random.default_rng(number)
+    operands = zip(bound.operands, case.shapes, strict=True)
+    return [case.array(i, p.kind, shape, rng) for i, (p, shape) in enumerate(operands)]
+
+
+def check(bound: Bound, arrays: list[Any], impl: str, runner: Any, dtype: str = "f32") -> None:
+    dtypes = operand_dtypes(bound, dtype)
+    tensors = [torch.from_numpy(a).to(DTYPES[d]) for a, d in zip(arrays, dtypes, strict=True)]
+    rounded = [t.double().numpy() if t.is_floating_point() else t.numpy() for t in tensors]
+    expected = evaluate(bound, rounded)
+    got = runner.run(launcher(bound, dtypes, impl), tensors)
+    assert len(got) == len(expected)
+    assert all(np.isfinite(e).all() for e in expected)
+    tolerance = TOLERANCES[dtype]
+    for one, reference, result in zip(got, expected, bound.results, strict=True):
+        assert one.shape == reference.shape
+        assert one.is_contiguous()
+        assert one.dtype == DTYPES[result.dtype or dtype]
+        scale = max(1.0, float(np.abs(reference).max(initial=0)))
+        np.testing.assert_allclose(one.double().numpy(), reference, rtol=tolerance, atol=tolerance * scale)

@@ -1,0 +1,30 @@
+"""What PyTorch texts are about: tensors with a variable for every dim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unity_ir.lowering.kernels.expression import Text
+
+TORCH_DTYPES: Mapping[str, str] = {
+    "f64": "torch.float64",
+    "f32": "torch.float32",
+    "f16": "torch.float16",
+    "bf16": "torch.bfloat16",
+    "i64": "torch.int64",
+    "i32": "torch.int32",
+    "bool": "torch.bool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A text, and the variable each dim of its tensor ranges over; for no dims it may be a Python number."""
+
+    text: Text
+    dims: tuple[str, ...]
+    number: bool = False
+    """The text is a Python number rather than a tensor."""
+    kind: str = "float"
+    """What its elements are: `float`, `int` or `bool`."""
