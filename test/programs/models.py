@@ -116,6 +116,34 @@ def shapes_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor
     return F.mse_loss((joined @ w["v"]).sum(1), batch["y"])
 
 
+def convolved(h: Value, name: str, out: int, kernel: int, stride: int = 1, groups: int = 1) -> Value:
+    w = weight(name, out, h.type.shape[1] // groups, kernel, kernel)
+    attributes = {"stride": (stride, stride), "padding": (kernel // 2,) * 2, "dilation": (1, 1), "groups": groups}
+    return apply("conv2d", [h, w], attributes).result
+
+
+def cnn() -> Graph:
+    """Convolutions of several strides and groups, pooling of both kinds."""
+    x, labels = data("x", 4, 4, 16, 8), data("labels", 4, dtype="i64")
+    h = apply("relu", [convolved(x.result, "conv1", 8, 5)]).result
+    pool = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
+    h = apply("max_pool2d", [h], {**pool, "dilation": (1, 1)}).result
+    h = apply("add", [h, apply("relu", [convolved(h, "conv2", 8, 3, groups=2)]).result]).result
+    h = apply("avg_pool2d", [h], {"kernel": (3, 3), "stride": (1, 1), "padding": (1, 1)}).result
+    h = convolved(h, "conv3", 4, 1, 2)
+    h = apply("reshape", [h], {"shape": (4, 32)}).result
+    logits = apply("matmul", [h, weight("fc", 32, 6)]).result
+    return Graph("cnn", (x, labels), (apply("cross_entropy", [logits, labels.result]).result,))
+
+
+def cnn_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    h = F.relu(F.conv2d(batch["x"], w["conv1"], padding=2))
+    h = F.max_pool2d(h, 3, 2, 1)
+    h = h + F.relu(F.conv2d(h, w["conv2"], padding=1, groups=2))
+    h = F.conv2d(F.avg_pool2d(h, 3, 1, 1), w["conv3"], stride=2)
+    return F.cross_entropy(h.flatten(1) @ w["fc"], batch["labels"])
+
+
 def machine(name: str) -> Machine:
     """
     A preset, or `ideal:2x2`: levels of those sizes on which starting a kernel or a message costs nothing, so that even
@@ -130,6 +158,7 @@ def machine(name: str) -> Machine:
 
 
 MODELS: dict[str, tuple[Callable[[], Graph], Reference]] = {
+    "cnn": (cnn, cnn_torch),
     "mixed": (mixed, mixed_torch),
     "mlp": (mlp, mlp_torch),
     "residual": (residual, residual_torch),

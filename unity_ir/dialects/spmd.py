@@ -2,12 +2,13 @@
 The spmd dialect: one rank's program, with local shapes and explicit collectives.
 
 Every value is a rank's piece; its type says of what: `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>` is the local
-shape, the global shape, the element type, and the role of every mesh axis (`dim i`, `copy`, `sum`, `repeat`).
+shape, the global shape, the element type, and the role of every mesh axis (`dim i`, `copy`, `sum`, `repeat`). Where a
+piece reaches beyond its part of a dim, the global shape says how far: `[8, 3, 34, 32] of [8, 3, 64 halo(1, 1), 32]`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -40,24 +41,39 @@ from xdsl.utils.exceptions import VerifyException
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, at, pins, role_name
-from unity_ir.pcg.reshard import KINDS, PINNED_KINDS, move_kind
+from unity_ir.pcg.reshard import HALO_EXCHANGES, KINDS, PINNED_KINDS, move_kind
 from unity_ir.pcg.types import tensor_type
+from unity_ir.tdl.analysis import Halos
 
 ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a piece is: its own shape, the whole tensor's, the element type, the role of every mesh axis."""
+    """
+    What a piece is: its own shape, the whole tensor's, the element type, the role of every mesh axis, and, as in types,
+    its halo.
+    """
 
     local: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: str
     layout: Layout
+    halo: Halos = ()
+    halo_sum: Halos = ()
+
+    @property
+    def borders(self) -> Halos:
+        return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
     def __str__(self) -> str:
         roles = ", ".join(map(role_name, self.layout))
-        return f"<{list(self.local)} of {list(self.shape)}, {self.dtype}, [{roles}]>"
+        kind = "halo" if self.halo else "halo_sum"
+        dims = (
+            str(size) + (f" {kind}({b[0]}, {b[1]})" if any(b) else "")
+            for size, b in zip(self.shape, self.borders, strict=True)
+        )
+        return f"<{list(self.local)} of [{', '.join(dims)}], {self.dtype}, [{roles}]>"
 
 
 @irdl_attr_definition
@@ -81,11 +97,26 @@ class PieceType(Data[Piece], TypeAttribute):
                     return code
             parser.raise_error("expected a role: dim i, copy, sum, repeat or at i")
 
+        borders: dict[str, list[tuple[int, int]]] = {"halo": [], "halo_sum": []}
+
+        def size() -> int:
+            found = number()
+            for kind, own in borders.items():
+                border = (0, 0)
+                if parser.parse_optional_keyword(kind) is not None:
+                    parser.parse_punctuation("(")
+                    low = number()
+                    parser.parse_punctuation(",")
+                    border = low, number()
+                    parser.parse_punctuation(")")
+                own.append(border)
+            return found
+
         position = parser.pos
         with parser.in_angle_brackets():
             local = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, number)
             parser.parse_keyword("of")
-            shape = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, number)
+            shape = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, size)
             parser.parse_punctuation(",")
             dtype = parser.parse_identifier()
             parser.parse_punctuation(",")
@@ -96,7 +127,10 @@ class PieceType(Data[Piece], TypeAttribute):
             parser.raise_error(str(error), position)
         if len(local) != len(shape) or any(role >= len(shape) for role in layout):
             parser.raise_error(f"spmd.piece: {local} is not a piece of {shape} with these roles", position)
-        return Piece(tuple(local), tuple(shape), dtype, tuple(layout))
+        halo, halo_sum = (tuple(b) if any(map(any, b)) else () for b in borders.values())
+        if halo and halo_sum:
+            parser.raise_error("spmd.piece: a halo holds copies or addends, not both", position)
+        return Piece(tuple(local), tuple(shape), dtype, tuple(layout), halo, halo_sum)
 
     def print_parameter(self, printer: Printer) -> None:
         printer.print_string(str(self.data))
@@ -137,14 +171,17 @@ def _check_piece(piece: Piece, mesh: tuple[int, ...], where: str) -> None:
     for axis, coordinate in pins(piece.layout):
         if coordinate >= mesh[axis]:
             raise VerifyException(f"{where}: {piece} is at {coordinate} of an axis of {mesh[axis]} devices")
-    for dim, (local, size) in enumerate(zip(piece.local, piece.shape, strict=True)):
+    for dim, (local, size, (low, high)) in enumerate(zip(piece.local, piece.shape, piece.borders, strict=True)):
         degree = 1
         for axis, role in zip(mesh, piece.layout, strict=True):
             degree *= axis if role == dim else 1
-        if local * degree != size:
+        if (local - low - high) * degree != size:
+            beside = f" + {low} + {high}" if low or high else ""
             raise VerifyException(
-                f"{where}: {piece}: dim {dim} is in {degree} pieces, so its local size is {size}/{degree}"
+                f"{where}: {piece}: dim {dim} is in {degree} pieces, so its local size is {size}/{degree}{beside}"
             )
+        if max(low, high) > size or (degree == 1 and low + high):
+            raise VerifyException(f"{where}: {piece}: dim {dim} in {degree} pieces has no halo of {low} and {high}")
 
 
 @irdl_op_definition
@@ -232,8 +269,10 @@ class MoveOp(IRDLOperation):
         assert isinstance(self.result.type, PieceType)
         before, after = self.operand.type.data, self.result.type.data
         moved = tuple(a if i in axes else b for i, (b, a) in enumerate(zip(before.layout, after.layout, strict=True)))
-        if (before.shape, before.dtype) != (after.shape, after.dtype) or moved != after.layout:
+        if replace(after, local=before.local, layout=before.layout) != before or moved != after.layout:
             raise VerifyException(f"{self.name}: takes {before} to {after}, which is more than its axes' roles")
+        if before.halo or before.halo_sum:
+            raise VerifyException(f"{self.name}: {before} has a halo, which comes last and is reduced first")
         same = before.layout == after.layout
         if same or move_kind(source, target) != self.kind:
             wanted = "nothing" if same else move_kind(source, target)
@@ -247,6 +286,57 @@ MOVES: dict[str, type[MoveOp]] = {
     for kind in (*KINDS, *PINNED_KINDS)
 }
 """The class of every kind of move."""
+
+
+class ExchangeOp(IRDLOperation):
+    """`spmd.halo %x along array<i64: 0> : from -> to`: neighbours along a dim exchange, or add up, halos."""
+
+    operand = operand_def(PIECE)
+    result = result_def(PIECE)
+    axes = prop_def(DenseArrayBase.constr(i64))
+
+    assembly_format = "$operand `along` $axes attr-dict `:` type($operand) `->` type($result)"
+
+    @property
+    def kind(self) -> str:
+        """`halo` or `halo_reduce`."""
+        return self.name.removeprefix("spmd.")
+
+    @property
+    def border(self) -> tuple[int, int, int]:
+        """The dim of the exchange, and the elements before and after a piece."""
+        assert isinstance(self.operand.type, PieceType)
+        assert isinstance(self.result.type, PieceType)
+        before, after = self.operand.type.data, self.result.type.data
+        old, new = (before, after) if self.kind == "halo" else (after, before)
+        changed = [d for d, (a, b) in enumerate(zip(old.borders, new.borders, strict=False)) if a != b]
+        kind = "halo" if self.kind == "halo" else "halo_sum"
+        with_border = getattr(new, kind)
+        if len(changed) != 1 or any(old.borders[changed[0]]) or not with_border:
+            raise VerifyException(f"{self.name}: takes {before} to {after}, which is no halo along one dim")
+        (dim,) = changed
+        without = (*with_border[:dim], (0, 0), *with_border[dim + 1 :])
+        same = replace(new, local=old.local, **{kind: without if any(map(any, without)) else ()})
+        if same != old:
+            raise VerifyException(f"{self.name}: takes {before} to {after}, which is more than a halo along dim {dim}")
+        return dim, *new.borders[dim]
+
+    def verify_(self) -> None:
+        dim, _, _ = self.border
+        assert isinstance(self.operand.type, PieceType)
+        wanted = [i for i, role in enumerate(self.operand.type.data.layout) if role == dim]
+        axes = [int(a) for a in self.axes.get_values()]
+        if axes != wanted:
+            raise VerifyException(f"{self.name}: along {axes}, but dim {dim} is divided along {wanted}")
+
+
+EXCHANGES: dict[str, type[ExchangeOp]] = {
+    kind: irdl_op_definition(
+        type(f"{kind.title().replace('_', '')}Op", (ExchangeOp,), {"name": f"spmd.{kind}", "__module__": __name__})
+    )
+    for kind in HALO_EXCHANGES
+}
+"""The class of every exchange of halos."""
 
 
 @irdl_op_definition
@@ -276,6 +366,6 @@ class ReturnOp(IRDLOperation):
 
 SPMD = Dialect(
     "spmd",
-    [ProgramOp, InputOp, WeightOp, ConstantOp, ComputeOp, *MOVES.values(), UpdateOp, ReturnOp],
+    [ProgramOp, InputOp, WeightOp, ConstantOp, ComputeOp, *MOVES.values(), *EXCHANGES.values(), UpdateOp, ReturnOp],
     [PieceType],
 )

@@ -23,7 +23,7 @@ from unity_ir.lowering.kernels.launcher import launcher
 from unity_ir.lowering.kernels.matmul import contraction
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.step import Compiled, Launcher
-from unity_ir.lowering.spmd import Compute, Leaf, Program, Register, Reshard, UpdateWeight, check_step
+from unity_ir.lowering.spmd import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight, check_step
 from unity_ir.lowering.torch_code import torch_reference
 from unity_ir.lowering.windows import needs_start
 from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Node, Value
@@ -278,6 +278,12 @@ class _Printer:
                     )
                     if kind in (*COLLECTIVES, *PINNED_KINDS):
                         pending[result] = own
+                case Exchange(operand, result, kind, axes, dim, low, high):
+                    self.groups.setdefault(axes)
+                    text = f"{kind}(ctx, {use(operand)}, {dim}, {low}, {high}, {axes!r})"
+                    text = only(text, pins(program.tensors[operand].layout))
+                    own = self.names[result] = pending[result] = self._identifier(kind)
+                    lines.append((f"{own} = {text}", self._comment(f"{low} before and {high} after", result)))
                 case UpdateWeight():
                     pass
         loss = use(program.outputs[0])

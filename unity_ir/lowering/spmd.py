@@ -8,7 +8,7 @@ is their text; `lowering.program` prints them as Python.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.cost.plan import plan_moves
@@ -20,7 +20,7 @@ from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import Assignment, Layout, Mesh, place
 from unity_ir.pcg.reshard import Move
-from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.analysis import Analysis, Halos
 from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.syntax import Bound
 
@@ -30,17 +30,26 @@ Register = int
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the whole program: global shape, element type, and the role of each mesh axis."""
+    """
+    A tensor of the whole program: global shape, element type, the role of each mesh axis, and, as in types, what pieces
+    hold beside their part of each dim.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     layout: Layout
+    halo: Halos = ()
+    halo_sum: Halos = ()
+
+    @property
+    def borders(self) -> Halos:
+        return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
     def local(self, mesh: Mesh) -> tuple[int, ...]:
         """The shape of a rank's piece."""
         return tuple(
-            size // prod(s for s, r in zip(mesh.sizes, self.layout, strict=True) if r == dim)
-            for dim, size in enumerate(self.shape)
+            size // prod(s for s, r in zip(mesh.sizes, self.layout, strict=True) if r == dim) + low + high
+            for dim, (size, (low, high)) in enumerate(zip(self.shape, self.borders, strict=True))
         )
 
 
@@ -78,6 +87,22 @@ class Reshard:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """
+    Neighbours along a dim, which `axes` divide, give each other what of their pieces lies in the other's halo (`halo`),
+    or add what they have for each other (`halo_reduce`).
+    """
+
+    operand: Register
+    result: Register
+    kind: str
+    axes: tuple[int, ...]
+    dim: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateWeight:
     """The optimizer's step of a weight by its gradient, both in the weight's resting layout."""
 
@@ -85,7 +110,7 @@ class UpdateWeight:
     grad: Register
 
 
-Instruction = Leaf | Compute | Reshard | UpdateWeight
+Instruction = Leaf | Compute | Reshard | Exchange | UpdateWeight
 
 
 @dataclass(frozen=True)
@@ -133,21 +158,17 @@ class _Lowering:
         self.machine = machine
         self.placement = place(graph, machine.mesh)
         self.anchors = Anchors(graph)
-        self.registers: dict[tuple[Value, Layout], Register] = {}
+        self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
         self.tensors: dict[Register, Tensor] = {}
         self.body: list[Instruction] = []
 
     def program(self) -> Program:
         for node in self.graph.nodes():
-            if any(any(map(any, t.borders)) for t in node.types):
-                raise UnityError(
-                    f"pcg.{node.op}: halos are not lowered yet; search with a strategy that divides no windows"
-                )
             if node.is_leaf:
                 self._leaf(node)
             elif node.is_compute:
                 self._compute(node)
-            elif self.anchors.materialised(node.result):
+            elif node.op != "halo" and self.anchors.materialised(node.result):
                 self._at(node.operands[0], self.placement.layouts[node.result], node.result)
         updates: list[Instruction] = []
         for update in self.graph.updates:
@@ -165,8 +186,9 @@ class _Lowering:
 
     def _register(self, value: Value, layout: Layout) -> Register:
         register = len(self.tensors)
-        self.tensors[register] = Tensor(value.type.shape, value.type.dtype, layout)
-        self.registers.setdefault((value, layout), register)
+        type = value.type
+        self.tensors[register] = Tensor(type.shape, type.dtype, layout, type.halo, type.halo_sum)
+        self.registers.setdefault((value, layout, type.halo, type.halo_sum), register)
         return register
 
     def _leaf(self, node: Node) -> None:
@@ -183,20 +205,49 @@ class _Lowering:
         self.body.append(Compute(node.op, operands, results, attributes, self.placement.assignments[node]))
 
     def _at(self, value: Value, layout: Layout, name: Value | None = None) -> Register:
-        """The register that holds a value in a layout; resharding is emitted where none does yet."""
+        """
+        The register that holds a value in a layout; resharding is emitted where none does yet.
+
+        Given a `name`, a parallel operator's result, it is that which is held, and found from then on.
+        """
+        type = (name or value).type
+        while value.node.op == "halo":
+            # Before its halo, a value can be brought anywhere.
+            (value,) = value.node.operands
         anchor = self.anchors.of(value)
-        found = self.registers.get((anchor, layout))
-        if found is None:
-            source = self.placement.layouts[anchor]
-            found = self.registers[(anchor, source)]
-            at = source
-            for move in plan_moves(anchor, source, layout, self.machine):
+        found = self.registers.get((anchor, layout, type.halo, type.halo_sum))
+        if found is None and type.halo:
+            found = self._at(value, layout)
+            borders = ((0, 0),) * len(type.shape)
+            for dim, border in enumerate(type.halo):
+                if any(border):
+                    borders = (*borders[:dim], border, *borders[dim + 1 :])
+                    found = self._exchange("halo", found, dim, replace(self.tensors[found], halo=borders))
+        elif found is None:
+            at = self.placement.layouts[anchor]
+            found = self.registers[(anchor, at, anchor.type.halo, anchor.type.halo_sum)]
+            borders = anchor.type.halo_sum
+            for dim, border in enumerate(borders):
+                if any(border) and (not type.halo_sum or not any(type.halo_sum[dim])):
+                    borders = (*borders[:dim], (0, 0), *borders[dim + 1 :])
+                    left = borders if any(map(any, borders)) else ()
+                    found = self._exchange("halo_reduce", found, dim, replace(self.tensors[found], halo_sum=left))
+            self.registers.setdefault((anchor, at, type.halo, type.halo_sum), found)
+            for move in plan_moves(anchor, at, layout, self.machine):
                 at = move.after(at, self.machine.mesh)
                 found = self._move(anchor, found, move, at)
-            self.registers[(anchor, layout)] = found
+        self.registers[(anchor, layout, type.halo, type.halo_sum)] = found
         if name is not None:
-            self.registers.setdefault((name, layout), found)
+            self.registers.setdefault((name, layout, type.halo, type.halo_sum), found)
         return found
+
+    def _exchange(self, kind: str, operand: Register, dim: int, after: Tensor) -> Register:
+        low, high = (self.tensors[operand] if kind == "halo_reduce" else after).borders[dim]
+        axes = tuple(i for i, role in enumerate(after.layout) if role == dim)
+        register = len(self.tensors)
+        self.tensors[register] = after
+        self.body.append(Exchange(operand, register, kind, axes, dim, low, high))
+        return register
 
     def _move(self, anchor: Value, operand: Register, move: Move, layout: Layout) -> Register:
         register = len(self.tensors)

@@ -10,9 +10,11 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from unity_ir.dialects.pcg.attributes import to_attribute, to_value
 from unity_ir.dialects.pcg.ops import optimizer_attributes, to_optimizer
 from unity_ir.dialects.spmd import (
+    EXCHANGES,
     MOVES,
     ComputeOp,
     ConstantOp,
+    ExchangeOp,
     InputOp,
     MoveOp,
     Piece,
@@ -23,11 +25,22 @@ from unity_ir.dialects.spmd import (
     WeightOp,
 )
 from unity_ir.errors import UnityError
-from unity_ir.lowering.spmd import Compute, Instruction, Leaf, Program, Register, Reshard, Tensor, UpdateWeight
+from unity_ir.lowering.spmd import (
+    Compute,
+    Exchange,
+    Instruction,
+    Leaf,
+    Program,
+    Register,
+    Reshard,
+    Tensor,
+    UpdateWeight,
+)
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.layout import COPY, REPEAT, Mesh, at, operand_layout, pins, result_layout, role_name
 from unity_ir.pcg.reshard import group_role
+from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 
 
 def to_op(program: Program) -> ProgramOp:
@@ -37,7 +50,7 @@ def to_op(program: Program) -> ProgramOp:
 
     def type_of(register: Register) -> PieceType:
         t = program.tensors[register]
-        return PieceType(Piece(t.local(program.mesh), t.shape, t.dtype, t.layout))
+        return PieceType(Piece(t.local(program.mesh), t.shape, t.dtype, t.layout, t.halo, t.halo_sum))
 
     for instruction in program.body:
         results: tuple[Register, ...] = ()
@@ -60,9 +73,9 @@ def to_op(program: Program) -> ProgramOp:
                     result_types=[type_of(r) for r in results],
                 )
                 hint = name
-            case Reshard(operand, result, kind, axes):
+            case Reshard(operand, result, kind, axes) | Exchange(operand, result, kind, axes):
                 results = (result,)
-                made = MOVES[kind].create(
+                made = {**MOVES, **EXCHANGES}[kind].create(
                     operands=[values[operand]],
                     properties={"axes": DenseArrayBase.from_list(i64, axes)},
                     result_types=[type_of(result)],
@@ -99,7 +112,7 @@ def from_op(op: ProgramOp) -> Program:
                 raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
             piece = value.type.data
             registers[value] = len(tensors)
-            tensors[registers[value]] = Tensor(piece.shape, piece.dtype, piece.layout)
+            tensors[registers[value]] = Tensor(piece.shape, piece.dtype, piece.layout, piece.halo, piece.halo_sum)
         operands = tuple(registers[v] for v in each.operands)
         results = tuple(registers[v] for v in each.results)
         match each:
@@ -110,11 +123,14 @@ def from_op(op: ProgramOp) -> Program:
             case ConstantOp():
                 body.append(Leaf("constant", results[0], value=each.value.value.data))
             case ComputeOp():
-                body.append(_compute(each, operands, results, tensors))
+                body.append(_compute(each, operands, results, tensors, mesh))
             case MoveOp():
                 axes = tuple(int(a) for a in each.axes.get_values())
                 source, target = (group_role(tensors[r].layout, axes, mesh) for r in (*operands, *results))
                 body.append(Reshard(operands[0], results[0], each.kind, axes, source, target))
+            case ExchangeOp():
+                axes = tuple(int(a) for a in each.axes.get_values())
+                body.append(Exchange(operands[0], results[0], each.kind, axes, *each.border))
             case UpdateOp():
                 body.append(UpdateWeight(*operands))
                 optimizer = to_optimizer("spmd.update", each.optimizer.data)
@@ -126,7 +142,11 @@ def from_op(op: ProgramOp) -> Program:
 
 
 def _compute(
-    op: ComputeOp, operands: tuple[Register, ...], results: tuple[Register, ...], tensors: Mapping[Register, Tensor]
+    op: ComputeOp,
+    operands: tuple[Register, ...],
+    results: tuple[Register, ...],
+    tensors: Mapping[Register, Tensor],
+    mesh: Mesh,
 ) -> Compute:
     name = op.operator.data
     operator = find_operator(name)
@@ -141,11 +161,22 @@ def _compute(
         if word.data not in by_name:
             raise UnityError(f"spmd.compute {name}: {word.data!a} is not one of {', '.join(by_name)}")
     assignment = tuple(by_name[word.data] for word in op.over)
-    for i, register in enumerate(operands):
+    degrees: dict[str, int] = {}
+    for what, size in zip(assignment, mesh.sizes, strict=True):
+        if isinstance(what, str):
+            degrees[what] = degrees.get(what, 1) * size
+    configuration = Configuration(degrees)
+    for i, (register, need) in enumerate(zip(operands, operand_degrees(analysis, configuration), strict=True)):
+        if tensors[register].halo != need.halo or tensors[register].halo_sum:
+            wanted = ", ".join(map(str, need.halo)) or "none"
+            raise UnityError(f"spmd.compute {name}: operand {i} has not the halo it needs: {wanted}")
         needed = operand_layout(analysis, i, assignment)
         if needed != tensors[register].layout:
             raise UnityError(f"spmd.compute {name}: operand {i} is not where it is needed: {_words(needed)}")
-    for i, register in enumerate(results):
+    for i, (register, make) in enumerate(zip(results, result_degrees(analysis, configuration), strict=True)):
+        if tensors[register].halo_sum != make.halo_sum or tensors[register].halo:
+            wanted = ", ".join(map(str, make.halo_sum)) or "none"
+            raise UnityError(f"spmd.compute {name}: result {i} has addends in its halo: {wanted}")
         made = result_layout(analysis, i, assignment)
         if made != tensors[register].layout or analysis.bound.result_shapes[i] != tensors[register].shape:
             raise UnityError(f"spmd.compute {name}: result {i} is made elsewhere: {_words(made)}")
