@@ -128,7 +128,7 @@ def cnn() -> Graph:
     h = apply("relu", [convolved(x.result, "conv1", 8, 5)]).result
     pool = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
     h = apply("max_pool2d", [h], {**pool, "dilation": (1, 1)}).result
-    h = apply("add", [h, apply("relu", [convolved(h, "conv2", 8, 3, groups=2)]).result]).result
+    h = apply("add", [h, apply("relu", [convolved(h, "conv2", 8, 5, groups=2)]).result]).result
     h = apply("avg_pool2d", [h], {"kernel": (3, 3), "stride": (1, 1), "padding": (1, 1)}).result
     h = convolved(h, "conv3", 4, 1, 2)
     h = apply("reshape", [h], {"shape": (4, 32)}).result
@@ -139,7 +139,7 @@ def cnn() -> Graph:
 def cnn_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
     h = F.relu(F.conv2d(batch["x"], w["conv1"], padding=2))
     h = F.max_pool2d(h, 3, 2, 1)
-    h = h + F.relu(F.conv2d(h, w["conv2"], padding=1, groups=2))
+    h = h + F.relu(F.conv2d(h, w["conv2"], padding=2, groups=2))
     h = F.conv2d(F.avg_pool2d(h, 3, 1, 1), w["conv3"], stride=2)
     return F.cross_entropy(h.flatten(1) @ w["fc"], batch["labels"])
 
