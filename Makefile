@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format gpu bench clean
+.PHONY: help setup demo test zoo lint format gpu bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -28,6 +28,9 @@ test: lint ## everything that has to pass
 	pytest
 	# All of them have run inside pytest; those that import torch in every process are not worth it again.
 	lit -sv test --filter-out from_torch
+
+zoo: setup ## programs of every model of the zoo on two ranks, beyond the sample of the tests
+	ZOO=all pytest test/programs/test_zoo.py
 
 lint: setup ## style and types
 	ruff check

@@ -410,7 +410,7 @@ class _Printer:
             if node.is_leaf:
                 names[node.result] = own = self._identifier(_leaf_name(node))
                 where = {"input": "batch", "weight": "weights"}.get(node.op)
-                text = f"{where}[{node.name!r}]" if where else repr(float(node.attribute("value")))
+                text = f"{where}[{node.name!r}]" if where else _whole_constant(node)
                 out.append(f"    {own} = {text}")
                 continue
             # What statements name is not used after them, so their names may be taken again.
@@ -429,6 +429,12 @@ class _Printer:
 def _runtime() -> str:
     """The part of `lowering.runtime` that every program holds."""
     return files("unity_ir.lowering").joinpath("runtime.py").read_text().split(MARK, 1)[1].lstrip("\n")
+
+
+def _whole_constant(node: Node) -> str:
+    (type,) = node.types
+    dtype = "torch.float64" if type.is_floating else TORCH_DTYPES[type.dtype]
+    return f"torch.full({type.shape!r}, {node.attribute('value')!r}, dtype={dtype})"
 
 
 def _leaf_name(node: Node) -> str:

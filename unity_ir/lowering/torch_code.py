@@ -18,7 +18,7 @@ from unity_ir.lowering.torch_value import TORCH_DTYPES, Value
 from unity_ir.lowering.torch_windows import convolved, pooled, target, token, unfolded, written
 from unity_ir.lowering.windows import masked_body
 from unity_ir.tdl.counts import free_variables
-from unity_ir.tdl.gather import gather
+from unity_ir.tdl.gather import gather, scatter
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
@@ -321,8 +321,8 @@ class Writer:
             case Call(function, _):
                 raise self.fail(f"no PyTorch text for function {function}; add it to lowering/torch_code.py")
             case Reduce():
-                known = convolved(self, expr) or pooled(self, expr) or self.gathered(expr) or self.product(expr)
-                return known or self.reduced(masked_body(expr, self.extents))
+                known = convolved(self, expr) or pooled(self, expr) or self.gathered(expr) or self.scattered(expr)
+                return known or self.product(expr) or self.reduced(masked_body(expr, self.extents))
             case Opaque(function, (Var(made),), (Var(taken),), body):
                 return self.opaque(function, made, taken, self.value(body))
             case _:
@@ -527,6 +527,54 @@ class Writer:
         else:
             return None
         return found if inside is None else self.chosen(inside, found, Value(Text("0"), (), True, "int"))
+
+    def scattered(self, expr: Reduce) -> Value | None:
+        """
+        A sum that adds every element to the one place that integers name, as PyTorch does for the gradients of an
+        embedding or a gather; None for anything else.
+        """
+        found = scatter(expr)
+        if found is None or not set(expr.names) <= free_variables(found.at):
+            return None
+        if found.variable in free_variables(found.body):
+            return None
+        variable, size = found.variable, self.extents[found.variable]
+        at, body = self.read(found.at), self.value(found.body)
+        if variable in at.dims or at.kind != "int" or body.kind != "float":
+            return None
+        index, start = at.text, self.starts.get(variable)
+        if start is not None:
+            # What belongs to other pieces goes to a place behind the last.
+            local = self.named("place", f"{index.at(SUM)} - {start}")
+            index = Text(f"torch.where(({local} >= 0) & ({local} < {size}), {local}, {size})")
+        places = size + (start is not None)
+        kept = tuple(n for n in at.dims if n not in expr.names)
+        summed = tuple(n for n in at.dims if n in expr.names)
+        rest = tuple(n for n in body.dims if n not in at.dims)
+        value = self.tensor(body)
+        at = replace(at, text=index)
+        if not kept:
+            order = (*summed, *rest)
+            source, ids = self.expanded(value, order), self.ordered(at, summed)
+            shape = (prod(self.extents[n] for n in summed), prod(self.extents[n] for n in rest))
+            text = f"torch.ops.aten.embedding_dense_backward({self.method(source, f'reshape{shape}').text}, "
+            text += f"{self.method(ids, f'reshape({shape[0]})').text}, {places}, -1, False)"
+            made = Text(text) if places == size else self.method(Text(text), f"narrow(0, 0, {size})")
+            sizes = tuple(self.extents[n] for n in rest)
+            return Value(self.method(made, f"reshape({', '.join(map(str, (size, *sizes)))})"), (variable, *rest))
+        order = (*kept, *rest, *summed)
+        lead, last = [self.extents[n] for n in (*kept, *rest)], prod(self.extents[n] for n in summed)
+        texts = [self.method(self.expanded(v, order), f"reshape{(*lead, last)}").text for v in (at, value)]
+        zeros = f"torch.zeros({(*lead, places)}, dtype={self.dtype}, device={self.device})"
+        made = Text(f"{zeros}.scatter_add(-1, {texts[0]}, {texts[1]})")
+        made = made if places == size else self.method(made, f"narrow(-1, 0, {size})")
+        return Value(made, (*kept, *rest, variable))
+
+    def tensor(self, value: Value) -> Value:
+        """A floating point tensor, also of a Python number."""
+        if not value.number:
+            return self.floating(value)
+        return Value(Text(f"torch.full((), {value.text.text}, dtype={self.dtype}, device={self.device})"), ())
 
     def product(self, expr: Reduce) -> Value | None:
         """A sum of a product of two tensors, as a matrix product or an einsum; None for anything else."""

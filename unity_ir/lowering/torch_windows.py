@@ -120,9 +120,7 @@ def _added(writer: Writer, result: Result, windows: Sequence[Window]) -> Value:
     order = [*names, *(n for w in windows for n in index_names(w))]
     value = writer.value(result.expr)
     dtype = TORCH_DTYPES[result.dtype] if result.dtype else writer.dtype
-    value = writer.floating(value) if result.dtype is None else value
-    if value.number:
-        value = Value(Text(f"torch.full((), {value.text.text}, dtype={dtype}, device={writer.device})"), ())
+    value = writer.tensor(value) if result.dtype is None or value.number else value
     text = writer.expanded(value, tuple(order))
     dims = list(order)
     for number, window in enumerate(windows):
