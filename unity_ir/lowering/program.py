@@ -227,7 +227,7 @@ class _Printer:
         lines: list[tuple[str, str]] = []
         pending: dict[Register, str] = {}
         here: dict[tuple[tuple[int, int], ...], str] = {}
-        grads = {i.grad: i for i in program.body if isinstance(i, UpdateWeight)}
+        updates = [i for i in program.body if isinstance(i, UpdateWeight)]
         weights = {leaf.result: leaf.name for leaf in program.leaves("weight")}
 
         def use(register: Register) -> str:
@@ -287,15 +287,15 @@ class _Printer:
                 case UpdateWeight():
                     pass
         loss = use(program.outputs[0])
-        for register in grads:
-            use(register)
+        for update in updates:
+            use(update.grad)
         out = ["def forward_backward(ctx, weights, batch):"]
         out.append('    """This rank\'s part of the loss, and of the gradient of every weight by name."""')
         lines[:0] = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in here.items()]
         width = min(max((len(code) for code, _ in lines), default=0), 72)
         for code, comment in lines:
             out.append(f"    {code:<{width}}  # {comment}" if comment else f"    {code}")
-        found = ", ".join(f"{weights[i.weight]!r}: {self.names[r]}" for r, i in grads.items())
+        found = ", ".join(f"{weights[i.weight]!r}: {self.names[i.grad]}" for i in updates)
         out.append(f"    return {loss}, {{{found}}}")
         return "\n".join(out) + "\n"
 

@@ -8,6 +8,7 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.convolutions import convolution
+from unity_ir.lowering.kernels.convolution import convolution_step, gathered
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.lowering.kernels.layout import Names, bound_accesses, needs_int64, operand_shapes
 from unity_ir.lowering.kernels.matmul import contraction, matmul_step, product_factors, with_factors
@@ -58,11 +59,14 @@ def launcher(
     for dtype in (*operand_dtypes, *(r.dtype for r in bound.results if r.dtype)):
         if dtype not in POINTERS:
             raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(POINTERS)}")
-    if impl == "torch" or (bound.has_windows and not _slices(bound)) or any(_is_opaque(r.expr) for r in bound.results):
+    if impl not in ("torch", "triton"):
+        raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
+    if impl == "triton" and bound.has_windows and not _slices(bound):
+        made = _convolution_launcher(bound, operand_dtypes)
+        return made or _torch_launcher(bound, operand_dtypes, offsets)
+    if impl == "torch" or any(_is_opaque(r.expr) for r in bound.results):
         return _torch_launcher(bound, operand_dtypes, offsets)
-    if impl == "triton":
-        return _triton_launcher(bound, operand_dtypes, offsets)
-    raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
+    return _triton_launcher(bound, operand_dtypes, offsets)
 
 
 def is_product(result: Result, extents: Mapping[str, int]) -> bool:
@@ -223,6 +227,30 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     body.append(f"return {', '.join(b.name for b in results.finals)}")
     source = _function(name, [*operands, *starts.values()], bound, body)
     return Launcher(name, source, {s.kernel: s.text for s in steps}, tuple(s.compiled for s in steps))
+
+
+def _convolution_launcher(bound: Bound, dtypes: Sequence[str]) -> Launcher | None:
+    """The launcher of a convolution or one of its gradients; None for what has other windows."""
+    line = simplified(bound, {})
+    if len(line.results) != 1 or len({*dtypes}) != 1 or {*dtypes} & {*NOT_FLOATING}:
+        return None
+    (result,) = line.results
+    found = convolution(result.indices, result.expr, line.extents)
+    numbers = None if found is None else gathered(found, result.indices, line.extents)
+    if numbers is None:
+        return None
+    names = Names()
+    operands = [names.new(p.name) for p in bound.operands]
+    name = _name(bound, dtypes, ())
+    like = _first_float(bound, operands)
+    buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
+    output = Buffer(names.new(result.name), dtypes[0], f"{like}.dtype")
+    wide = needs_int64(line)
+    stage = Stage(result, line.extents, buffers, output, like, f"{name}_kernel", None, wide, names=names)
+    step, after = convolution_step(stage, numbers)
+    body = [*([step.allocation] if step.allocation else []), *step.call, *after, f"return {output.name}"]
+    source = _function(name, operands, bound, body)
+    return Launcher(name, source, {step.kernel: step.text}, (step.compiled,))
 
 
 def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:

@@ -134,7 +134,7 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
         return None
     strides: list[dict[str, int]] = []
     for where, dims in ((x, "bmk"), (w, "bkn"), (out, "bmn")):
-        found = {d: _stride(groups[d], extents, where) for d in dims}
+        found = {d: one_stride(groups[d], extents, where) for d in dims}
         known = {d: s for d, s in found.items() if s is not None}
         if len(known) < len(found):
             return None
@@ -170,7 +170,7 @@ def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
     return Result(result.name, result.indices, changed(result.expr))
 
 
-def _stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
+def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
     """The one stride of a group of variables; None if it takes several."""
     if not names:
         return 0
