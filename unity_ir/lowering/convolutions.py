@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
@@ -137,6 +137,59 @@ def _named(
     used = {n for s in slidings for n in (s.outer, s.inner)}
     outers, inners = (iter([n for n in names if extents[n] == 1 and n not in used]) for names in (outer, inner))
     return tuple(replace(s, outer=s.outer or next(outers, ""), inner=s.inner or next(inners, "")) for s in slidings)
+
+
+def pointwise(expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
+    """
+    A convolution of one tap, or the gradient of its weight, which has no windows: a product of matrices at every place
+    of two or three trailing dims; None for anything else.
+    """
+    match expr:
+        case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
+            reduced = frozenset(n for n in expr.names if extents[n] > 1)
+            return _pointwise(reduced, right, left, extents) or _pointwise(reduced, left, right, extents)
+        case _:
+            return None
+
+
+def _pointwise(reduced: frozenset[str], image: Access, other: Access, extents: Mapping[str, int]) -> Convolution | None:
+    a, b = plain_names(image), plain_names(other)
+    if a is None or b is None or any(isinstance(i, Window) for i in (*image.indices, *other.indices)):
+        return None
+    both = {*a} & {*b}
+    for form in ("forward", "weight"):
+        last = _trailing(image, lambda n: n in reduced & both if form == "weight" else n not in reduced | {*b})
+        taps = [n for n in b if extents[n] == 1 and n not in a]
+        named = taps if form == "forward" and len(taps) == len(last) else [""] * len(last)
+        summed = tuple(n for n in a if n in both & reduced and n not in last)
+        groups = tuple(n for n in a if n in both - reduced)
+        free = tuple(n for n in a if n not in both and n not in last)
+        own = tuple(n for n in b if n not in both and n not in taps)
+        if (
+            len(last) not in (2, 3)
+            or prod(extents[n] for n in last) == 1
+            or not (summed and free and own)
+            or not reduced <= both
+        ):
+            continue
+        if form == "weight" and _trailing(other, lambda n: n in last) != last:
+            continue
+        windows = {n: Window(((1, n),), 0, extents[n], extents[n]) for n in last}
+        indices = tuple(windows.get(i.name, i) if isinstance(i, Var) else i for i in image.indices)
+        slidings = tuple(Sliding(w, n, inner, 1, 1) for (n, w), inner in zip(windows.items(), named, strict=True))
+        first, second = (free, summed) if form == "forward" else (summed, free)
+        return Convolution(form, Access(image.tensor, indices), other, first, groups, second, own, slidings)
+    return None
+
+
+def _trailing(access: Access, are: Callable[[str], bool]) -> tuple[str, ...]:
+    """The variables of its last dims, as far as each is one that fits."""
+    found: list[str] = []
+    for index in reversed(access.indices):
+        if not isinstance(index, Var) or not are(index.name):
+            break
+        found.append(index.name)
+    return tuple(reversed(found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from importlib.resources import files
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
-from unity_ir.lowering.kernels.launcher import launcher
+from unity_ir.lowering.kernels.launcher import is_convolution, launcher
 from unity_ir.lowering.kernels.matmul import contraction
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.step import Compiled, Launcher
@@ -64,26 +64,35 @@ class Emitted:
 
 
 def emit(
-    program: Program, reference: Graph, matmul: str = "triton", file: str = "train.py", kernels: str = "triton"
+    program: Program,
+    reference: Graph,
+    matmul: str = "triton",
+    file: str = "train.py",
+    kernels: str = "triton",
+    convolution: str = "torch",
 ) -> Emitted:
     """
     Print a training step. `reference` is its serial forward; `matmul` says what multiplies matrices, triton or torch,
-    and `kernels` what does all the rest. A program with all in torch runs at full speed on CPUs, and needs no Triton.
+    `convolution` what convolves (torch's cuDNN unless told otherwise), and `kernels` what does all the rest. A program
+    with all in torch runs at full speed on CPUs, and needs no Triton.
 
     Raises `UnityError` for a program without a backward, and operators no kernel covers.
     """
-    for name, value in (("matmul", matmul), ("kernels", kernels)):
+    for name, value in (("matmul", matmul), ("kernels", kernels), ("convolution", convolution)):
         if value not in IMPLEMENTATIONS:
             raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
     check_step(program, reference)
-    return _Printer(program, reference, "torch" if kernels == "torch" else matmul, file, kernels).emit()
+    if kernels == "torch":
+        matmul = convolution = "torch"
+    return _Printer(program, reference, matmul, file, kernels, convolution).emit()
 
 
 class _Printer:
-    def __init__(self, program: Program, reference: Graph, matmul: str, file: str, kernels: str):
+    def __init__(self, program: Program, reference: Graph, matmul: str, file: str, kernels: str, convolution: str):
         self.program = program
         self.reference = reference
         self.matmul = matmul
+        self.convolution = convolution
         self.kernels = kernels
         self.file = file
         self.launchers: dict[str, Launcher] = {}
@@ -317,11 +326,16 @@ class _Printer:
         local = program.local_line(instruction)
         dtypes = [program.tensors[r].dtype for r in instruction.operands]
         divided = [v for v in dict.fromkeys(instruction.assignment) if isinstance(v, str) and needs_start(local, v)]
-        product = all(contraction(r, local.extents) is not None for r in local.results)
-        made = launcher(local, dtypes, self.matmul if product else self.kernels, divided)
+        made = launcher(local, dtypes, self._implementation(local), divided)
         self._add(made)
         axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in divided]
         return made, [f"ctx.index({a!r}) * {local.extents[v]}" for v, a in zip(divided, axes, strict=True)]
+
+    def _implementation(self, line: Bound) -> str:
+        if all(is_convolution(r, line.extents) for r in line.results):
+            return self.convolution
+        product = all(contraction(r, line.extents) is not None for r in line.results)
+        return self.matmul if product else self.kernels
 
     def _compute(self, instruction: Compute, operands: Sequence[str]) -> str:
         made, starts = self.calls[instruction]

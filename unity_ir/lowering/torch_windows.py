@@ -14,6 +14,7 @@ from unity_ir.lowering.convolutions import (
     Sliding,
     convolution,
     max_pooling_gradient,
+    pointwise,
     pooled_sum,
     pooling,
 )
@@ -152,7 +153,7 @@ def _added(writer: Writer, result: Result, windows: Sequence[Window]) -> Value:
 
 def convolved(writer: Writer, expr: Reduce) -> Value | None:
     """A sum of products along windows as a convolution; None for anything else."""
-    found = convolution((), expr, writer.extents)
+    found = convolution((), expr, writer.extents) or pointwise(expr, writer.extents)
     return None if found is None else _convolution(writer, found)
 
 

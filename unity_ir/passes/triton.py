@@ -27,13 +27,15 @@ class TritonTarget(Target):
 
     A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and `lr` unless it is a
     whole step already, collectives fused. `matmul` says what multiplies matrices: `triton`, or `torch` (cuBLAS);
-    `kernels` what does the rest: with `torch`, all is plain PyTorch, which is what to run on CPUs.
+    `convolution` what convolves: `torch` (cuDNN), or `triton`; `kernels` what does the rest: with `torch`, all is plain
+    PyTorch, which is what to run on CPUs.
     """
 
     name = "triton"
 
     matmul: str = "triton"
     kernels: str = "triton"
+    convolution: str = "torch"
     optimizer: str = "sgd"
     lr: float | int = 0.1
 
@@ -51,4 +53,5 @@ class TritonTarget(Target):
         serial = next((f for f in module.ops if isinstance(f, FuncOp) and f.sym_name.data == name), None)
         if serial is None:
             raise UnityError(f"triton: the serial forward @{name}, which --check compares with, is missing")
-        output.write(emit(from_op(op), to_graph(serial), self.matmul, kernels=self.kernels).text)
+        reference = to_graph(serial)
+        output.write(emit(from_op(op), reference, self.matmul, kernels=self.kernels, convolution=self.convolution).text)

@@ -63,6 +63,18 @@ OTHERS: list[Case] = [
 ]
 
 
+_UNIT = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+CONVOLUTIONS: list[Case] = [
+    ("conv2d", ((32, 64, 56, 56), (64, 64, 3, 3)), _UNIT, "bf16"),
+    ("conv2d", ((32, 3, 224, 224), (64, 3, 7, 7)), {**_UNIT, "stride": (2, 2), "padding": (3, 3)}, "f32"),
+    ("conv2d", ((32, 128, 28, 28), (128, 4, 3, 3)), {**_UNIT, "groups": 32}, "bf16"),
+    ("conv2d_data_grad", ((32, 64, 28, 28), (64, 64, 3, 3)), {**_UNIT, "stride": (2, 2), "sizes": (56, 56)}, "bf16"),
+    ("conv2d_data_grad", ((32, 64, 56, 56), (64, 64, 3, 3)), {**_UNIT, "sizes": (56, 56)}, "f32"),
+    ("conv2d_weight_grad", ((32, 64, 56, 56), (32, 64, 56, 56)), {**_UNIT, "sizes": (3, 3)}, "bf16"),
+    ("conv2d_weight_grad", ((32, 64, 56, 56), (32, 64, 56, 56)), {**_UNIT, "sizes": (3, 3)}, "f32"),
+]
+
+
 def made(case: Case) -> Launcher:
     name, shapes, attributes, dtype = case
     one = operator(name)
@@ -111,6 +123,15 @@ def test_others_on_sm_90() -> None:
     launchers = [made(c) for c in OTHERS]
     launchers += [optimizer_launcher("sgd"), optimizer_launcher("adam"), optimizer_launcher("adam", "bf16")]
     fit(launchers)
+
+
+@pytest.mark.parametrize("target", ["cuda:90"])
+def test_convolutions(target: str) -> None:
+    for case, (launch, took) in zip(CONVOLUTIONS, compiled([made(c) for c in CONVOLUTIONS], target), strict=True):
+        assert "convolution" in launch.kernel
+        fits(launch, took, target)
+        # What is half a float wide is multiplied by tensor cores; float32 is exact.
+        assert took.mma == (case[3] == "bf16"), case
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])

@@ -45,6 +45,19 @@ NAMED: list[tuple[str, Any, dict[str, Any], str]] = [
         "torch.nn.functional.conv2d(a, b, stride=(2, 2), padding=(0, 0), dilation=(1, 1), groups=2)",
     ),
     (
+        "conv2d",
+        ((2, 4, 8, 9), (6, 4, 1, 1)),
+        {**PAIR, "padding": (0, 0)},
+        "torch.nn.functional.conv2d(a, b, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)",
+    ),
+    (
+        "conv2d_weight_grad",
+        ((2, 6, 8, 9), (2, 4, 8, 9)),
+        {**PAIR, "padding": (0, 0), "sizes": (1, 1)},
+        "torch.nn.grad.conv2d_weight(b, (6, 4, 1, 1), a, (1, 1), (0, 0), (1, 1), 1).squeeze(3).squeeze(2)"
+        "[:, :, None, None].expand(6, 4, 1, 1)",
+    ),
+    (
         "conv2d_data_grad",
         ((2, 4, 4, 5), (4, 3, 3, 3)),
         {**PAIR, "stride": (2, 2), "sizes": (8, 9)},
@@ -166,3 +179,53 @@ def test_pieces(name: str, impl: str, drawn: Any, runner: Any) -> None:
                 for one, reference in zip(got, expected, strict=True):
                     np.testing.assert_allclose(one.double().numpy(), reference, rtol=1e-5, atol=1e-4)
     assert tried
+
+
+WIDE = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2), "groups": 2}
+TILES: list[tuple[str, Case]] = [
+    # Several tiles either way, in two groups, none of them full.
+    ("conv2d", Case(((2, 6, 13, 11), (140, 3, 3, 3)), WIDE)),
+    ("conv2d", Case(((3, 20, 9, 7), (33, 20, 1, 1)), {**PAIR, "padding": (0, 0)})),
+    ("conv2d_data_grad", Case(((2, 12, 7, 11), (12, 70, 3, 3)), {**WIDE, "sizes": (13, 11)})),
+    ("conv2d_data_grad", Case(((2, 5, 4, 4), (5, 3, 1, 1)), {**PAIR, "padding": (0, 0), "sizes": (4, 4)})),
+    # Sums long enough to be cut into parts.
+    ("conv2d_weight_grad", Case(((7, 140, 7, 11), (7, 6, 13, 11)), {**WIDE, "sizes": (3, 3)})),
+]
+
+
+@pytest.mark.parametrize(("name", "case"), TILES)
+def test_tiles(name: str, case: Case, runner: Any) -> None:
+    bound = bound_of(name, case)
+    kernels = launcher(bound, ("f32", "f32")).kernels
+    assert any("convolution" in k for k in kernels) == bound.has_windows
+    check(bound, random_operands(bound, case), "triton", runner)
+
+
+def test_long_sums_are_cut(runner: Any) -> None:
+    name, case = TILES[-1]
+    made = launcher(bound_of(name, case), ("f32", "f32"))
+    assert ".sum(0)" in made.source
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("conv2d", Case(((2, 4, 6, 5), (6, 2, 3, 3)), {**PAIR, "groups": 2})),
+        ("conv2d_data_grad", Case(((2, 4, 6, 5), (4, 3, 3, 3)), {**PAIR, "sizes": (6, 5)})),
+        ("conv2d_weight_grad", Case(((2, 4, 6, 5), (2, 3, 6, 5)), {**PAIR, "sizes": (3, 3)})),
+        ("max_pool2d", Case(((2, 3, 6, 5),), POOL)),
+        ("max_pool2d_grad", Case(((2, 3, 6, 5),) * 2, {**POOL, "sizes": (6, 5)})),
+        (
+            "avg_pool2d_grad",
+            Case(
+                ((2, 3, 3, 2),),
+                {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "sizes": (6, 5), "degrees": (1, 1)},
+            ),
+        ),
+    ],
+)
+def test_half(name: str, case: Case, impl: str, dtype: str, runner: Any) -> None:
+    bound = bound_of(name, case)
+    check(bound, random_operands(bound, case), impl, runner, dtype)

@@ -7,7 +7,7 @@ from hashlib import sha256
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.convolutions import convolution
+from unity_ir.lowering.convolutions import convolution, pointwise
 from unity_ir.lowering.kernels.convolution import convolution_step, gathered
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.lowering.kernels.layout import Names, bound_accesses, needs_int64, operand_shapes
@@ -61,17 +61,23 @@ def launcher(
             raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(POINTERS)}")
     if impl not in ("torch", "triton"):
         raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
-    if impl == "triton" and bound.has_windows and not _slices(bound):
-        made = _convolution_launcher(bound, operand_dtypes)
-        return made or _torch_launcher(bound, operand_dtypes, offsets)
-    if impl == "torch" or any(_is_opaque(r.expr) for r in bound.results):
+    if impl == "triton" and bound.has_windows and (made := _convolution_launcher(bound, operand_dtypes)) is not None:
+        return made
+    if impl == "torch" or not _slices(bound) or any(_is_opaque(r.expr) for r in bound.results):
         return _torch_launcher(bound, operand_dtypes, offsets)
     return _triton_launcher(bound, operand_dtypes, offsets)
 
 
 def is_product(result: Result, extents: Mapping[str, int]) -> bool:
     """Whether a result is one matrix product, or one convolution."""
-    return contraction(result, extents) is not None or convolution(result.indices, result.expr, extents) is not None
+    return contraction(result, extents) is not None or is_convolution(result, extents)
+
+
+def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
+    """Whether a result is a convolution or one of its gradients; of one tap, too, unless it is a matrix product."""
+    if convolution(result.indices, result.expr, extents) is not None:
+        return True
+    return contraction(result, extents) is None and pointwise(result.expr, extents) is not None
 
 
 def _slices(bound: Bound) -> bool:
