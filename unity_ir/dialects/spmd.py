@@ -268,11 +268,11 @@ class MoveOp(IRDLOperation):
         assert isinstance(self.operand.type, PieceType)
         assert isinstance(self.result.type, PieceType)
         before, after = self.operand.type.data, self.result.type.data
+        if before.halo or before.halo_sum:
+            raise VerifyException(f"{self.name}: {before} has a halo, which comes last and is reduced first")
         moved = tuple(a if i in axes else b for i, (b, a) in enumerate(zip(before.layout, after.layout, strict=True)))
         if replace(after, local=before.local, layout=before.layout) != before or moved != after.layout:
             raise VerifyException(f"{self.name}: takes {before} to {after}, which is more than its axes' roles")
-        if before.halo or before.halo_sum:
-            raise VerifyException(f"{self.name}: {before} has a halo, which comes last and is reduced first")
         same = before.layout == after.layout
         if same or move_kind(source, target) != self.kind:
             wanted = "nothing" if same else move_kind(source, target)
