@@ -201,6 +201,13 @@ def test_tiles(name: str, case: Case, runner: Any) -> None:
     check(bound, random_operands(bound, case), "triton", runner)
 
 
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "slice"])
+def test_reads_of_windows_are_generated(name: str, drawn: Any) -> None:
+    for case in drawn(name, 8):
+        bound = bound_of(name, case)
+        assert launcher(bound, operand_dtypes(bound)).kernels
+
+
 def test_long_sums_are_cut(runner: Any) -> None:
     name, case = TILES[-1]
     made = launcher(bound_of(name, case), ("f32", "f32"))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isinf
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.layout import Address, Names, Run, address, runs
@@ -241,6 +242,7 @@ class Writer:
         # Accesses written differently may be the same: `x[0, j]` and `x[j]`.
         where = address(access.indices, self.extents)
         pointer, mask = self.pointer(access.tensor, where)
+        mask = " & ".join(filter(None, [mask, *map(self.inside, access.indices)]))
         key = ("load", pointer, mask)
         name = self.known(key)
         if name is None:
@@ -249,6 +251,21 @@ class Writer:
             text = f"tl.load({arguments})" + ("" if integer else ".to(tl.float32)")
             name = self.define(key, access.tensor, text)
         return name
+
+    def inside(self, index: WrittenIndex) -> str:
+        """The mask of what a window reads inside of the array; empty if it is all."""
+        if not isinstance(index, Window):
+            return ""
+        first = index.offset + index.low
+        low, high = first < 0, first + index.span(self.extents) >= index.size
+        if not low and not high:
+            return ""
+        terms = [(factor, self.position(name)) for factor, name in index.terms]
+        texts = [p if factor == 1 else f"{factor} * ({p})" for factor, p in terms if p is not None]
+        text = " + ".join([*texts, *([str(first)] if first or not texts else [])])
+        key = ("window", text)
+        name = self.known(key) or self.define(key, "place", text)
+        return " & ".join([f"({name} >= 0)"] * low + [f"({name} < {index.size})"] * high)
 
     def store(self, tensor: str, where: Address, value: str) -> None:
         pointer, mask = self.pointer(tensor, where)
@@ -296,6 +313,8 @@ class Writer:
 
     def _value(self, expr: Expr) -> Text:
         match expr:
+            case Const(value) if isinf(value):
+                return Text(f'float("{value}")')
             case Const(value):
                 return Text(repr(float(value)), ATOM if value >= 0 else UNARY)
             case Name(name):

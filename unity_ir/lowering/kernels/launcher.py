@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from math import prod
 
@@ -10,7 +11,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.convolutions import convolution, pointwise
 from unity_ir.lowering.kernels.convolution import convolution_step, gathered
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
-from unity_ir.lowering.kernels.layout import Names, bound_accesses, needs_int64, operand_shapes
+from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
 from unity_ir.lowering.kernels.matmul import contraction, matmul_step, product_factors, with_factors
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.pointwise import pointwise_step
@@ -20,7 +21,7 @@ from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
 from unity_ir.lowering.torch_code import torch_body
 from unity_ir.lowering.torch_value import TORCH_DTYPES
-from unity_ir.lowering.windows import reach
+from unity_ir.lowering.windows import masked
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.functions import FUSED
@@ -63,7 +64,8 @@ def launcher(
         raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
     if impl == "triton" and bound.has_windows and (made := _convolution_launcher(bound, operand_dtypes)) is not None:
         return made
-    if impl == "torch" or not _slices(bound) or any(_is_opaque(r.expr) for r in bound.results):
+    writes = any(isinstance(i, Window) for r in bound.results for i in r.indices)
+    if impl == "torch" or writes or any(_is_opaque(r.expr) for r in bound.results):
         return _torch_launcher(bound, operand_dtypes, offsets)
     return _triton_launcher(bound, operand_dtypes, offsets)
 
@@ -78,17 +80,6 @@ def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
     if convolution(result.indices, result.expr, extents) is not None:
         return True
     return contraction(result, extents) is None and pointwise(result.expr, extents) is not None
-
-
-def _slices(bound: Bound) -> bool:
-    """Whether no index is a window but those of at most one variable that never leave the dim they read."""
-
-    def inside(index: Window) -> bool:
-        first, last = reach(index, bound.extents)
-        return len(index.terms) < 2 and first >= 0 and last < index.size
-
-    reads = (i for a in bound_accesses(bound) for i in a.indices if isinstance(i, Window))
-    return all(map(inside, reads)) and not any(isinstance(i, Window) for r in bound.results for i in r.indices)
 
 
 def _is_opaque(expr: Expr) -> bool:
@@ -206,7 +197,9 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     operands = [names.new(p.name) for p in bound.operands]
     starts = {n: names.new(f"{n}_start") for n in offsets}
     name = _name(bound, dtypes, offsets)
-    line = without_ones(simplified(bound, starts))
+    line = simplified(bound, starts)
+    line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
+    line = without_ones(simplified(line, starts))
     _check_functions(bound.operator, (r.expr for r in line.results))
     like = _first_float(bound, operands)
     dtype = next((d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating), "f32")
@@ -217,7 +210,7 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
         results.add(result, Buffer(names.new(result.name), own, TORCH_DTYPES[own] if result.dtype else f"{like}.dtype"))
     simple = len(results.parts) == 1 and not any(d in NOT_FLOATING for d in dtypes)
     family = None
-    if simple:
+    if simple and not bound.has_windows:
         family = f"{'_'.join([bound.operator, *_constants_digest(bound), *_elements(bound, dtypes)])}_kernel"
     steps: list[Step] = []
     for number, (result, output) in enumerate(results.parts):
