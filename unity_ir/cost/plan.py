@@ -13,6 +13,8 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from unity_ir.cost.halos import halo_moves
+from unity_ir.cost.keeps import Keeps
+from unity_ir.cost.memory import held, optimizer_states
 from unity_ir.cost.time import Kernel, seconds
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
@@ -21,7 +23,8 @@ from unity_ir.pcg.coarse import Memo, plan_coarsely
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import Layout, Placement, dual, pins, place
-from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.recompute import not_kept
+from unity_ir.pcg.reshard import HALO_EXCHANGES, Move
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 
@@ -209,18 +212,21 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     explicit = bool(graph.updates)
     optimizer = graph.optimizer or optimizer or Optimizer()
     with_gradient = trained(graph)
+    again = set[Node]() if explicit else not_kept(graph)
     operators: list[OperatorCost] = []
     for node in nodes:
         if node.is_compute:
             needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
             done = work_of(node, needs, backward=not explicit)
+            if node in again:
+                done = Work(done.forward, (*done.forward, *done.backward))
             operators.append(
                 OperatorCost(node, done, done.forward_time(machine.device), done.backward_time(machine.device))
             )
     weights = [u.weight.node for u in graph.updates] or [n for n in nodes if n.op == "weight" and n in with_gradient]
     between = reshards(graph, placement, machine)
     update = sum(update_time(n, optimizer, machine) for n in weights)
-    memory = _memory(nodes, weights, between, placement, optimizer)
+    memory = _held(graph, again, weights, between, machine, optimizer)
     return PlanCost(
         machine,
         placement,
@@ -230,6 +236,44 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
         update,
         memory,
     )
+
+
+def _held(
+    graph: Graph,
+    again: set[Node],
+    weights: Iterable[Node],
+    between: Iterable[Reshard],
+    machine: Machine,
+    optimizer: Optimizer,
+) -> Mapping[str, int]:
+    """Bytes at the end of the forward; of a graph with its backward, of all there is in it."""
+    made = [v for n in graph.nodes() if not n.is_parallel and n not in again for v in n.results]
+    if graph.updates:
+        brought = [(r.value, r.target, r.forward) for r in between]
+    else:
+        keeps = Keeps(graph)
+        made = [v for v in made if v.node.is_leaf or v in keeps.values]
+        brought = [(r.value, r.target, r.forward) for r in between if _read_there(r, keeps)]
+    return held(made, weights, brought, machine.mesh, optimizer)
+
+
+def _read_there(reshard: Reshard, keeps: Keeps) -> bool:
+    """Whether the backward reads what a reshard has brought; with its halo, it is a tensor by itself in any case."""
+    if any(m.kind in HALO_EXCHANGES for m in reshard.forward):
+        return True
+    return any(
+        keeps.operands(user)[i]
+        for user in reshard.users
+        if user.is_compute
+        for i, v in enumerate(user.operands)
+        if _root(v) == _root(reshard.value)
+    ) or any(user.is_parallel and user.result in keeps.values for user in reshard.users)
+
+
+def _root(value: Value) -> Value:
+    while value.node.is_parallel:
+        value = value.node.operands[0]
+    return value
 
 
 def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placement, machine: Machine) -> list[Reshard]:
@@ -248,11 +292,6 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
     return out
 
 
-def optimizer_states(optimizer: Optimizer) -> int:
-    """Tensors of a weight's size the optimizer keeps."""
-    return 2 if optimizer.name == "adam" else 0
-
-
 def update_bytes(piece_bytes: int, optimizer: Optimizer) -> int:
     """Bytes the update of a piece of a weight reads and writes: weight, gradient, and the optimizer's state."""
     return piece_bytes * (3 + 2 * optimizer_states(optimizer))
@@ -269,34 +308,3 @@ def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
 def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -> Kernel:
     """The kernel that updates a piece of a weight; `moved` are the bytes it reads and writes."""
     return Kernel(f"update {optimizer.name}({dtype})", (elements,), "elementwise", 4 * elements, moved, dtype)
-
-
-def _memory(
-    nodes: Iterable[Node],
-    weights: Iterable[Node],
-    between: Iterable[Reshard],
-    placement: Placement,
-    optimizer: Optimizer,
-) -> Mapping[str, int]:
-    def piece(value: Value) -> int:
-        return prod(value.type.piece_shape) * ELEMENT_BYTES[value.type.dtype]
-
-    updated = sum(piece(n.result) for n in weights)
-    return {
-        "weights": sum(piece(n.result) for n in nodes if n.op == "weight"),
-        "gradients": updated,
-        "optimizer state": updated * optimizer_states(optimizer),
-        "activations": sum(piece(v) for n in nodes if n.op != "weight" and not n.is_parallel for v in n.results)
-        + sum(
-            prod(_local_shape(r.value, r.target, placement)) * ELEMENT_BYTES[r.value.type.dtype]
-            for r in between
-            if r.forward and any(m.kind != "retype" for m in r.forward)
-        ),
-    }
-
-
-def _local_shape(value: Value, layout: Layout, placement: Placement) -> tuple[int, ...]:
-    return tuple(
-        size // prod(s for s, r in zip(placement.mesh.sizes, layout, strict=True) if r == dim)
-        for dim, size in enumerate(value.type.shape)
-    )

@@ -59,22 +59,22 @@ def text(
         f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True
     )
     console.print(
-        f"  time           {_seconds(plan.time)} = compute {_seconds(plan.compute_time)}"
-        f" + communication {_seconds(plan.communication_time)}"
+        f"  time           {seconds_text(plan.time)} = compute {seconds_text(plan.compute_time)}"
+        f" + communication {seconds_text(plan.communication_time)}"
     )
     if simulated is not None:
         console.print(
-            f"  simulated      {_seconds(simulated.overlapped)} if communication is overlapped,"
-            f" {_seconds(simulated.waiting)} if it is waited for, as emitted"
+            f"  simulated      {seconds_text(simulated.overlapped)} if communication is overlapped,"
+            f" {seconds_text(simulated.waiting)} if it is waited for, as emitted"
         )
     console.print(f"  communication  {plan.elements:,} elements, {plan.bytes:,} bytes, over all devices")
-    held = ", ".join(f"{what} {_bytes(size)}" for what, size in plan.memory.items())
-    console.print(f"  memory         {_bytes(plan.memory_bytes)} per device: {held}")
+    held = ", ".join(f"{what} {bytes_text(size)}" for what, size in plan.memory.items())
+    console.print(f"  memory         {bytes_text(plan.memory_bytes)} per device: {held}")
     if simulated is not None:
-        console.print(f"  peak           {_bytes(simulated.peak)} per device at once, overlapped")
+        console.print(f"  peak           {bytes_text(simulated.peak)} per device at once, overlapped")
     if bound:
         gap = max(0.0, plan.time / bound - 1)
-        console.print(f"  bound          {_seconds(bound)} for any placement of this graph: gap {gap:.2%}")
+        console.print(f"  bound          {seconds_text(bound)} for any placement of this graph: gap {gap:.2%}")
     if derivation is not None:
         console.print(f"  derivation     {', '.join(derivation) or 'no rewrite'}")
     console.print(_table(plan))
@@ -100,14 +100,14 @@ def _table(plan: PlanCost) -> Table:
         how = plan.placement.assignments.get(node, layout)
         if node in times and value.index == 0:
             cost_of = times[node]
-            forward, backward = _seconds(cost_of.forward), _seconds(cost_of.backward)
+            forward, backward = seconds_text(cost_of.forward), seconds_text(cost_of.backward)
         else:
             forward = backward = ""
-        table.add_row(name, _type(value.type), _divided(how, mesh), forward, backward, "")
+        table.add_row(name, _type(value.type), divided(how, mesh), forward, backward, "")
     for reshard in plan.weight_reshards:
         _add_reshard(table, plan, reshard)
     if plan.update:
-        table.add_row("update", "", "", _seconds(plan.update), "", "")
+        table.add_row("update", "", "", seconds_text(plan.update), "", "")
     return table
 
 
@@ -116,16 +116,13 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
     if not moving:
         return
 
-    def words(moves: tuple[Move, ...]) -> str:
-        return ", ".join(m.kind for m in moves if m.kind != "retype") or "-"
-
     def time(moves: tuple[Move, ...]) -> str:
         seconds = sum(plan.machine.move_time(m, reshard.value.type.dtype) for m in moves)
-        return _seconds(seconds) if seconds else ""
+        return seconds_text(seconds) if seconds else ""
 
     elements = sum(m.traffic(plan.machine.mesh) for m in moving)
     table.add_row(
-        f"  {words(reshard.forward)} / {words(reshard.backward)}",
+        f"  {_kinds(reshard.forward)} / {_kinds(reshard.backward)}",
         "",
         f"{_roles(reshard.source)} to {_roles(reshard.target)}",
         time(reshard.forward),
@@ -134,12 +131,22 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
     )
 
 
+def reshard_words(reshard: Reshard) -> str:
+    """Given a gather and its dual returns `dim 0 to repeat by all_gather / reduce_scatter`."""
+    kinds = f"{_kinds(reshard.forward)} / {_kinds(reshard.backward)}"
+    return f"{_roles(reshard.source)} to {_roles(reshard.target)} by {kinds}"
+
+
+def _kinds(moves: tuple[Move, ...]) -> str:
+    return ", ".join(m.kind for m in moves if m.kind != "retype") or "-"
+
+
 def _roles(layout: Layout) -> str:
     """Given (0, 0, COPY) returns `dim 0, copy`."""
     return ", ".join(dict.fromkeys(role_name(r) for r in layout)) or "one device"
 
 
-def _divided(how: Assignment, mesh: Mesh) -> str:
+def divided(how: Assignment, mesh: Mesh) -> str:
     """Given m, m, COPY on axes 2, 3, 4 returns `m by 6, copy 4`."""
     degrees: dict[str, int] = {}
     for what, size in zip(how, mesh.sizes, strict=True):
@@ -156,7 +163,7 @@ def _printable(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     """Given 0.00012 returns `120.0 us`."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
@@ -164,7 +171,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds / 1e-6:.2f} us"
 
 
-def _bytes(size: int) -> str:
+def bytes_text(size: int) -> str:
     """Given 1,500,000 returns `1.5 MB`."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:

@@ -21,15 +21,19 @@ class Differentiate(GraphPass):
 
     name = "pcg-differentiate"
 
-    optimizer: str = "sgd"
+    optimizer: str | None = None
+    """By default what the function was searched for, or sgd."""
+
     lr: float | int = 0.1  # xDSL reads `lr=1` as an int
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
-        if self.optimizer not in HYPERPARAMETERS:
+        searched = "sgd" if graph.optimizer is None else graph.optimizer.name
+        optimizer = self.optimizer or searched
+        if optimizer not in HYPERPARAMETERS:
             known = ", ".join(HYPERPARAMETERS)
-            raise UnityError(f"pcg-differentiate: unknown optimizer {self.optimizer!a}; known are {known}")
+            raise UnityError(f"pcg-differentiate: unknown optimizer {optimizer!a}; known are {known}")
         if not 0 < self.lr < float("inf"):
             raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")
         found = machine()
         mesh = mesh_of(devices_of(graph)) if found is None else found.mesh
-        return differentiate(graph, Optimizer(self.optimizer, float(self.lr)), mesh)
+        return differentiate(graph, Optimizer(optimizer, float(self.lr)), mesh)

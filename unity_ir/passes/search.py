@@ -15,7 +15,9 @@ from xdsl.utils.exceptions import PassFailedException
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import HYPERPARAMETERS, Optimizer
 from unity_ir.search import Options, Progress, SearchResult, Settings, run
+from unity_ir.search.explain import explain
 
 DERIVATION = "pcg.derivation"
 """The function attribute that holds the rule applications from the source graph to the plan."""
@@ -60,11 +62,17 @@ class Search(ModulePass):
     no_cache: Switch = False
     """Of unity: not to split the graph, and to keep nothing from one candidate to the next (the paper's Table 2)."""
 
+    optimizer: str | None = None
+    """What the plan will be trained with, whose state takes memory; by default what the function says, or sgd."""
+
+    explain: str | None = None
+    """Of the joint search: an operator whose choice, and what others would cost, is printed to stderr."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         from unity_ir.machine import load
 
         try:
-            settings, options = self._settings(), self._options()
+            settings, options, optimizer = self._settings(), self._options(), self._optimizer()
             machine = module_machine(op) if self.machine is None else load(self.machine)
             if machine is None:
                 raise PassFailedException(
@@ -73,13 +81,30 @@ class Search(ModulePass):
             for func in pcg_functions(op):
                 graph = to_graph(func)
                 with _shown(func.sym_name.data) as progress:
-                    result = run(graph, machine, self.strategy, None, progress, self.seed, settings, options)
+                    result = run(graph, machine, self.strategy, optimizer, progress, self.seed, settings, options)
                 new = replace_function(func, result.graph)
                 new.attributes.update(_certificate(result))
+                self._tell(result, func.sym_name.data)
         except UnityError as error:
             raise PassFailedException(str(error)) from error
         if self.machine is not None:
             set_machine(op, self.machine)
+
+    def _optimizer(self) -> Optimizer | None:
+        if self.optimizer is not None and self.optimizer not in HYPERPARAMETERS:
+            known = ", ".join(HYPERPARAMETERS)
+            raise UnityError(f"pcg-search: unknown optimizer {self.optimizer!a}; known are {known}")
+        if self.explain is not None and self.strategy != "joint":
+            raise UnityError(f"pcg-search: explain is for the joint search, not for {self.strategy}; leave it out")
+        return None if self.optimizer is None else Optimizer(self.optimizer)
+
+    def _tell(self, result: SearchResult, name: str) -> None:
+        if result.interrupted:
+            print(f"pcg-search: interrupted; the best plan so far stands for @{name}", file=sys.stderr)
+        if self.explain is not None and result.joint is None:
+            raise UnityError(f"pcg-search: the plan of @{name} is not the search's but one by hand; leave out explain")
+        if self.explain is not None and result.joint is not None:
+            print(explain(result.joint, result.cost, self.explain), file=sys.stderr)
 
     def _settings(self) -> Settings:
         """What mcmc is told; what is not given is its own choice."""
@@ -109,7 +134,7 @@ class Search(ModulePass):
 def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr]:
     """What says how the plan came about and how good it is."""
     found: dict[str, ArrayAttr[StringAttr] | FloatAttr] = {}
-    if result.bound is not None or result.derivation:
+    if result.joint is not None or result.bound is not None or result.derivation:
         found[DERIVATION] = ArrayAttr(StringAttr(str(step)) for step in result.derivation)
     if result.bound is not None:
         found[BOUND] = FloatAttr(result.bound, f64)

@@ -29,6 +29,7 @@ from unity_ir.pcg.layout import (
     view_of,
 )
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.recompute import Again
 from unity_ir.pcg.view import View
 
 
@@ -51,12 +52,15 @@ def trained(graph: Graph) -> set[Node]:
     return needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs))
 
 
-def operand_gradients(node: Node, grads: Sequence[Value], view: View | None = None) -> tuple[Value | None, ...]:
+def operand_gradients(
+    node: Node, grads: Sequence[Value], view: View | None = None, again: Again | None = None
+) -> tuple[Value | None, ...]:
     """
     The gradient of each operand of `node`, from that of each result that holds floating point numbers, both of dual
     type.
 
-    `view` is where the gradient of a parallel operator's operand is wanted. Raises `UnityError` if the operator has no
+    `view` is where the gradient of a parallel operator's operand is wanted; `again` says what to read of the forward.
+    Raises `UnityError` if the operator has no
     gradient.
     """
     if node.is_parallel:
@@ -68,7 +72,10 @@ def operand_gradients(node: Node, grads: Sequence[Value], view: View | None = No
     gradient = node.operator.gradient
     if gradient is None:
         raise UnityError(f"pcg.{node.op}: has no gradient; it is itself part of a backward")
-    found = gradient(Application(tuple(grads), node.operands, node.results, dict(node.attributes)))
+    operands, results = node.operands, node.results
+    if again is not None:
+        operands, results = tuple(map(again.read, operands)), tuple(map(again.read, results))
+    found = gradient(Application(tuple(grads), operands, results, dict(node.attributes)))
     out: list[Value | None] = []
     for operand, value in zip(node.operands, found, strict=True):
         assert value is None or isinstance(value, Value)
@@ -111,6 +118,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         return leaf("constant", value.type.dual, dual_view(value), value=number).result
 
     anchors = Anchors(graph)
+    again = Again(graph, placement)
     grads: dict[Value, list[Value]] = {loss: [constant(loss, 1.0)]}
     add = operators()["add"]
 
@@ -120,10 +128,11 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
 
     def gradients(node: Node, of_results: Sequence[Value]) -> tuple[Value | None, ...]:
         if node.is_parallel or placement is None:
-            return operand_gradients(node, of_results, gradient_view(node.operands[0]) if node.is_parallel else None)
-        found = operand_gradients(node, of_results)
-        known = {v: placement.needs(node, i) for i, v in enumerate(node.operands)}
-        known |= {v: placement.layouts[v] for v in node.results}
+            view = gradient_view(node.operands[0]) if node.is_parallel else None
+            return operand_gradients(node, of_results, view, again)
+        found = operand_gradients(node, of_results, again=again)
+        known = {again.read(v): placement.needs(node, i) for i, v in enumerate(node.operands)}
+        known |= {again.read(v): placement.layouts[v] for v in node.results}
         floating = [v for v in node.results if v.type.is_floating]
         known |= {g: dual(placement.layouts[v]) for g, v in zip(of_results, floating, strict=True)}
         return tuple(
@@ -144,6 +153,9 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     updates = tuple(
         Update(n.result, _as_weight(n.result, total(n.result), placement)) for n in order if n.op == "weight"
     )
+    if again.not_kept:
+        # The last operators' first, so that nothing is computed again before the backward has come there.
+        updates = updates[::-1]
     return replace(graph, updates=updates, optimizer=optimizer)
 
 

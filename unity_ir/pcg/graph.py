@@ -363,12 +363,20 @@ def erase(graph: Graph) -> Graph:
 
     Two well-typed graphs of the same boundary are equal iff their erasures are (DESIGN: the theorem).
     """
+    return erase_with(graph)[0]
+
+
+def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
+    """The erasure of a graph, and for each leaf and compute node what it is there."""
+    found: dict[Node, Node] = {}
 
     def serial(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
         if node.is_parallel:
             return operands
         if node.is_leaf:
-            return leaf(node.op, node.types[0].serial, None, **dict(node.attributes)).results
-        return divide(node, operands, Configuration()).results
+            found[node] = leaf(node.op, node.types[0].serial, None, **dict(node.attributes))
+        else:
+            found[node] = divide(node, operands, Configuration())
+        return found[node].results
 
-    return rewrite(graph, serial)
+    return rewrite(graph, serial), found

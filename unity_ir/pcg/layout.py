@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, grid, rebuild, rewrite
-from unity_ir.pcg.parallel import HALO_OPERATORS, PARALLEL_OPERATORS
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS, STAYING
 from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.pcg.view import View
 from unity_ir.tdl.analysis import Analysis
@@ -426,7 +426,7 @@ def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
     The layout of a parallel operator's result that moves least: freed axes repeat, repeated axes take new roles, and
     pinned ones if those do not do.
     """
-    if node.op in HALO_OPERATORS:
+    if node.op in STAYING:
         return before
     rule = PARALLEL_OPERATORS[node.op]
     attributes = {k: v for k, v in node.attributes if isinstance(v, int)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from unity_ir.pcg.graph import Graph, Node, Value, divide, leaf, parallel
 from unity_ir.pcg.layout import (
@@ -49,11 +49,13 @@ def materialise(
     mesh: Mesh,
     rests: Mapping[Value, Layout] | None = None,
     relays: Mapping[Value, Layout] | None = None,
+    again: Collection[Node] = (),
 ) -> Graph:
     """
     The parallel graph of a serial forward graph in which every operator has its assignment and every leaf rests where
     `rests` says, or where its first use wants it. Other values that `rests` names are brought there once made, and
-    leaves that `relays` names go there from where they rest before they are read.
+    leaves that `relays` names go there from where they rest before they are read. What the operators `again` make is
+    not kept for the backward.
 
     Raises `UnityError` where an assignment does not fit.
     """
@@ -79,7 +81,7 @@ def materialise(
         built = assigned(node, operands, assignment, mesh)
         for i, value in enumerate(node.results):
             made[value] = result_layout(node.analysis, i, assignment)
-            new[value] = built.results[i]
+            new[value] = parallel("recompute", built.results[i]).result if node in again else built.results[i]
             if value in rests:
                 new[value] = reshard(new[value], made[value], rests[value], mesh)
                 made[value] = rests[value]

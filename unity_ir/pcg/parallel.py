@@ -147,6 +147,7 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
         _simple("reduce", _reduce, "replicate"),
         _simple("pick", _pick, "zero_pad"),
         _simple("zero_pad", _zero_pad, "pick"),
+        ParallelOperator("recompute", (), lambda x, a: x, lambda a: ()),
         _simple("halo", _halo, "halo_reduce", ("dim", "low", "high")),
         _simple("halo_reduce", _halo_reduce, "halo", ("dim", "low", "high")),
         _fused("all_reduce", ("by",), lambda a: (_step("reduce", by=a["by"]), _step("replicate", by=a["by"]))),
@@ -169,11 +170,15 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
 }
 """
 Every parallel operator by name. `zero_pad` is the dual of `pick`: the value is one addend, the others are zero. `halo`
-copies to each piece what its neighbours along a dim hold next to it; its dual adds that to them.
+copies to each piece what its neighbours along a dim hold next to it; its dual adds that to them. `recompute` says that
+its operand is not kept for the backward, but computed again: see `pcg.recompute`.
 """
 
 HALO_OPERATORS = ("halo", "halo_reduce")
 """Those that change what lies beside the pieces, not which device holds which."""
+
+STAYING = (*HALO_OPERATORS, "recompute")
+"""Those after which every piece is where it was."""
 
 
 def chain_type(x: TensorType, steps: tuple[Step, ...]) -> TensorType:

@@ -23,13 +23,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from unity_ir.cost.memory import leaf_tensors
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import repeats
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf
 from unity_ir.pcg.types import tensor_type
+from unity_ir.search.again import NOTHING, Kept
 from unity_ir.search.eliminate import Factor, Memo, every, minimise_within
 from unity_ir.search.messages import Messages
+from unity_ir.search.price import TIME, Price
 from unity_ir.search.problem import NOWHERE, Between, Kind, Link, Port, Problem, between, port, undominated
 from unity_ir.search.space import Floats, Ints, LayoutSpace, Spaces
 from unity_ir.search.tables import OperatorTable, operator_table
@@ -63,6 +66,8 @@ class ExactPlan:
     """Layout numbers of values with several uses, where they find it, and of leaves that one operator reads."""
     rests: Mapping[Value, int] = field(default_factory=dict[Value, int])
     """Layout numbers of leaves with several uses, where they rest before they are brought to where those find them."""
+    again: frozenset[Node] = frozenset()
+    """Operators whose results are computed again for the backward rather than kept."""
     bound: float = 0.0
     """Seconds that no choice is below; `seconds` if this is the least."""
     rows_before: int = 0
@@ -85,6 +90,13 @@ class Solver:
         default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
     )
     _rests: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
+    _everywheres: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
+    price: Price = TIME
+    """What is minimised; plans' `seconds` and `bound` are in it."""
+
+    def at(self, price: Price) -> Solver:
+        """A solver that minimises something else; tables of operators are shared."""
+        return Solver(self.spaces, self.optimizer, self._tables, price=price)
 
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
         """The table of a serial compute node."""
@@ -103,20 +115,28 @@ class Solver:
         return Terms(self, graph).solve()
 
     def kind(
-        self, node: Node, with_gradient: set[Node], single: Sequence[Value], results: Sequence[bool | None]
+        self,
+        node: Node,
+        with_gradient: set[Node],
+        single: Sequence[Value],
+        results: Sequence[bool | None],
+        keeps: Kept | None = None,
+        whole: bool = False,
     ) -> Kind:
         """
         The rows of an operator that any optimum needs.
 
         `single` are the leaves that only it reads; `results` says of each result whether a gradient comes back to it,
-        or None if nobody reads it.
+        or None if nobody reads it; `whole` leaves none out.
         """
         table = self.table(node, with_gradient)
         user = node in with_gradient
+        kept = NOTHING if keeps is None else keeps
+        flags = (kept.results(node), kept.operands(node), node in kept.may_recompute)
         leaves = tuple(v in single and v.node.op == "weight" for v in node.operands)
-        key = (id(table), tuple(v in single for v in node.operands), leaves, tuple(results))
+        key = (id(table), tuple(v in single for v in node.operands), leaves, tuple(results), flags, whole)
         if key not in self._kinds:
-            self._kinds[key] = self._make_kind(table, node, with_gradient, user, single, results)
+            self._kinds[key] = self._make_kind(table, node, with_gradient, user, single, results, flags, whole)
         return self._kinds[key]
 
     def _make_kind(
@@ -127,25 +147,28 @@ class Solver:
         user: bool,
         single: Sequence[Value],
         results: Sequence[bool | None],
+        kept: tuple[tuple[bool, ...], tuple[bool, ...], bool],
+        whole: bool,
     ) -> Kind:
-        seconds = table.seconds
+        made, read, may = kept
+        seconds = self.price.rows(table, made, may)
         needs: list[Ints] = []
         ends: list[tuple[Ints, Floats]] = []
         for i, value in enumerate(node.operands):
             if value in single:
-                seconds = seconds + self.leaf(value, with_gradient, user)[0][table.operands[i]]
+                seconds = seconds + self.leaf(value, with_gradient, user, read[i])[0][table.operands[i]]
                 continue
             need = table.operands[i].copy()
             for j in range(i):
                 if node.operands[j] == value:
                     need[table.operands[i] == table.operands[j]] = NOWHERE
             needs.append(need)
-            ends.append((need, self._everywhere(value, user and value.node in with_gradient).T))
+            ends.append((need, self._everywhere(value, user and value.node in with_gradient, read[i]).T))
         for i, training in enumerate(results):
             if training is not None:
-                ends.append((table.results[i], self._everywhere(node.results[i], training)))
+                ends.append((table.results[i], self._everywhere(node.results[i], training, made[i])))
         rows = np.arange(len(table))
-        if len(set(node.operands)) == len(node.operands):
+        if not whole and len(set(node.operands)) == len(node.operands):
             rows = rows[undominated(seconds, ends)]
         return Kind(
             len(table),
@@ -156,61 +179,69 @@ class Solver:
             tuple(port(need[rows]) for need in needs),
         )
 
-    def relay(self, value: Value, with_gradient: set[Node]) -> Kind:
+    def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Kind:
         """The layouts in which users may find a shared value or a leaf."""
-        key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient)
+        key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient, kept)
         if key not in self._kinds:
             rows = np.arange(len(self.space(value)))
             leaf = value.node.is_leaf
-            seconds = self.leaf(value, with_gradient, True)[0] if leaf else np.zeros(len(rows))
+            seconds = self.leaf(value, with_gradient, True, kept)[0] if leaf else np.zeros(len(rows))
             needs = () if leaf else (port(rows),)
             self._kinds[key] = Kind(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
         return self._kinds[key]
 
-    def between(self, value: Value, made: Port, needs: Port, training: bool) -> Between:
+    def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> Between:
         """What stands between two ports of a value."""
-        key = (value.type, training, id(made), id(needs))
+        key = (value.type, training, kept, id(made), id(needs))
         if key not in self._between:
-            self._between[key] = between(self.space(value), made, needs, training)
+            self._between[key] = between(self.space(value), made, needs, training, self.price, kept)
         return self._between[key]
 
-    def leaf(self, value: Value, with_gradient: set[Node], user: bool) -> tuple[Floats, Ints]:
-        """Seconds of a leaf by the layout in which those who read it find it, and the layout it best rests in then."""
+    def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
+        """What a leaf costs by the layout in which those who read it find it, and the layout it best rests in then."""
         training = user and value.node in with_gradient
-        key = (value.type, value.node.op, training)
+        key = (value.type, value.node.op, training, kept)
         if key not in self._leaves:
             rest, space = self.rest(value.node, with_gradient), self.space(value)
             rests = np.flatnonzero(np.isfinite(rest))
-            seconds = rest[rests][:, None] + space.reshard(rests, np.arange(len(space)), training)
+            seconds = rest[rests][:, None] + self.price.reshard(space, rests, np.arange(len(space)), training, kept)
             best = seconds.argmin(axis=0)
             self._leaves[key] = np.take_along_axis(seconds, best[None], axis=0)[0], rests[best]
         return self._leaves[key]
 
-    def _everywhere(self, value: Value, training: bool) -> Floats:
+    def _everywhere(self, value: Value, training: bool, kept: bool) -> Floats:
         space = self.space(value)
-        return space.training if training else space.forward
+        if self.price == TIME:
+            return space.training if training else space.forward
+        key = (value.type, training, kept)
+        if key not in self._everywheres:
+            every = np.arange(len(space))
+            self._everywheres[key] = self.price.reshard(space, every, every, training, kept)
+        return self._everywheres[key]
 
     def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
-        """Seconds a leaf costs by resting in each layout: the update of a weight; copies and addends never rest."""
+        """What a leaf costs by resting in each layout: the update of a weight; copies and addends never rest."""
         (type,) = node.types
         updated = node.op == "weight" and node in with_gradient
-        key = (type, updated)
+        key = (type, node.op == "weight", updated)
         if key not in self._rests:
-            self._rests[key] = self._make_rest(node, updated)
+            self._rests[key] = self.price.of(*self.resting(node, updated))
         return self._rests[key]
 
-    def _make_rest(self, node: Node, updated: bool) -> Floats:
+    def resting(self, node: Node, updated: bool) -> tuple[Floats, Floats]:
+        """Seconds and bytes of a leaf by the layout it rests in; infinite where it cannot rest."""
         space = self.space(node.result)
         (type,) = node.types
         barred = space.degrees[:, space.rank] * space.degrees[:, space.rank + 1] > 1
         seconds = np.where(barred, np.inf, 0.0)
+        bytes = np.where(barred, np.inf, leaf_tensors(node, updated, self.optimizer) * space.bytes)
         if not updated:
-            return seconds
+            return seconds, bytes
         for i in np.flatnonzero(~barred):
             degrees = tuple(int(d) for d in space.degrees[i, : space.rank])
             piece = leaf("weight", tensor_type(type.shape, type.dtype, degrees), name="piece")
             seconds[i] = update_time(piece, self.optimizer, self.spaces.machine)
-        return seconds
+        return seconds, bytes
 
 
 def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
@@ -268,10 +299,13 @@ def _eliminate(problem: Problem, limit: int, memo: Memo | None = None) -> tuple[
 class Terms:
     """The problem of one graph, and what its rows mean."""
 
-    def __init__(self, solver: Solver, graph: Graph):
+    def __init__(self, solver: Solver, graph: Graph, whole: Node | None = None):
+        """Of the operator `whole` every row is in the problem, though others stand in for it."""
         self.solver = solver
+        self.whole = whole
         self.nodes = graph.nodes()
         self.with_gradient = trained(graph)
+        self.keeps = NOTHING if solver.price == TIME else Kept(graph)
         self.uses = graph.users()
         self.numbers: dict[Node | Value, int] = {}
         self.kinds: list[Kind] = []
@@ -286,24 +320,33 @@ class Terms:
     def problem(self) -> Problem:
         """The sum to minimise."""
         kinds = self.kinds
-        return Problem([k.rows for k in kinds], [k.seconds for k in kinds], [k.own for k in kinds], self.links)
+        return Problem([k.rows for k in kinds], [k.seconds for k in kinds], [k.own for k in kinds], [*self.links])
 
     def solve(self) -> ExactPlan:
         """The least choice, as far as it can be found."""
-        problem = self.problem()
+        return self.plan(self.problem())
+
+    def plan(self, problem: Problem) -> ExactPlan:
+        """The least choice among the rows that a problem of this graph has left."""
         seconds, chosen, bound = _minimum(problem, self.solver.memo)
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
         layouts = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Value)}
         rests = {
-            v: int(self.solver.leaf(v, self.with_gradient, True)[1][found])
+            v: int(self.solver.leaf(v, self.with_gradient, True, self.keeps.value(v))[1][found])
             for v, found in layouts.items()
             if v.node.is_leaf
         }
         for value, user, slot in self.single_leaves:
             need = int(self.solver.table(user, self.with_gradient).operands[slot][rows[user]])
-            layouts[value] = self.solver.leaf(value, self.with_gradient, user in self.with_gradient)[1][need]
+            read = self.keeps.operands(user)[slot]
+            layouts[value] = self.solver.leaf(value, self.with_gradient, user in self.with_gradient, read)[1][need]
         among, left = sum(k.among for k in self.kinds), sum(map(len, problem.rows))
-        return ExactPlan(seconds, rows, layouts, rests, bound, among, left)
+        again = frozenset(n for n in self.keeps.may_recompute if self._recomputes(n, rows[n]))
+        return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
+
+    def _recomputes(self, node: Node, row: int) -> bool:
+        table = self.solver.table(node, self.with_gradient)
+        return bool(self.solver.price.recomputes(table, self.keeps.results(node))[row])
 
     def relayed(self, value: Value) -> bool:
         """Whether where a value's users find it is a choice of its own: not if it has one user, who decides it."""
@@ -318,15 +361,17 @@ class Terms:
         self.kinds.append(kind)
         return self.numbers[key]
 
-    def _link(self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool) -> None:
-        self.links.append(Link(source, target, self.solver.between(value, made, needs, training)))
+    def _link(
+        self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool, kept: bool
+    ) -> None:
+        self.links.append(Link(source, target, self.solver.between(value, made, needs, training, kept)))
 
     def _operator(self, node: Node) -> None:
         single = [v for v in dict.fromkeys(node.operands) if v.node.is_leaf and not self.relayed(v)]
         results = [
             self.training(v, [user for user, _ in self.uses[v]]) if v in self.uses else None for v in node.results
         ]
-        kind = self.solver.kind(node, self.with_gradient, single, results)
+        kind = self.solver.kind(node, self.with_gradient, single, results, self.keeps, node is self.whole)
         own = self._enter(node, kind)
         ports = iter(kind.needs)
         for i, value in enumerate(node.operands):
@@ -335,12 +380,14 @@ class Terms:
                 continue
             source = self.numbers[value if self.relayed(value) else value.node]
             made = self.kinds[source].made[0 if self.relayed(value) else value.index]
-            self._link(value, source, made, own, next(ports), self.training(value, [node]))
+            kept = self.keeps.operands(node)[i]
+            self._link(value, source, made, own, next(ports), self.training(value, [node]), kept)
         for i, value in enumerate(node.results):
             if self.relayed(value):
                 relay = self._relay(value)
                 training = self.training(value, [user for user, _ in self.uses[value]])
-                self._link(value, own, kind.made[i], relay, self.kinds[relay].needs[0], training)
+                kept = self.keeps.results(node)[i]
+                self._link(value, own, kind.made[i], relay, self.kinds[relay].needs[0], training, kept)
 
     def _relay(self, value: Value) -> int:
-        return self._enter(value, self.solver.relay(value, self.with_gradient))
+        return self._enter(value, self.solver.relay(value, self.with_gradient, self.keeps.value(value)))

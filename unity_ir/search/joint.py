@@ -17,7 +17,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.rules.derivation import Application
 from unity_ir.rules.rule import Rule
-from unity_ir.search.exact import ExactPlan
+from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.groups import solve
 from unity_ir.search.realise import realise
 
@@ -36,6 +36,12 @@ class JointPlan:
     explored: int
     rewritten: Graph
     """The serial graph that the derivation leads to, of which `graph` is the parallelization."""
+    plan: ExactPlan
+    solver: Solver
+    price: float = 0.0
+    """Seconds a byte on a device counts, where memory is short."""
+    interrupted: bool = False
+    """Whether the search was to end early (Ctrl-C): this is the best until then."""
 
 
 def joint(
@@ -46,49 +52,59 @@ def joint(
     alpha: float = 1.05,
     budget: int = 2000,
     progress: Progress | None = None,
+    solver: Solver | None = None,
 ) -> JointPlan:
     """
     The fastest parallel graph found for a serial one.
 
     `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the operators in all
-    the graphs explored, so that the same search ends in the same plan on any computer.
+    the graphs explored, so that the same search ends in the same plan on any computer. `solver` may price
+    bytes, too; by default only time counts. Ctrl-C ends it with the best plan so far; before there is one it
+    raises `KeyboardInterrupt`.
     """
     most = max(8, budget // max(1, sum(n.is_compute for n in graph.nodes())))
     tie = count()
-    solver, plan = solve(graph, machine, optimizer)
+    solver, plan = solve(graph, machine, optimizer) if solver is None else (solver, solver.solve(graph))
     best: tuple[float, Graph, ExactPlan, tuple[Application, ...]] = (plan.seconds, graph, plan, ())
     queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
     seen = {graph.outputs}
-    if rules and machine.devices > 1:
-        # What is fastest on one device is often near, and may be many rewrites away.
-        alone = joint(graph, one_device(machine), rules, optimizer, alpha, budget)
-        if alone.rewritten.outputs not in seen:
-            seen.add(alone.rewritten.outputs)
-            plan = solver.solve(alone.rewritten)
-            heapq.heappush(queue, (plan.seconds, next(tie), alone.rewritten, alone.derivation))
-            if plan.seconds < best[0] * (1 - 1e-9):
-                best = (plan.seconds, alone.rewritten, plan, alone.derivation)
-    while queue and len(seen) < most:
-        seconds, _, candidate, derivation = heapq.heappop(queue)
-        if seconds > alpha * best[0]:
-            break
-        for applied, after in _rewrites(candidate, rules):
-            if len(seen) >= most:
+    interrupted = False
+    try:
+        if rules and machine.devices > 1:
+            # What is fastest on one device is often near, and may be many rewrites away.
+            alone = joint(graph, one_device(machine), rules, optimizer, alpha, budget)
+            if alone.interrupted:
+                raise KeyboardInterrupt
+            if alone.rewritten.outputs not in seen:
+                seen.add(alone.rewritten.outputs)
+                plan = solver.solve(alone.rewritten)
+                heapq.heappush(queue, (plan.seconds, next(tie), alone.rewritten, alone.derivation))
+                if plan.seconds < best[0] * (1 - 1e-9):
+                    best = (plan.seconds, alone.rewritten, plan, alone.derivation)
+        while queue and len(seen) < most:
+            seconds, _, candidate, derivation = heapq.heappop(queue)
+            if seconds > alpha * best[0]:
                 break
-            if after.outputs in seen:
-                continue
-            seen.add(after.outputs)
-            plan = solver.solve(after)
-            steps = (*derivation, *applied)
-            if plan.seconds < best[0] * (1 - 1e-9):
-                best = (plan.seconds, after, plan, steps)
-            if plan.seconds <= alpha * best[0]:
-                heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
-            if progress is not None:
-                progress(len(seen), best[0])
+            for applied, after in _rewrites(candidate, rules):
+                if len(seen) >= most:
+                    break
+                if after.outputs in seen:
+                    continue
+                seen.add(after.outputs)
+                plan = solver.solve(after)
+                steps = (*derivation, *applied)
+                if plan.seconds < best[0] * (1 - 1e-9):
+                    best = (plan.seconds, after, plan, steps)
+                if plan.seconds <= alpha * best[0]:
+                    heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
+                if progress is not None:
+                    progress(len(seen), best[0])
+    except KeyboardInterrupt:
+        interrupted = True
     _, rewritten, plan, derivation = best
     bound = plan.bound if solver.spaces.axis_by_axis else None
-    return JointPlan(realise(rewritten, plan, solver), bound, derivation, len(seen), rewritten)
+    graph = realise(rewritten, plan, solver)
+    return JointPlan(graph, bound, derivation, len(seen), rewritten, plan, solver, interrupted=interrupted)
 
 
 def one_device(machine: Machine) -> Machine:

@@ -93,6 +93,8 @@ class Chain:
     """Proposals until the best plan."""
     seconds: float
     """That the chain took."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def mcmc(
         chains.append(chain)
         if best is None or found[0] < best[0]:
             best = found
-        if search.late():
+        if chain.interrupted or search.late():
             break
     if best is None:
         raise UnityError(f"mcmc: {', '.join(settings.starts)}: no plan to start from fits; add `random`")
@@ -256,38 +258,45 @@ class _Search:
         first = best = None
         beta = self.settings.beta * len(self.alike)
         proposed = accepted = found_at = 0
-        for part, pins_some in ((budget - pinning, False), (pinning, True)):
-            if not part and best is not None:
-                continue
-            simulation = self._simulation(assignments, pins_some)
-            now = simulation.makespan
-            if first is None:
-                first = now
-            if best is None or now < best:
-                best = now
-            made = better_at = 0
-            while made < part and made - better_at <= max(PATIENCE * len(self.alike), made // 2):
-                if ends is not None and perf_counter() > ends:
-                    break
-                made += 1
-                node, assignment = self._draw(simulation, pins_some)
-                new = simulation.propose(node, assignment)
-                if new <= now or self.random.random() < exp(beta * (now - new) / best):
-                    simulation.accept()
-                    now = new
-                    accepted += 1
-                    if now < best:
-                        best, better_at, found_at = now, made, proposed + made
-                        assignments = simulation.assignments
-                else:
-                    simulation.reject()
-                if progress is not None and made % PROGRESS_EVERY == 0:
-                    progress(proposed + made, best / TICKS)
-            proposed += made
+        interrupted = False
+        try:
+            for part, pins_some in ((budget - pinning, False), (pinning, True)):
+                if not part and best is not None:
+                    continue
+                simulation = self._simulation(assignments, pins_some)
+                now = simulation.makespan
+                if first is None:
+                    first = now
+                if best is None or now < best:
+                    best = now
+                made = better_at = 0
+                while made < part and made - better_at <= max(PATIENCE * len(self.alike), made // 2):
+                    if ends is not None and perf_counter() > ends:
+                        break
+                    made += 1
+                    node, assignment = self._draw(simulation, pins_some)
+                    new = simulation.propose(node, assignment)
+                    if new <= now or self.random.random() < exp(beta * (now - new) / best):
+                        simulation.accept()
+                        now = new
+                        accepted += 1
+                        if now < best:
+                            best, better_at, found_at = now, made, proposed + made
+                            assignments = simulation.assignments
+                    else:
+                        simulation.reject()
+                    if progress is not None and made % PROGRESS_EVERY == 0:
+                        progress(proposed + made, best / TICKS)
+                proposed += made
+        except KeyboardInterrupt:
+            interrupted = True
         assert first is not None
         assert best is not None
         took = perf_counter() - start
-        return Chain(name, first / TICKS, best / TICKS, proposed, accepted, found_at, took), (best, assignments)
+        return Chain(name, first / TICKS, best / TICKS, proposed, accepted, found_at, took, interrupted), (
+            best,
+            assignments,
+        )
 
     def late(self) -> bool:
         """Whether time is up."""

@@ -12,6 +12,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.expert import expert
+from unity_ir.search.memory import needed
 from unity_ir.search.tofu import tofu
 
 ByHand = Callable[[Graph, Machine, Optimizer], Graph]
@@ -34,6 +35,8 @@ def fastest_by_hand(
         except UnityError:
             continue  # such as a batch that is not divisible
         priced = cost(plan, machine, optimizer)
-        if priced.memory_bytes <= machine.device.memory and priced.time < (best[1] if best else than).time * (1 - 1e-9):
+        if priced.time >= (best[1] if best else than).time * (1 - 1e-9):
+            continue
+        if needed(plan, priced, optimizer) <= machine.device.memory:
             best = plan, priced
     return best

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.search.eliminate import Axis, every
+from unity_ir.search.price import TIME, Price
 from unity_ir.search.space import Floats, Ints, LayoutSpace
 
 NOWHERE = -1
@@ -148,10 +149,12 @@ class Problem:
             self.links[number] = self.links[number].of(variable, rows)
 
 
-def between(space: LayoutSpace, made: Port, needs: Port, training: bool) -> Between:
+def between(
+    space: LayoutSpace, made: Port, needs: Port, training: bool, price: Price = TIME, kept: bool = True
+) -> Between:
     """What resharding costs between two ports; what is needed nowhere costs nothing."""
     nowhere = int(len(needs.layouts) > 0 and needs.layouts[0] == NOWHERE)
-    seconds = space.reshard(made.layouts, needs.layouts[nowhere:], training)
+    seconds = price.reshard(space, made.layouts, needs.layouts[nowhere:], training, kept)
     return Between(made, needs, np.hstack([np.zeros((len(seconds), nowhere)), seconds]))
 
 

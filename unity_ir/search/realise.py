@@ -29,7 +29,7 @@ def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
 
     found = {value: layout(value, number) for value, number in plan.layouts.items()}
     rests = {value: layout(value, number) for value, number in plan.rests.items()}
-    return materialise(graph, assignments, solver.spaces.machine.mesh, {**found, **rests}, found)
+    return materialise(graph, assignments, solver.spaces.machine.mesh, {**found, **rests}, found, plan.again)
 
 
 def spelled(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Assignment:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from unity_ir.cost.plan import PlanCost
 from unity_ir.pcg.graph import Graph
 from unity_ir.rules.derivation import Application
+from unity_ir.search.joint import JointPlan
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class SearchResult:
     """Graphs whose optimal parallelization was computed."""
     seconds: float = 0.0
     """How long the search took."""
+    joint: JointPlan | None = None
+    """What the joint search found, which `search.explain` explains."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it: this is the best plan until then."""
 
     @property
     def gap(self) -> float | None:

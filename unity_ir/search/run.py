@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 from unity_ir.cost.plan import cost
@@ -13,6 +15,7 @@ from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
+from unity_ir.search.memory import joint_within, needed
 from unity_ir.search.portfolio import fastest_by_hand
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
@@ -37,56 +40,98 @@ def run(
     Search for a parallel graph that computes what `graph` does, for a machine.
 
     A graph that is already parallel is searched from its erasure; `seed` is for the random strategy, `settings` are for
-    mcmc, `options` for Unity's. Raises `UnityError` for an unknown strategy, a graph that already has its backward, and
-    plans that do not fit the machine's memory.
+    mcmc, `options` for Unity's. `optimizer` is what the plan will be trained with, by default what the graph says.
+    Ctrl-C ends the search with the best plan so far. Raises `UnityError` for an unknown strategy, a graph that already
+    has its backward, and plans that do not fit the machine's memory.
     """
     if strategy not in STRATEGIES:
         raise UnityError(f"search: unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
-    optimizer = optimizer or Optimizer()
+    given = optimizer or graph.optimizer
+    optimizer = given or Optimizer()
     start = perf_counter()
     serial = erase(graph)
-    if strategy == "mcmc":
-        best = mcmc(serial, machine, optimizer, settings or Settings(seed=seed), progress)
-        explored = sum(chain.proposed for chain in best.chains)
-        priced = cost(best.graph, machine, optimizer)
-        result = SearchResult(strategy, best.graph, priced, explored=explored, seconds=perf_counter() - start)
-    elif strategy == "unity":
-        chosen = unity(serial, machine, algebraic(), optimizer, options, progress)
-        result = SearchResult(
-            strategy,
-            chosen.graph,
-            cost(chosen.graph, machine, optimizer),
-            chosen.derivation,
-            explored=chosen.explored,
-            seconds=perf_counter() - start,
-        )
-    elif strategy not in ("joint", "sequential"):
-        parallel = _plan(serial, machine, strategy, optimizer, seed)
-        result = SearchResult(strategy, parallel, cost(parallel, machine, optimizer), seconds=perf_counter() - start)
-    else:
-        search = joint if strategy == "joint" else sequential
-        found = search(serial, machine, algebraic(), optimizer, progress=progress)
-        parallel, priced = found.graph, cost(found.graph, machine, optimizer)
-        if found.bound is None:
-            parallel, priced = fastest_by_hand(found.rewritten, machine, optimizer, priced) or (parallel, priced)
-        result = SearchResult(
-            strategy,
-            parallel,
-            priced,
-            found.derivation,
-            found.bound,
-            found.explored,
-            perf_counter() - start,
-        )
-    over = result.cost.memory_bytes - machine.device.memory
+    settings = settings or Settings(seed=seed)
+    try:
+        result = _searched(serial, machine, strategy, optimizer, progress, settings, options, seed)
+    except KeyboardInterrupt:
+        result = _at_hand(serial, machine, strategy, optimizer)
+    if given is not None:
+        result = replace(result, graph=replace(result.graph, optimizer=given))
+    result = replace(result, seconds=perf_counter() - start)
+    need = needed(result.graph, result.cost, optimizer)
+    over = need - machine.device.memory
     if over > 0:
         raise UnityError(
-            f"search: the plan found needs {result.cost.memory_bytes / 1e9:.2f} GB per device, "
+            f"search: the plan found needs {need / 1e9:.2f} GB per device, "
             f"{over / 1e9:.2f} GB more than {machine.device.name} has; use more devices or a smaller batch"
         )
     return result
+
+
+def _searched(
+    serial: Graph,
+    machine: Machine,
+    strategy: str,
+    optimizer: Optimizer,
+    progress: Progress | None,
+    settings: Settings,
+    options: Options | None,
+    seed: int,
+) -> SearchResult:
+    """The result of a strategy. Raises `KeyboardInterrupt` where Ctrl-C comes before there is a plan."""
+    if strategy == "mcmc":
+        best = mcmc(serial, machine, optimizer, settings, progress)
+        explored = sum(chain.proposed for chain in best.chains)
+        interrupted = any(chain.interrupted for chain in best.chains)
+        priced = cost(best.graph, machine, optimizer)
+        return SearchResult(strategy, best.graph, priced, explored=explored, interrupted=interrupted)
+    if strategy == "unity":
+        chosen = unity(serial, machine, algebraic(), optimizer, options, progress)
+        priced = cost(chosen.graph, machine, optimizer)
+        return SearchResult(strategy, chosen.graph, priced, chosen.derivation, explored=chosen.explored)
+    if strategy not in ("joint", "sequential"):
+        parallel = _plan(serial, machine, strategy, optimizer, seed)
+        return SearchResult(strategy, parallel, cost(parallel, machine, optimizer))
+    if strategy == "joint":
+        search = partial(joint, serial, machine, algebraic(), optimizer, progress=progress)
+        found = joint_within(search(), serial, lambda solver: search(solver=solver))
+    else:
+        found = sequential(serial, machine, algebraic(), optimizer, progress=progress)
+        again = partial(joint, found.rewritten, machine, (), optimizer)
+        found = joint_within(found, found.rewritten, lambda solver: again(solver=solver))
+    plan, priced = found.graph, cost(found.graph, machine, optimizer)
+    other = fastest_by_hand(found.rewritten, machine, optimizer, priced) if found.bound is None else None
+    if other is not None:
+        plan, priced = other
+    return SearchResult(
+        strategy,
+        plan,
+        priced,
+        found.derivation,
+        found.bound,
+        found.explored,
+        joint=found if other is None else None,
+        interrupted=found.interrupted,
+    )
+
+
+def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer) -> SearchResult:
+    """The fastest baseline that fits, for a search that has found nothing yet. Raises `UnityError` if there is none."""
+    best: SearchResult | None = None
+    for name in ("data-parallel", "fsdp", "expert"):
+        try:
+            plan = _plan(serial, machine, name, optimizer, 0)
+        except UnityError:
+            continue
+        priced = cost(plan, machine, optimizer)
+        fits = needed(plan, priced, optimizer) <= machine.device.memory
+        if fits and (best is None or priced.time < best.cost.time):
+            best = SearchResult(strategy, plan, priced, interrupted=True)
+    if best is None:
+        raise UnityError(f"search: interrupted before {strategy} found a plan, and no baseline fits")
+    return best
 
 
 def _plan(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer, seed: int) -> Graph:

@@ -121,6 +121,11 @@ class LayoutSpace:
         return total / np.prod(self.degrees[:, : self.rank], axis=1)
 
     @cached_property
+    def bytes(self) -> Floats:
+        """Bytes of a piece, per layout."""
+        return self.elements * self.item
+
+    @cached_property
     def duals(self) -> Ints:
         """The number of each layout's dual."""
         swapped = self.counts.copy()
@@ -148,6 +153,11 @@ class LayoutSpace:
             seconds = seconds + self._cheapest[np.ix_(back[targets], back[sources])].T
         same = there[sources][:, None] == there[targets]
         return seconds + FREE_MOVE * (same & (sources[:, None] != targets))
+
+    def arriving(self, sources: Ints, targets: Ints) -> Floats:
+        """Bytes of what a reshard makes [source, target]; none where pieces only go by another name."""
+        there = self._there
+        return (there[sources][:, None] != there[targets]) * self.bytes[targets]
 
     @cached_property
     def _stays(self) -> Ints:

@@ -31,9 +31,19 @@ class OperatorTable:
     results: tuple[Ints, ...]
     """Per result, the layout number each row makes."""
     seconds: Floats
+    again: Floats
+    """Seconds it takes to compute the results once more."""
+    made: tuple[Floats, ...]
+    """Bytes of each result on a device."""
+    halos: Floats
+    """Bytes of operands with their halos, which are tensors by themselves."""
 
     def __len__(self) -> int:
         return len(self.seconds)
+
+    def bytes(self, kept: Sequence[bool]) -> Floats:
+        """Per row, of those results that are kept for the backward."""
+        return sum((m for m, k in zip(self.made, kept, strict=True) if k), np.zeros(len(self)))
 
 
 def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> OperatorTable:
@@ -59,16 +69,25 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
         space = spaces.of(type.shape, type.dtype)
         made.append(space.find(_project(counts, [result_role(analysis, i, what) for what in roles], space)))
     ok = np.all([numbers >= 0 for numbers in (*needed, *made)], axis=0)
+    needed, made = [n[ok] for n in needed], [m[ok] for m in made]
     return _undominated(
         OperatorTable(
             roles,
             counts[ok],
-            tuple(n[ok] for n in needed),
-            tuple(m[ok] for m in made),
-            _seconds(
-                node, needs, variables, degrees[ok, : len(variables)], _same(node, [n[ok] for n in needed]), spaces
-            )
+            tuple(needed),
+            tuple(made),
+            _seconds(node, needs, variables, degrees[ok, : len(variables)], _same(node, needed), spaces)
             + _halo_seconds(node, needs, variables, counts[ok, :, : len(variables)], spaces),
+            _seconds(
+                node,
+                (False,) * len(node.operands),
+                variables,
+                degrees[ok, : len(variables)],
+                _same(node, needed),
+                spaces,
+            ),
+            tuple(spaces.of(t.shape, t.dtype).bytes[m] for t, m in zip(node.types, made, strict=True)),
+            _halo_bytes(node, variables, degrees[ok, : len(variables)], needed, spaces),
         )
     )
 
@@ -120,6 +139,20 @@ def _halo_seconds(
     return np.array(each)[inverse.reshape(-1)]
 
 
+def _halo_bytes(
+    node: Node, variables: tuple[str, ...], degrees: Ints, needed: Sequence[Ints], spaces: Spaces
+) -> Floats:
+    """Per row, of the operands whose halos are exchanged."""
+    total = np.zeros(len(degrees))
+    if node.analysis.operand_halos:
+        rows, inverse = np.unique(degrees, axis=0, return_inverse=True)
+        exchanged = [{e.operand for e in exchanges(node, dict(zip(variables, r, strict=True)))} for r in rows.tolist()]
+        for i, value in enumerate(node.operands):
+            has = np.array([i in operands for operands in exchanged])[inverse.reshape(-1)]
+            total += has * spaces.of(value.type.shape, value.type.dtype).bytes[needed[i]]
+    return total
+
+
 def _level_sizes(counts: Ints, spaces: Spaces) -> dict[int, int]:
     """Devices along each level that the chosen groups make."""
     sizes: dict[int, int] = {}
@@ -143,4 +176,7 @@ def _undominated(table: OperatorTable) -> OperatorTable:
         tuple(o[keep] for o in table.operands),
         tuple(r[keep] for r in table.results),
         table.seconds[keep],
+        table.again[keep],
+        tuple(m[keep] for m in table.made),
+        table.halos[keep],
     )

@@ -14,7 +14,9 @@ from math import prod
 
 import numpy as np
 
-from unity_ir.cost.plan import PlanCost, optimizer_states, update_time
+from unity_ir.cost.keeps import Keeps
+from unity_ir.cost.memory import optimizer_states
+from unity_ir.cost.plan import PlanCost, update_time
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, topological
 from unity_ir.pcg.layout import Layout, dual
@@ -64,6 +66,7 @@ class _Builder:
         self.overlap = True
         self.explicit = bool(graph.updates)
         self.with_gradient = trained(graph)
+        self.keeps = Keeps(graph)
         self.order = [n for n in graph.nodes() if n.is_compute]
         # In a whole step only the forward reaches the outputs.
         self.is_forward = set(topological(graph.outputs))
@@ -191,11 +194,13 @@ class _Builder:
             steps = self.streams.steps(r.backward, dual(r.source), r.value.type.dtype)
             self._add(stall(self.streams, steps, ()), BACKWARD_MOVE, r.value)
         for value in node.results:
-            self._hold(value, None, done)
+            if value in self.keeps.values:
+                self._hold(value, None, done)
             if value.type.is_floating:
                 self._hold(("gradient", value), self._bytes(value, layouts[value]), done)
-        for hop in self.hops.reading.get(node, []):
-            self._read(hop, done)
+        for hop, read in zip(self.hops.reading.get(node, []), self.keeps.operands(node), strict=False):
+            if read:
+                self._read(hop, done)
             if hop.reshard.value.node in self.with_gradient:
                 self._read_gradient(hop, done)
         for hop in self.to_send_back.get(p, ()):

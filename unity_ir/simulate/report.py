@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from unity_ir.cost.plan import PlanCost
+from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.cost.stats import Simulated
+from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.recompute import not_kept
 from unity_ir.simulate.build import task_graph
-from unity_ir.simulate.full import simulate
+from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
 
 
@@ -14,5 +16,17 @@ def simulated(graph: Graph, plan: PlanCost, optimizer: Optimizer | None = None) 
     """The simulated iteration of a graph that costs `plan`."""
     overlapped = simulate(task_graph(graph, plan, optimizer))
     waiting = simulate(task_graph(graph, plan, optimizer, overlap=False))
-    peak = max(memory(overlapped, k).peak for k in range(overlapped.tasks.streams.classes))
-    return Simulated(overlapped.seconds, waiting.seconds, peak)
+    return Simulated(overlapped.seconds, waiting.seconds, peak(graph, plan, optimizer, overlapped))
+
+
+def peak(graph: Graph, plan: PlanCost, optimizer: Optimizer | None = None, timeline: Timeline | None = None) -> int:
+    """
+    Bytes a device holds at most, overlapped; `timeline` is the simulated iteration, if it is there.
+
+    A forward part of which is computed again is simulated as the whole step, where it is plain when that happens.
+    """
+    if not graph.updates and not_kept(graph):
+        graph = differentiate(graph, graph.optimizer or optimizer or Optimizer(), plan.machine.mesh)
+        plan, timeline = cost(graph, plan.machine), None
+    timeline = timeline or simulate(task_graph(graph, plan, optimizer))
+    return max(memory(timeline, k).peak for k in range(timeline.tasks.streams.classes))

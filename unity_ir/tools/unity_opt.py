@@ -82,7 +82,14 @@ class UnityOpt(xDSLOptMain):
             "--search",
             metavar="STRATEGY",
             help="search for the best parallel graph before the passes: --search (joint), or a baseline, as "
-            "--search=data-parallel; the message for an unknown one lists all",
+            "--search=data-parallel; the message for an unknown one lists all. Options of pcg-search may follow: "
+            "--search=joint,optimizer=adam",
+        )
+        arg_parser.add_argument(
+            "--explain",
+            metavar="OPERATOR",
+            help="with --search: print what was chosen for an operator, by its name in the printed graph (matmul1) or "
+            "number, what it costs, and the best plan with each alternative forced, to stderr",
         )
         arg_parser.add_argument("--no-split", action="store_true", help="of --search=unity: do not split the graph")
         arg_parser.add_argument(
@@ -201,12 +208,14 @@ class UnityOpt(xDSLOptMain):
         self.check_files()
         if args.profile == "" or args.machine == "":
             raise UnityError(f"unity-opt: --{'profile' if args.profile == '' else 'machine'} is empty; leave it out")
+        if args.explain is not None and args.search is None:
+            raise UnityError("unity-opt: --explain explains what a search has chosen; add --search")
         if self.args.profile is not None:
             if self.args.machine is None:
                 raise UnityError("unity-opt: --profile is of a machine's devices; add --machine")
             self.args.machine += f",profile={self.args.profile}"
         for flag, given in (("--no-split", self.args.no_split), ("--no-cache", self.args.no_cache)):
-            if given and self.args.search != "unity":
+            if given and self.args.search.partition(",")[0] != "unity":
                 raise UnityError(f"unity-opt: {flag} is for Unity's search; add --search=unity")
         specs = list(parse_pipeline(self.args.passes))
         for spec in specs:
@@ -222,7 +231,8 @@ class UnityOpt(xDSLOptMain):
         if self.args.search is not None:
             search: Any = self.available_passes["pcg-search"]()
             switches = {"no_split": self.args.no_split, "no_cache": self.args.no_cache}
-            first = search(strategy=self.args.search, machine=self.args.machine, **switches)
+            options = {**_search_options(self.args.search), **switches, "explain": self.args.explain}
+            first = search(machine=self.args.machine, **options)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
 
     def check_files(self) -> None:
@@ -340,6 +350,22 @@ class UnityOpt(xDSLOptMain):
                 file.write(self.derivation)
         for path, text in self.pictures.items():
             _write(path, text)
+
+
+def _search_options(text: str) -> dict[str, str | int | float]:
+    """Given `joint,optimizer=adam` returns what pcg-search takes. Raises `UnityError` for what it does not."""
+    strategy, *settings = text.split(",")
+    found: dict[str, str | int | float] = {"strategy": strategy}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        kind = {"optimizer": str, "seed": int, "budget": int, "beta": float, "alpha": float}.get(key)
+        if not equals or kind is None:
+            raise UnityError(f"unity-opt: --search: {setting!a} is no optimizer=, seed=, budget=, alpha= or beta=")
+        try:
+            found[key] = kind(value)
+        except ValueError as error:
+            raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be a number") from error
+    return found
 
 
 def derivation_text(module: ModuleOp) -> str:
@@ -489,6 +515,9 @@ def main(argv: list[str] | None = None) -> int:
         message = _parse_error(error, tool)
     except DiagnosticException as error:
         message = _one_line(f"{tool.get_input_name()}: {error}" if tool is not None else str(error))
+    except KeyboardInterrupt:
+        print("unity-opt: interrupted", file=sys.stderr)
+        return 130
     except UnityReport as error:
         message = "\n".join(map(_printable, str(error).splitlines()))
     except UnityError as error:

@@ -45,7 +45,7 @@ class FoldIdentity(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
         # An all_to_all by 1 is an identity, too; the types say so.
-        if op.view is not None or op.degrees["by"] != 1 or op.operand.type != op.result.type:
+        if op.view is not None or op.degrees.get("by") != 1 or op.operand.type != op.result.type:
             return
         rewriter.replace(op, [], [op.operand])
 

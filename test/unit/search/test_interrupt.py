@@ -1,0 +1,86 @@
+"""Ctrl-C ends a search with the best plan so far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from graphs import boxes
+
+from unity_ir import models
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.search import Settings, mcmc, run
+from unity_ir.tools.unity_opt import main
+
+MACHINE = boxes(2, 2, overhead=1e-6)
+
+
+def mlp() -> Graph:
+    return models.build("mlp", layers=4)
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_the_joint_search_returns_the_best_so_far(after: int):
+    seen: list[float] = []
+
+    def progress(explored: int, best: float) -> None:
+        seen.append(best)
+        if len(seen) == after:
+            raise KeyboardInterrupt
+
+    found = run(mlp(), MACHINE, progress=progress)
+    assert found.interrupted
+    assert len(seen) == after
+    assert found.cost.time == pytest.approx(min(seen), abs=1e-9)
+    assert not run(mlp(), MACHINE).interrupted
+    assert found.derivation or erase(found.graph) == mlp()
+
+
+def test_before_there_is_a_plan_a_baseline_stands_in(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("unity_ir.search.joint.solve", interrupt)
+    found = run(mlp(), MACHINE)
+    assert found.interrupted
+    assert found.bound is None
+    assert erase(found.graph) == mlp()
+    best = min(run(mlp(), MACHINE, s).cost.time for s in ("data-parallel", "fsdp", "expert"))
+    assert found.cost.time == best
+    with pytest.raises(UnityError, match=r"^search: interrupted before joint found a plan, and no baseline fits"):
+        run(mlp(), replace(MACHINE, device=replace(MACHINE.device, memory=1)))
+
+
+def test_mcmc_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch):
+    calls = 0
+    propose = mcmc.Simulation.propose
+
+    def counted(self: mcmc.Simulation, *arguments: object) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 30:
+            raise KeyboardInterrupt
+        return propose(self, *arguments)  # pyright: ignore
+
+    monkeypatch.setattr(mcmc.Simulation, "propose", counted)
+    found = run(mlp(), MACHINE, "mcmc", settings=Settings(budget=500))
+    assert (found.interrupted, calls) == (True, 30)
+    assert erase(found.graph) == mlp()
+
+
+def test_the_tool_prints_the_plan_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "mlp.pcg"
+    assert main(["--model=mlp,layers=2", "-o", str(file)]) == 0
+    monkeypatch.setattr("unity_ir.search.joint._rewrites", interrupt)
+    assert main([str(file), "--search", "--machine=2gpu"]) == 0
+    printed = capsys.readouterr()
+    assert "#machine.view" in printed.out
+    assert printed.err == "pcg-search: interrupted; the best plan so far stands for @mlp\n"
+    monkeypatch.setattr("unity_ir.passes.search.run", interrupt)
+    assert main([str(file), "--search", "--machine=2gpu"]) == 130
+    assert capsys.readouterr().err == "unity-opt: interrupted\n"

@@ -1,0 +1,69 @@
+"""Which values of the forward the backward reads: those are held until then, the others are not."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from unity_ir.cost.work import applied, repeats
+from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.recompute import not_kept
+
+
+@lru_cache(maxsize=65536)
+def backward_reads(
+    operator: str,
+    operands: tuple[tuple[tuple[int, ...], str], ...],
+    attributes: Attributes,
+    needs: tuple[bool, ...],
+    same: tuple[int, ...],
+) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which operands and which results the gradient of an operator reads; arguments as of `cost.work.work`."""
+    node, backward = applied(operator, operands, attributes, (), needs, same)
+    read = {v for n in backward for v in n.operands}
+    return tuple(v in read for v in node.operands), tuple(v in read for v in node.results)
+
+
+class Keeps:
+    """What the backward of a forward graph reads, serial or parallel; outputs are kept, too."""
+
+    def __init__(self, graph: Graph):
+        with_gradient = trained(graph)
+        again = not_kept(graph)
+        self._operands: dict[Node, tuple[bool, ...]] = {}
+        self.values: set[Value] = set()
+        """Values that are read, or on the way to where they are."""
+        for value in graph.outputs:
+            self._keep(value)
+        for node in reversed(graph.nodes()):
+            if not node.is_compute:
+                continue
+            read = (False,) * len(node.operands)
+            if node in with_gradient:
+                needs = tuple(v.node in with_gradient for v in node.operands)
+                operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
+                read, made = backward_reads(node.op, operands, node.attributes, needs, repeats(node))
+                self.values |= {v for v, is_read in zip(node.results, made, strict=True) if is_read}
+            if node in again and not self.values.isdisjoint(node.results):
+                read = (True,) * len(node.operands)
+            self._operands[node] = read
+            for value, is_read in zip(node.operands, read, strict=True):
+                if is_read:
+                    self._keep(value)
+
+    def operands(self, node: Node) -> tuple[bool, ...]:
+        """Which of its operands the backward of a compute node reads, as they were brought to it."""
+        return self._operands[node]
+
+    def reads(self, node: Node, value: Value) -> bool:
+        """Whether the backward of a node reads a value, or, of a parallel operator, of those after it."""
+        if node.is_compute:
+            return any(r for v, r in zip(node.operands, self._operands[node], strict=True) if v == value)
+        return node.result in self.values
+
+    def _keep(self, value: Value) -> None:
+        self.values.add(value)
+        while value.node.is_parallel:
+            value = value.node.operands[0]
+            self.values.add(value)

@@ -1,0 +1,76 @@
+"""
+Values that are not kept for the backward, but computed again there (rematerialisation; Chen et al., 2016).
+
+`recompute(f(x))` is `f(x)`; in the forward it says that the backward shall not read `f(x)` itself. Built explicitly,
+the backward reads `f(recompute(x))` in its place: the same operator once more, from the nearest values that are kept.
+What a reshard has brought elsewhere is a tensor of its own, and is kept.
+"""
+
+from __future__ import annotations
+
+from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild
+from unity_ir.pcg.layout import COPY, REPEAT, Layout, Placement
+
+RENAMING = ("replicate", "pick", "recompute")
+"""Operators after which the pieces are the same tensors, unless a view says that they are elsewhere."""
+
+
+def not_kept(graph: Graph) -> set[Node]:
+    """The compute nodes whose results nobody but `recompute` reads, so that no backward does."""
+    found: set[Node] = set()
+    users = graph.users()
+    outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
+    for node in graph.nodes():
+        if node.is_compute and outputs.isdisjoint(node.results):
+            by = [user for v in node.results for user, _ in users.get(v, ())]
+            if by and all(user.op == "recompute" for user in by):
+                found.add(node)
+    return found
+
+
+class Again:
+    """What the backward reads in the place of the forward's values."""
+
+    def __init__(self, graph: Graph, placement: Placement | None):
+        self.placement = placement
+        self.not_kept = not_kept(graph)
+        self._made: dict[Value, Value] = {}
+
+    def read(self, value: Value) -> Value:
+        """Itself if it is kept, else the same computed again."""
+        if not self.not_kept:
+            return value
+        if value not in self._made:
+            self._made[value] = self._read(value)
+        return self._made[value]
+
+    def _read(self, value: Value) -> Value:
+        node = value.node
+        if node in self.not_kept:
+            return rebuild(node, [self._from(v) for v in node.operands], node.view).results[value.index]
+        if not node.is_parallel or self._moves(node):
+            return value
+        (operand,) = node.operands
+        inner = self.read(operand)
+        if inner == operand:
+            return value
+        return inner if node.op == "recompute" else rebuild(node, [inner], node.view).result
+
+    def _from(self, operand: Value) -> Value:
+        """What is read to compute again: an operator that reads it so is not the one of the forward."""
+        inner = self.read(operand)
+        return parallel("recompute", operand).result if inner == operand else inner
+
+    def _moves(self, node: Node) -> bool:
+        """Whether what a parallel operator makes is a tensor of its own."""
+        if node.op not in RENAMING:
+            return True
+        if self.placement is None:
+            return False
+        before, after = (_pieces(self.placement.layouts[v]) for v in (node.operands[0], node.result))
+        return before != after
+
+
+def _pieces(layout: Layout) -> Layout:
+    """A layout up to what a tensor's copies are called."""
+    return tuple(REPEAT if role == COPY else role for role in layout)

@@ -1,0 +1,182 @@
+"""
+Why an operator does what it does in a plan: what its choice costs, and the best plan with every other choice forced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from io import StringIO
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from unity_ir.cost.plan import PlanCost
+from unity_ir.cost.stats import WIDTH, bytes_text, divided, reshard_words, seconds_text
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph, Node, Value, erase_with
+from unity_ir.pcg.layout import Assignment, Mesh
+from unity_ir.pcg.recompute import not_kept
+from unity_ir.search.exact import ExactPlan, Solver, Terms
+from unity_ir.search.joint import JointPlan
+from unity_ir.search.ledger import Ledger
+from unity_ir.search.price import Price
+from unity_ir.search.realise import spelled
+
+SHOWN = 24
+"""Alternatives listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """The best plan in which an operator is divided in one way."""
+
+    divided: str
+    kernels: float
+    """Seconds of the operator, forward and backward."""
+    around: float
+    """Seconds of the reshards to and from it, in that plan."""
+    seconds: float
+    """Of that plan ..."""
+    bytes: float
+    """... and what it holds on a device."""
+    priced: float
+    """Seconds, and what the bytes cost if memory is short: what alternatives are compared by."""
+
+
+def operators(graph: Graph) -> dict[str, Node]:
+    """The operators by the names the printed graph gives them: `matmul0`, `relu0`, `matmul1`."""
+    counts: Counter[str] = Counter()
+    found: dict[str, Node] = {}
+    for node in graph.nodes():
+        if node.is_compute:
+            found[f"{node.op}{counts[node.op]}"] = node
+            counts[node.op] += 1
+    return found
+
+
+def named(graph: Graph, name: str) -> tuple[str, Node]:
+    """
+    The operator of a name: `matmul1`, `matmul` if there is one only, or its number among all, counted from 1.
+
+    Raises `UnityError`, with what is near, if there is none.
+    """
+    known = operators(graph)
+    wanted = name.removeprefix("%").removeprefix("#")
+    if wanted in known:
+        return wanted, known[wanted]
+    if wanted.isdecimal() and len(wanted) < 10:
+        if 1 <= int(wanted) <= len(known):
+            return list(known.items())[int(wanted) - 1]
+        raise UnityError(f"--explain: no operator {wanted}; @{graph.name} has {len(known)}")
+    alike = [(n, node) for n, node in known.items() if node.op == wanted]
+    if len(alike) == 1:
+        return alike[0]
+    if alike:
+        last = alike[-1][0]
+        raise UnityError(f"--explain: {len(alike)} operators are {wanted}; name one: {alike[0][0]} to {last}")
+    near = get_close_matches(wanted, [*dict.fromkeys(n.op for n in known.values()), *known], n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}" if near else f"it has {', '.join(list(known)[:8])}"
+    raise UnityError(f"--explain: @{graph.name} has no operator {name!a}; {hint}")
+
+
+def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
+    """For each way to divide an operator of the rewritten graph the best plan, best first."""
+    graph, solver = found.rewritten, _solver(found)
+    terms = Terms(solver, graph, whole=node)
+    table = solver.table(node, terms.with_gradient)
+    ledger = Ledger(solver, graph)
+    groups, mesh = solver.spaces.groups, solver.spaces.machine.mesh
+    classes: dict[str, list[int]] = {}
+    for row in range(len(table)):
+        how = _class(spelled(groups, table.roles, table.counts[row]), mesh)
+        classes.setdefault(how, []).append(row)
+    out: list[Alternative] = []
+    for how, rows in classes.items():
+        problem = terms.problem()
+        problem.keep(terms.numbers[node], np.isin(np.arange(len(table)), rows))
+        out.append(_alternative(how, node, terms.plan(problem), ledger, found.price))
+    return sorted(out, key=lambda a: (a.priced, a.divided))
+
+
+def _class(how: Assignment, mesh: Mesh) -> str:
+    """Given k, m, m on axes of 2 returns `k by 2, m by 4`: on which axes it is what is not said."""
+    parts = divided(how, mesh).split(", ") if how else ["one device"]
+    return ", ".join(sorted(parts))
+
+
+def _solver(found: JointPlan) -> Solver:
+    """The solver that prices bytes as the plan's memory does."""
+    return found.solver if found.price == 0 else found.solver.at(Price(1.0, found.price))
+
+
+def _alternative(how: str, node: Node, plan: ExactPlan, ledger: Ledger, price: float) -> Alternative:
+    choice = ledger.choice(plan)
+    seconds, bytes = ledger.costs(choice)
+    kernels, around = ledger.around(node, choice)
+    return Alternative(how, kernels, around, seconds, bytes, seconds + price * bytes)
+
+
+def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
+    """
+    The choice made for an operator of a searched graph, and the cost of the best plan with each alternative forced.
+
+    Raises `UnityError` for an operator there is not.
+    """
+    name, node = named(found.rewritten, name)
+    placed = _placed(found.graph)[node]
+    (cost_of,) = (o for o in plan.operators if o.node == placed)
+    how = _class(plan.placement.assignments[placed], plan.machine.mesh)
+    out = StringIO()
+    console = Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
+    console.print(f"{name} of @{found.graph.name}: {how}", soft_wrap=True)
+    forward, backward = seconds_text(cost_of.forward), seconds_text(cost_of.backward)
+    again = ", computed again for the backward rather than kept" if placed in not_kept(found.graph) else ""
+    console.print(f"  kernels        {forward} forward, {backward} backward{again}")
+    for line in _reshards(plan, placed):
+        console.print(f"  reshard        {line}", soft_wrap=True)
+    ways = alternatives(found, node)
+    if found.price:
+        console.print(f"  memory is short: a GB more would save {seconds_text(found.price * 1e9)}, and counts as that")
+    console.print(_table(ways, how))
+    if len(ways) > SHOWN:
+        console.print(f"  and {len(ways) - SHOWN} more, up to {seconds_text(ways[-1].seconds)}")
+    return out.getvalue().rstrip() + "\n"
+
+
+def _placed(graph: Graph) -> dict[Node, Node]:
+    """The operators of a parallel graph by those of its erasure."""
+    return {serial: node for node, serial in erase_with(graph)[1].items() if node.is_compute}
+
+
+def _reshards(plan: PlanCost, node: Node) -> list[str]:
+    lines: list[str] = []
+    results: set[Value] = set(node.results)
+    for reshard in plan.reshards:
+        moving = [m for m in (*reshard.forward, *reshard.backward) if m.kind != "retype"]
+        if moving and (node in reshard.users or reshard.value in results):
+            side = "to it" if node in reshard.users else "from it"
+            time = sum(plan.machine.move_time(m, reshard.value.type.dtype) for m in moving)
+            lines.append(f"{side}: {reshard_words(reshard)}, {seconds_text(time)}")
+    return lines
+
+
+def _table(ways: Sequence[Alternative], chosen: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("  divided by", "kernels", "reshards", "best plan", "held", "more"):
+        table.add_column(heading, justify="left" if heading == "  divided by" else "right")
+    least = ways[0].priced
+    for way in ways[:SHOWN]:
+        more = way.priced - least
+        table.add_row(
+            f"{'*' if way.divided == chosen else ' '} {way.divided}",
+            seconds_text(way.kernels),
+            seconds_text(way.around),
+            seconds_text(way.seconds),
+            bytes_text(round(way.bytes)),
+            f"+{seconds_text(more)} ({more / least:.1%})" if more > 1e-12 * least + 1e-11 else "the least",
+        )
+    return table

@@ -1,0 +1,51 @@
+"""What a search minimises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.search.space import Floats, Ints, LayoutSpace
+from unity_ir.search.tables import OperatorTable
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """`second` for each second of an iteration, and `byte` for each byte held on a device at the end of its forward."""
+
+    second: float = 1.0
+    byte: float = 0.0
+
+    def of(self, seconds: Floats, bytes: Floats) -> Floats:
+        if self == TIME or self == SPACE:
+            return seconds if self == TIME else bytes
+        return self.second * seconds + self.byte * bytes
+
+    def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
+        """For which rows it is cheaper to compute the results again than to keep them."""
+        none = np.zeros(len(table))
+        return self.of(table.again, none) < self.of(none, table.bytes(kept))
+
+    def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool) -> Floats:
+        """What each row of an operator's table costs, of whose results these are kept for the backward."""
+        if self == TIME:
+            return table.seconds
+        whole = self.of(table.seconds, table.halos + table.bytes(kept))
+        return np.minimum(whole, self.of(table.seconds + table.again, table.halos)) if may_recompute else whole
+
+    def reshard(self, space: LayoutSpace, sources: Ints, targets: Ints, training: bool, kept: bool) -> Floats:
+        """What it costs to bring a value from layouts to layouts [source, target], and to keep it there."""
+        seconds = space.reshard(sources, targets, training)
+        if self == TIME:
+            return seconds
+        return self.of(seconds, space.arriving(sources, targets) * kept)
+
+
+TIME = Price()
+"""Nothing but seconds."""
+
+SPACE = Price(0.0, 1.0)
+"""Nothing but bytes."""
