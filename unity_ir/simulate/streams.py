@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
+from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.layout import PINNED, REPEAT, GridRole, Layout, at, pins
 from unity_ir.pcg.reshard import Move
@@ -31,8 +32,16 @@ Step = tuple[str, int, tuple[int, ...], tuple[Classes, ...]]
 """One move: its kind, ticks, the levels it crosses, and the groups of classes that do it, each group together."""
 
 
+LONGEST = 10_000.0
+"""Seconds a task may take: ends of hundreds of such are within 64 bits of ticks."""
+
+
 def ticks(seconds: float) -> int:
-    """Given 1e-9 returns 1000."""
+    """Given 1e-9 returns 1000. Raises `UnityError` for more seconds than a task can take."""
+    if not seconds <= LONGEST:
+        raise UnityError(
+            f"simulate: a task takes {seconds:.3g} s; check the machine's figures: {LONGEST:.0f} are the most"
+        )
     return round(seconds * TICKS)
 
 

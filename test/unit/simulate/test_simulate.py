@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
@@ -26,7 +27,7 @@ from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.chains import chain
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
-from unity_ir.simulate.streams import TICKS, Streams
+from unity_ir.simulate.streams import TICKS, Streams, ticks
 from unity_ir.simulate.tasks import KINDS, TaskGraph
 from unity_ir.simulate.timeline import timeline_svg
 from unity_ir.simulate.trace import trace
@@ -243,3 +244,10 @@ def test_lstm_fits_every_machine():
             plan = sample(graph, machine, seed)
             waiting = simulate(tasks_of(plan, machine, overlap=False))
             assert simulate(tasks_of(plan, machine)).makespan <= waiting.makespan
+
+
+def test_times_beyond_ticks_are_refused():
+    with pytest.raises(UnityError, match=r"^simulate: a task takes 1e\+07 s; check the machine's figures"):
+        ticks(1e7)
+    with pytest.raises(UnityError, match=r"^simulate: a task takes nan s"):
+        ticks(float("nan"))
