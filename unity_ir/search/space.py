@@ -2,16 +2,17 @@
 Layouts and configurations as numbers: what the exact search enumerates.
 
 Every axis of the machine gets a role of its own; on larger machines, neighbouring axes get one together
-(`search/groups.py`). A layout or configuration is an array [group, role] with a 1 for the role of each group.
+(`search/groups.py`), or equal axes of a level are counted: so many of them have this role, so many that
+(`search/counted.py`). A layout or configuration is an array [group, role]: of the group's axes, how many have the role.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise, product
-from math import prod
+from math import comb, prod
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,12 @@ FREE_MOVE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class AxisGroup:
-    """Neighbouring mesh axes that have one role together."""
+    """Neighbouring mesh axes that have one role together; or `count` equal ones of a level with a role each."""
 
     axes: tuple[int, ...]
     levels: tuple[tuple[int, int], ...]
-    """The devices along each level."""
+    """The devices along each level; if counted, of one axis."""
+    count: int = 1
 
     @property
     def size(self) -> int:
@@ -60,17 +62,60 @@ def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
     return tuple(out)
 
 
+def counted(machine: Machine) -> tuple[AxisGroup, ...]:
+    """The machine's axes, outermost first, with equal ones of a level in one group that is counted."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):
+        alike.setdefault((level, size), []).append(axis)
+    return tuple(AxisGroup(tuple(axes), (of,), len(axes)) for of, axes in alike.items())
+
+
 def role_counts(groups: Sequence[AxisGroup], roles: int) -> Ints:
-    """Every way to give each group of axes a role: [ways, group, role], 1 where the group has the role."""
-    each = np.eye(roles, dtype=np.int64)
-    grid = np.array(list(product(range(roles), repeat=len(groups))), dtype=np.int64)
-    return each[grid.reshape(roles ** len(groups), len(groups))]
+    """Every way to give the axes of all groups roles: [ways, group, role], how many of the group have the role."""
+    each = [_compositions(group.count, roles) for group in groups]
+    at = np.indices(tuple(map(len, each))).reshape(len(each), prod(map(len, each)))
+    out = np.zeros((at.shape[1], len(groups), roles), dtype=np.int64)
+    for group, (ways, chosen) in enumerate(zip(each, at, strict=True)):
+        out[:, group] = ways[chosen]
+    return out
+
+
+@cache
+def _compositions(number: int, parts: int) -> Ints:
+    """Every way to write a number as an ordered sum of so many parts: [ways, parts], most in the first ones first."""
+    if parts == 1:
+        return np.array([[number]], dtype=np.int64)
+    return np.concatenate(
+        [np.insert(_compositions(number - first, parts - 1), 0, first, axis=1) for first in range(number, -1, -1)]
+    )
 
 
 def degrees_of(counts: Ints, groups: Sequence[AxisGroup]) -> Ints:
     """The degree of every role: [ways, role]."""
     sizes = np.array([c.size for c in groups], dtype=np.int64)
     return np.prod(sizes[None, :, None] ** counts, axis=1)
+
+
+@cache
+def _ranks(number: int, parts: int) -> Ints:
+    """What each part adds to the place of a composition among all: [parts left, number left, first]."""
+    out = np.zeros((parts + 1, number + 1, number + 1), dtype=np.int64)
+    for left in range(2, parts + 1):
+        for n in range(number + 1):
+            for first in range(n - 1, -1, -1):
+                out[left, n, first] = out[left, n, first + 1] + comb(n - first - 1 + left - 2, left - 2)
+    return out
+
+
+def _rank(ways: Ints, number: int) -> Ints:
+    """The places of compositions [ways, parts] of a number among all of them."""
+    parts = ways.shape[1]
+    ranks = _ranks(number, parts)
+    out, left = np.zeros(len(ways), dtype=np.int64), np.full(len(ways), number)
+    for i in range(parts - 1):
+        out += ranks[parts - i, left, ways[:, i]]
+        left = left - ways[:, i]
+    return out
 
 
 class LayoutSpace:
@@ -94,7 +139,7 @@ class LayoutSpace:
             fits &= degrees[:, self.role(SUM)] == 1
         self.counts: Ints = counts[fits]
         self.degrees: Ints = degrees[fits]
-        self._number = np.full(self.roles ** len(groups), -1)
+        self._number = np.full(prod(comb(g.count + self.roles - 1, g.count) for g in groups), -1)
         self._number[self._code(self.counts)] = np.arange(len(self.counts))
 
     def role(self, role: int) -> int:
@@ -106,8 +151,8 @@ class LayoutSpace:
 
     def _code(self, counts: Ints) -> Ints:
         code = np.zeros(len(counts), dtype=np.int64)
-        for group in range(counts.shape[1]):
-            code = code * self.roles + counts[:, group].argmax(axis=1)
+        for i, group in enumerate(self.groups):
+            code = code * comb(group.count + self.roles - 1, group.count) + _rank(counts[:, i], group.count)
         return code
 
     def find(self, counts: Ints) -> Ints:
@@ -203,7 +248,7 @@ class LayoutSpace:
         elements = self.elements[self._stays]
         number = np.full(len(self) + 1, -1)
         number[self._stays] = np.arange(len(self._stays))
-        for amount in product(*(range(2) for _ in self.groups)):
+        for amount in product(*(range(group.count + 1) for group in self.groups)):
             if not any(amount):
                 continue
             taken = np.array(amount, dtype=np.int64)
@@ -236,7 +281,7 @@ class LayoutSpace:
         inner = np.arange(len(taken)) > first
         ok = np.ones(len(counts), dtype=bool)
         if p >= 0:
-            ok &= np.all(counts[:, inner & (taken == 0), p] == 0, axis=1)
+            ok &= np.all(counts[:, inner, p] == taken[inner], axis=1)
         if q >= 0:
             ok &= np.all(counts[:, inner, q] == 0, axis=1)
         return ok
@@ -257,16 +302,20 @@ class Spaces:
     machine: Machine
     cuts: tuple[int, ...] | None = None
     """Where the machine's axes are cut into groups that have one role; None for every axis on its own."""
+    by_count: bool = False
+    """Whether equal axes of a level are counted instead: less than what any layout of the axes themselves costs."""
 
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
+        if self.by_count:
+            return counted(self.machine)
         axes = len(self.machine.mesh.sizes)
         return grouped(self.machine, *(range(1, axes) if self.cuts is None else self.cuts))
 
     @property
     def axis_by_axis(self) -> bool:
         """Whether every axis may have a role of its own, so that nothing is left out."""
-        return len(self.groups) == len(self.machine.mesh.sizes)
+        return not self.by_count and len(self.groups) == len(self.machine.mesh.sizes)
 
     @cached_property
     def _made(self) -> dict[Any, LayoutSpace]:
