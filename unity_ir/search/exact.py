@@ -239,7 +239,7 @@ class Solver:
             return seconds, bytes
         for i in np.flatnonzero(~barred):
             degrees = tuple(int(d) for d in space.degrees[i, : space.rank])
-            piece = leaf("weight", tensor_type(type.shape, type.dtype, degrees), name="piece")
+            piece = leaf("weight", tensor_type(space.shape, type.dtype, degrees), name="piece")
             seconds[i] = update_time(piece, self.optimizer, self.spaces.machine)
         return seconds, bytes
 

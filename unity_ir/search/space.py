@@ -125,12 +125,22 @@ class LayoutSpace:
     Roles are numbered: dims, then COPY, SUM, REPEAT.
     """
 
-    def __init__(self, machine: Machine, groups: tuple[AxisGroup, ...], shape: tuple[int, ...], dtype: str):
+    def __init__(
+        self,
+        machine: Machine,
+        groups: tuple[AxisGroup, ...],
+        shape: tuple[int, ...],
+        dtype: str,
+        merged: tuple[int, ...] | None = None,
+    ):
+        """`merged` says for each dim which it is told apart as; going between dims that are not told apart is free."""
         self.machine = machine
         self.groups = groups
+        self.merged = merged or tuple(range(len(shape)))
+        self.rank = max(self.merged, default=-1) + 1
+        shape = tuple(prod(s for s, m in zip(shape, self.merged, strict=True) if m == d) for d in range(self.rank))
         self.shape = shape
         self.item = ELEMENT_BYTES[dtype]
-        self.rank = len(shape)
         self.roles = self.rank + 3
         counts = role_counts(groups, self.roles)
         degrees = degrees_of(counts, groups)
@@ -144,7 +154,7 @@ class LayoutSpace:
 
     def role(self, role: int) -> int:
         """The number of a role."""
-        return role if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
+        return self.merged[role] if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -244,6 +254,7 @@ class LayoutSpace:
     def _moves(self) -> Iterator[tuple[Ints, Ints, Floats]]:
         """Sets of moves between layouts of `_stays`: where they start, where they lead (all different), their costs."""
         names = (*range(self.rank), COPY, SUM)
+        at = {p: p if p >= 0 else self.role(p) for p in names}
         stays = self.counts[self._stays]
         elements = self.elements[self._stays]
         number = np.full(len(self) + 1, -1)
@@ -258,7 +269,7 @@ class LayoutSpace:
                     sizes[level] = sizes.get(level, 1) * size**k
             group = prod(sizes.values())
             for p in names:
-                holding = np.flatnonzero(np.all(stays[:, :, self.role(p)] >= taken, axis=1))
+                holding = np.flatnonzero(np.all(stays[:, :, at[p]] >= taken, axis=1))
                 if not len(holding):
                     continue
                 for q in names:
@@ -266,8 +277,8 @@ class LayoutSpace:
                         continue
                     source = holding[self._keeps_contiguous(stays[holding], p, q, taken)]
                     moved = stays[source]
-                    moved[:, :, self.role(p)] -= taken
-                    moved[:, :, self.role(q)] += taken
+                    moved[:, :, at[p]] -= taken
+                    moved[:, :, at[q]] += taken
                     target = number[self.find(moved)]
                     ok = target >= 0
                     source, target = source[ok], target[ok]
@@ -280,9 +291,9 @@ class LayoutSpace:
         first = int(np.flatnonzero(taken)[0])
         inner = np.arange(len(taken)) > first
         ok = np.ones(len(counts), dtype=bool)
-        if p >= 0:
+        if p >= 0 and self.merged.count(p) == 1:
             ok &= np.all(counts[:, inner, p] == taken[inner], axis=1)
-        if q >= 0:
+        if q >= 0 and self.merged.count(q) == 1:
             ok &= np.all(counts[:, inner, q] == 0, axis=1)
         return ok
 
@@ -295,6 +306,14 @@ class LayoutSpace:
         return np.array([seconds[b] for b in before.tolist()]) + FREE_MOVE
 
 
+def merged_dims(rank: int) -> tuple[int, ...]:
+    """
+    Dims that a coarse bound does not tell apart, as those of samples: of images, all but channels; else all but the last.
+    """
+    kept = 1 if rank == 4 else rank - 1
+    return tuple(int(d == kept) for d in range(rank)) if rank > 2 else tuple(range(rank))
+
+
 @dataclass(frozen=True)
 class Spaces:
     """The layout spaces of one machine, one per shape and element type, made when first asked for."""
@@ -304,6 +323,8 @@ class Spaces:
     """Where the machine's axes are cut into groups that have one role; None for every axis on its own."""
     by_count: bool = False
     """Whether equal axes of a level are counted instead: less than what any layout of the axes themselves costs."""
+    merge: bool = False
+    """Whether dims are told apart only as `merged_dims` says: less still."""
 
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
@@ -324,5 +345,7 @@ class Spaces:
     def of(self, shape: tuple[int, ...], dtype: str) -> LayoutSpace:
         key = (shape, dtype)
         if key not in self._made:
-            self._made[key] = LayoutSpace(self.machine, self.groups, shape, dtype)
+            self._made[key] = LayoutSpace(
+                self.machine, self.groups, shape, dtype, merged_dims(len(shape)) if self.merge else None
+            )
         return self._made[key]
