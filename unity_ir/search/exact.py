@@ -35,6 +35,7 @@ from unity_ir.search.messages import Messages
 from unity_ir.search.price import TIME, Price
 from unity_ir.search.problem import NOWHERE, Between, Kind, Link, Port, Problem, between, port, undominated
 from unity_ir.search.space import Floats, Ints, LayoutSpace, Spaces
+from unity_ir.search.stepwise import StepwiseBetween
 from unity_ir.search.tables import OperatorTable, operator_table
 
 ENTRIES = 20_000_000
@@ -82,9 +83,13 @@ class Solver:
 
     spaces: Spaces
     optimizer: Optimizer
+    stepwise: bool = False
+    """Whether only messages will be passed: no row is left out, and no table of all pairs of layouts made."""
     _tables: dict[tuple[object, ...], OperatorTable] = field(default_factory=dict[tuple[object, ...], OperatorTable])
     _kinds: dict[tuple[object, ...], Kind] = field(default_factory=dict[tuple[object, ...], Kind])
-    _between: dict[tuple[object, ...], Between] = field(default_factory=dict[tuple[object, ...], Between])
+    _between: dict[tuple[object, ...], Between | StepwiseBetween] = field(
+        default_factory=dict[tuple[object, ...], Between | StepwiseBetween]
+    )
     memo: Memo = field(default_factory=Memo)
     _leaves: dict[tuple[object, ...], tuple[Floats, Ints]] = field(
         default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
@@ -163,12 +168,14 @@ class Solver:
                 if node.operands[j] == value:
                     need[table.operands[i] == table.operands[j]] = NOWHERE
             needs.append(need)
+            if self.stepwise:
+                continue
             ends.append((need, self._everywhere(value, user and value.node in with_gradient, read[i]).T))
         for i, training in enumerate(results):
-            if training is not None:
+            if training is not None and not self.stepwise:
                 ends.append((table.results[i], self._everywhere(node.results[i], training, made[i])))
         rows = np.arange(len(table))
-        if not whole and len(set(node.operands)) == len(node.operands):
+        if not whole and len(set(node.operands)) == len(node.operands) and not self.stepwise:
             rows = rows[undominated(seconds, ends)]
         return Kind(
             len(table),
@@ -190,11 +197,18 @@ class Solver:
             self._kinds[key] = Kind(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
         return self._kinds[key]
 
-    def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> Between:
+    def between(
+        self, value: Value, made: Port, needs: Port, training: bool, kept: bool
+    ) -> Between | StepwiseBetween:
         """What stands between two ports of a value."""
         key = (value.type, training, kept, id(made), id(needs))
         if key not in self._between:
-            self._between[key] = between(self.space(value), made, needs, training, self.price, kept)
+            space = self.space(value)
+            self._between[key] = (
+                StepwiseBetween(made, needs, space, training)
+                if self.stepwise
+                else between(space, made, needs, training, self.price, kept)
+            )
         return self._between[key]
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:

@@ -34,7 +34,7 @@ class Messages:
             for number in self.problem.out[variable]:
                 link = self.problem.links[number]
                 least = link.made.least(share)
-                self.there[number] = ((least - self.back[number])[:, None] + link.seconds).min(axis=0)
+                self.there[number] = link.between.there(least - self.back[number])
                 left = left - least[link.made.at]
             bound += float(left.min())
         self.bound = max(self.bound, bound)
@@ -48,7 +48,7 @@ class Messages:
             for number in self.problem.into[variable]:
                 link = self.problem.links[number]
                 least = link.needs.least(share)
-                self.back[number] = (link.seconds + (least - self.there[number])).min(axis=1)
+                self.back[number] = link.between.back(least - self.there[number])
                 left = left - least[link.needs.at]
             bound += float(left.min())
         self.bound = max(self.bound, bound)

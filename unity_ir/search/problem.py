@@ -76,6 +76,14 @@ class Between:
     needs: Port
     seconds: Floats
 
+    def there(self, of_made: Floats) -> Floats:
+        """The least of `of_made` and the way, for each layout needed."""
+        return (of_made[:, None] + self.seconds).min(axis=0)
+
+    def back(self, of_needs: Floats) -> Floats:
+        """The least of `of_needs` and the way, for each layout made."""
+        return (self.seconds + of_needs).min(axis=1)
+
     def of(self, made: Port, needs: Port) -> Between:
         """What stands between ports with some of the layouts."""
         at = np.searchsorted(self.made.layouts, made.layouts), np.searchsorted(self.needs.layouts, needs.layouts)

@@ -136,7 +136,7 @@ class LayoutSpace:
         """`merged` says for each dim which it is told apart as; going between dims that are not told apart is free."""
         self.machine = machine
         self.groups = groups
-        self.merged = merged or tuple(range(len(shape)))
+        self.merged = tuple(range(len(shape))) if merged is None else merged
         self.rank = max(self.merged, default=-1) + 1
         shape = tuple(prod(s for s, m in zip(shape, self.merged, strict=True) if m == d) for d in range(self.rank))
         self.shape = shape
@@ -236,6 +236,16 @@ class LayoutSpace:
         """... and for its dual."""
         return self._standing_for(self.counts[self.duals].copy())
 
+    @property
+    def stands(self) -> tuple[Ints, Ints]:
+        """For each layout the numbers, among those without REPEAT, of the one that stands for it and for its dual."""
+        return self._there, self._back
+
+    @property
+    def cheapest(self) -> Floats:
+        """Seconds of the cheapest moves between the layouts without REPEAT."""
+        return self._cheapest
+
     @cached_property
     def _cheapest(self) -> Floats:
         """Seconds of the cheapest moves between the layouts of `_stays`: shortest paths, relaxed until none is left."""
@@ -306,12 +316,14 @@ class LayoutSpace:
         return np.array([seconds[b] for b in before.tolist()]) + FREE_MOVE
 
 
-def merged_dims(rank: int) -> tuple[int, ...]:
+def merged_dims(rank: int, merge: int) -> tuple[int, ...]:
     """
-    Dims that a coarse bound does not tell apart, as those of samples: of images, all but channels; else all but the last.
+    Which dims a bound tells apart: 0, all; 1, channels of images, the last dim of others, and the rest; 2, none.
     """
+    if merge == 0 or (merge == 1 and rank <= 2):
+        return tuple(range(rank))
     kept = 1 if rank == 4 else rank - 1
-    return tuple(int(d == kept) for d in range(rank)) if rank > 2 else tuple(range(rank))
+    return tuple(int(merge == 1 and d == kept) for d in range(rank))
 
 
 @dataclass(frozen=True)
@@ -323,8 +335,8 @@ class Spaces:
     """Where the machine's axes are cut into groups that have one role; None for every axis on its own."""
     by_count: bool = False
     """Whether equal axes of a level are counted instead: less than what any layout of the axes themselves costs."""
-    merge: bool = False
-    """Whether dims are told apart only as `merged_dims` says: less still."""
+    merge: int = 0
+    """How coarsely dims are told apart, as `merged_dims` says: less still."""
 
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
@@ -346,6 +358,6 @@ class Spaces:
         key = (shape, dtype)
         if key not in self._made:
             self._made[key] = LayoutSpace(
-                self.machine, self.groups, shape, dtype, merged_dims(len(shape)) if self.merge else None
+                self.machine, self.groups, shape, dtype, merged_dims(len(shape), self.merge)
             )
         return self._made[key]

@@ -1,0 +1,121 @@
+"""
+How much better any plan on a large machine could be: a bound over all layouts, a role for every axis.
+
+Equal axes of a level are told apart by nothing but which pieces of a dim lie next to each other. So they are counted:
+a layout says how many of a level's axes have each role. Going from count to count costs no more than from any layout
+with the first count to any with the second, so the least sum over counts is a bound on that over layouts. Its choice,
+spelled out on axes, is often a better plan than that of grouped axes (`search/groups.py`).
+
+On larger graphs the least sum over counts is bounded in turn: by messages (`search/messages.py`), and where dims are many,
+with some of them not told apart (`search/space.py`, `merged_dims`): going between those is free then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb, prod
+
+from unity_ir.cost.plan import cost
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.search.assign import assign
+from unity_ir.search.exact import Solver, Terms
+from unity_ir.search.messages import Messages
+from unity_ir.search.space import AxisGroup, Spaces, merged_dims
+
+TABLES = 60_000_000
+"""Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
+
+STEPS = 8_000_000_000
+"""Sums in one pass of messages up to which they are passed."""
+
+ROWS = 3_000_000
+"""Configurations of one operator, likewise."""
+
+PASSES = 4
+"""Passes of messages at most, there and back."""
+
+CLOSE = 5e-4
+"""A plan this near the bound (as a part of it) is good enough."""
+
+SLOW = 1e-4
+"""So is a bound that a pass raises by less."""
+
+ROUNDED = 1e-9
+"""What sums may be wrong by, as a part of them."""
+
+
+def bound(graph: Graph, machine: Machine, optimizer: Optimizer, known: float) -> tuple[float, Graph | None]:
+    """
+    Seconds that no placement of a serial graph on the machine is below, and maybe a plan; `known` is what one takes.
+
+    The plan is a parallel graph, and not always better.
+    """
+    if machine.links:
+        # Axes of a level are not alike there.
+        return _alone(graph, machine, optimizer), None
+    groups = Spaces(machine, by_count=True).groups
+    if _tables(graph, groups) <= TABLES and _rows(graph, groups) <= ROWS:
+        solver = Solver(Spaces(machine, by_count=True), optimizer)
+        found = solver.solve(graph)
+        least = found.bound * (1 - ROUNDED)
+        return least, assign(graph, found, solver) if known > least * (1 + CLOSE) else None
+    for merge in (0, 1, 2):
+        if _steps(graph, groups, merge) <= STEPS and _rows(graph, groups) <= ROWS:
+            return _messages(graph, machine, optimizer, merge, known), None
+    return _alone(graph, machine, optimizer), None
+
+
+def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, merge: int, known: float) -> float:
+    """The bound after as many messages as it takes to be near what is known, or as help."""
+    spaces = Spaces(machine, by_count=True, merge=merge)
+    messages = Messages(Terms(Solver(spaces, optimizer, stepwise=True), graph).problem())
+    best = 0.0
+    for _ in range(PASSES):
+        least = messages.forward()
+        if known > least * (1 + CLOSE):
+            before = messages.bound
+            least = messages.backward()
+            messages.prune(known * (1 + ROUNDED) - before)
+        if messages.bound < best * (1 + SLOW) or known <= messages.bound * (1 + CLOSE):
+            break
+        best = messages.bound
+    return min(known, messages.bound * (1 - ROUNDED))
+
+
+def _alone(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
+    """The least time of all kernels, whatever happens between them, if each is divided by as many as may be."""
+    from unity_ir.cost.plan import cost as price
+
+    return sum(
+        (o.forward + o.backward) / machine.devices for o in price(graph, machine, optimizer).operators
+    )
+
+
+def _layouts(rank: int, groups: Sequence[AxisGroup]) -> tuple[int, int]:
+    """Layouts of a value, and those without REPEAT."""
+
+    def ways(roles: int) -> int:
+        return prod(comb(g.count + roles - 1, g.count) for g in groups)
+
+    return ways(rank + 3), ways(rank + 2)
+
+
+def _tables(graph: Graph, groups: Sequence[AxisGroup]) -> int:
+    types = {v.type for n in graph.nodes() for v in n.results}
+    return sum(_layouts(len(t.shape), groups)[0] ** 2 for t in types)
+
+
+def _steps(graph: Graph, groups: Sequence[AxisGroup], merge: int) -> int:
+    values = [v for n in graph.nodes() for v in n.operands if not v.node.is_leaf]
+    return sum(prod(_layouts(max(merged_dims(len(v.type.shape), merge), default=-1) + 1, groups)) for v in values)
+
+
+def _rows(graph: Graph, groups: Sequence[AxisGroup]) -> int:
+    each = [len(n.analysis.splittable) + len(n.analysis.carriers) + 2 for n in graph.nodes() if n.is_compute]
+    return max((prod(comb(g.count + roles - 1, g.count) for g in groups) for roles in each), default=0)
+
+
+def better(graph: Graph, other: Graph, machine: Machine, optimizer: Optimizer) -> bool:
+    """Whether the second of two parallel graphs takes less time."""
+    return cost(other, machine, optimizer).time < cost(graph, machine, optimizer).time * (1 - ROUNDED)
