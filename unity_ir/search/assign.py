@@ -34,7 +34,7 @@ from unity_ir.search.eliminate import Factor, every, minimise_within
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.space import AxisGroup, Floats, Ints
 
-ORDERS = 24
+ORDERS = 6
 """Orders of runs that are looked at, for each operator and value."""
 
 ENTRIES = 50_000_000
@@ -87,21 +87,31 @@ def assign(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
     return _Spelling(graph, plan, solver).graph()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Where a leaf rests that is brought elsewhere for several users."""
+
+    value: Value
+
+
+_Key = Node | Value | _Rest
+
+
 class _Spelling:
     def __init__(self, serial: Graph, plan: ExactPlan, solver: Solver):
         self.serial, self.solver, self.prices = serial, solver, _Prices(solver)
         self.with_gradient = trained(serial)
         groups = solver.spaces.groups
-        self.numbers: dict[Node | Value, int] = {}
+        self.numbers: dict[_Key, int] = {}
         self.ways: list[list[Assignment]] = []
         for node, row in plan.rows.items():
             table = solver.table(node, self.with_gradient)
             self._enter(node, orders(groups, table.roles, table.counts[row]))
-        for value, number in plan.layouts.items():
-            space = solver.space(value)
-            self._enter(value, orders(groups, (*range(space.rank), COPY, SUM, REPEAT), space.counts[number]))
+        for key, number in (*plan.layouts.items(), *((_Rest(v), n) for v, n in plan.rests.items())):
+            space = solver.space(key.value if isinstance(key, _Rest) else key)
+            self._enter(key, orders(groups, (*range(space.rank), COPY, SUM, REPEAT), space.counts[number]))
 
-    def _enter(self, key: Node | Value, ways: Iterable[Assignment]) -> None:
+    def _enter(self, key: _Key, ways: Iterable[Assignment]) -> None:
         self.numbers[key] = len(self.ways)
         self.ways.append(list(islice(ways, ORDERS)))
 
@@ -112,14 +122,17 @@ class _Spelling:
         if found is None:
             return None
         chosen = {key: self.ways[i][found[1][i]] for key, i in self.numbers.items()}
-        return materialise(
-            self.serial,
-            {key: way for key, way in chosen.items() if isinstance(key, Node)},
-            self.solver.spaces.machine.mesh,
-            {key: as_layout(way) for key, way in chosen.items() if isinstance(key, Value)},
-        )
+        found = {key: as_layout(way) for key, way in chosen.items() if isinstance(key, Value)}
+        rests = {key.value: as_layout(way) for key, way in chosen.items() if isinstance(key, _Rest)}
+        assignments = {key: way for key, way in chosen.items() if isinstance(key, Node)}
+        return materialise(self.serial, assignments, self.solver.spaces.machine.mesh, {**found, **rests}, found)
 
     def _factors(self) -> Iterator[Factor]:
+        for key in self.numbers:
+            if isinstance(key, _Rest):
+                rests, found = ([as_layout(way) for way in self._ways(k)] for k in (key, key.value))
+                training = key.value.node in self.with_gradient
+                yield self._factor(key, key.value, self.prices.between(key.value, rests, found, training))
         for node in self.serial.nodes():
             if not node.is_compute:
                 continue
@@ -135,19 +148,19 @@ class _Spelling:
                     table = self.prices.between(value, made, there, value.node in self.with_gradient)
                     yield self._factor(node, value, table)
 
-    def _ways(self, key: Node | Value) -> list[Assignment]:
+    def _ways(self, key: _Key) -> list[Assignment]:
         return self.ways[self.numbers[key]]
 
     def _link(self, value: Value, user: Node, needs: Sequence[Layout], training: bool) -> Factor:
         """From where a value is found to where an operator needs it."""
         if value in self.numbers:
-            source: Node | Value = value
+            source: _Key = value
             made = [as_layout(way) for way in self._ways(value)]
         else:
             source = value.node
             made = [result_layout(source.analysis, value.index, way) for way in self._ways(source)]
         return self._factor(source, user, self.prices.between(value, made, needs, training))
 
-    def _factor(self, source: Node | Value, target: Node | Value, table: Floats) -> Factor:
+    def _factor(self, source: _Key, target: _Key, table: Floats) -> Factor:
         axes = (every(table.shape[0]), every(table.shape[1]))
         return Factor((self.numbers[source], self.numbers[target]), axes, table)

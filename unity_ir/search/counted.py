@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import comb, prod
 
-from unity_ir.cost.plan import cost
+from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.assign import assign
@@ -43,6 +43,18 @@ SLOW = 1e-4
 
 ROUNDED = 1e-9
 """What sums may be wrong by, as a part of them."""
+
+
+def certified(
+    serial: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost
+) -> tuple[Graph, PlanCost, float]:
+    """A plan of a serial graph, or one found on the way that is faster and fits; its cost; a bound on all plans."""
+    least, other = bound(serial, machine, optimizer, priced.time)
+    if other is not None:
+        found = cost(other, machine, optimizer)
+        if found.time < priced.time * (1 - ROUNDED) and found.memory_bytes <= machine.device.memory:
+            plan, priced = other, found
+    return plan, priced, min(least, priced.time)
 
 
 def bound(graph: Graph, machine: Machine, optimizer: Optimizer, known: float) -> tuple[float, Graph | None]:
@@ -84,12 +96,10 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, merge: int, 
 
 
 def _alone(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
-    """The least time of all kernels, whatever happens between them, if each is divided by as many as may be."""
-    from unity_ir.cost.plan import cost as price
-
-    return sum(
-        (o.forward + o.backward) / machine.devices for o in price(graph, machine, optimizer).operators
-    )
+    """The least time of all kernels, if each is divided by all devices; 0 where measured, for that may be any time."""
+    if machine.device.profile is not None:
+        return 0.0
+    return sum((o.forward + o.backward) / machine.devices for o in cost(graph, machine, optimizer).operators)
 
 
 def _layouts(rank: int, groups: Sequence[AxisGroup]) -> tuple[int, int]:
@@ -114,8 +124,3 @@ def _steps(graph: Graph, groups: Sequence[AxisGroup], merge: int) -> int:
 def _rows(graph: Graph, groups: Sequence[AxisGroup]) -> int:
     each = [len(n.analysis.splittable) + len(n.analysis.carriers) + 2 for n in graph.nodes() if n.is_compute]
     return max((prod(comb(g.count + roles - 1, g.count) for g in groups) for roles in each), default=0)
-
-
-def better(graph: Graph, other: Graph, machine: Machine, optimizer: Optimizer) -> bool:
-    """Whether the second of two parallel graphs takes less time."""
-    return cost(other, machine, optimizer).time < cost(graph, machine, optimizer).time * (1 - ROUNDED)

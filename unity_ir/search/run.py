@@ -11,6 +11,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.rules.algebraic import algebraic
+from unity_ir.search.counted import certified
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Progress, joint
@@ -105,14 +106,17 @@ def _searched(
     other = fastest_by_hand(found.rewritten, machine, optimizer, priced) if found.bound is None else None
     if other is not None:
         plan, priced = other
+    bound, own = found.bound, plan
+    if bound is None and not found.interrupted:
+        plan, priced, bound = certified(found.rewritten, machine, optimizer, plan, priced)
     return SearchResult(
         strategy,
         plan,
         priced,
         found.derivation,
-        found.bound,
+        bound,
         found.explored,
-        joint=found if other is None else None,
+        joint=found if other is None and plan is own else None,
         interrupted=found.interrupted,
     )
 
