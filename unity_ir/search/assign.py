@@ -46,10 +46,12 @@ def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints)
     each: list[list[tuple[tuple[int, GridRole], ...]]] = []
     for group, row in zip(groups, counts.tolist(), strict=True):
         runs = [(name, count) for name, count in zip(names, row, strict=True) if count]
-        each.append([
-            tuple(zip(group.axes, (name for name, count in order for _ in range(count)), strict=True))
-            for order in permutations(runs)
-        ])
+        each.append(
+            [
+                tuple(zip(group.axes, (name for name, count in order for _ in range(count)), strict=True))
+                for order in permutations(runs)
+            ]
+        )
     for choice in product(*each):
         yield tuple(role for _, role in sorted(axis for part in choice for axis in part))
 

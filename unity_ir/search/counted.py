@@ -21,7 +21,7 @@ from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.assign import assign
 from unity_ir.search.exact import Solver, Terms
 from unity_ir.search.messages import Messages
-from unity_ir.search.space import AxisGroup, Spaces, merged_dims
+from unity_ir.search.space import FREE_MOVE, AxisGroup, Spaces, merged_dims
 
 TABLES = 60_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
@@ -63,6 +63,13 @@ def bound(graph: Graph, machine: Machine, optimizer: Optimizer, known: float) ->
 
     The plan is a parallel graph, and not always better.
     """
+    least, plan = _bound(graph, machine, optimizer, known)
+    # Free moves count a little in the search, and nothing in a plan.
+    free = FREE_MOVE * 4 * len(machine.mesh.sizes) * sum(len(n.operands) + len(n.results) for n in graph.nodes())
+    return max(0.0, least * (1 - ROUNDED) - free), plan
+
+
+def _bound(graph: Graph, machine: Machine, optimizer: Optimizer, known: float) -> tuple[float, Graph | None]:
     if machine.links:
         # Axes of a level are not alike there.
         return _alone(graph, machine, optimizer), None
@@ -70,8 +77,7 @@ def bound(graph: Graph, machine: Machine, optimizer: Optimizer, known: float) ->
     if _tables(graph, groups) <= TABLES and _rows(graph, groups) <= ROWS:
         solver = Solver(Spaces(machine, by_count=True), optimizer)
         found = solver.solve(graph)
-        least = found.bound * (1 - ROUNDED)
-        return least, assign(graph, found, solver) if known > least * (1 + CLOSE) else None
+        return found.bound, assign(graph, found, solver) if known > found.bound * (1 + CLOSE) else None
     for merge in (0, 1, 2):
         if _steps(graph, groups, merge) <= STEPS and _rows(graph, groups) <= ROWS:
             return _messages(graph, machine, optimizer, merge, known), None
@@ -92,7 +98,7 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, merge: int, 
         if messages.bound < best * (1 + SLOW) or known <= messages.bound * (1 + CLOSE):
             break
         best = messages.bound
-    return min(known, messages.bound * (1 - ROUNDED))
+    return min(known, messages.bound)
 
 
 def _alone(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:

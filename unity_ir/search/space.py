@@ -357,7 +357,5 @@ class Spaces:
     def of(self, shape: tuple[int, ...], dtype: str) -> LayoutSpace:
         key = (shape, dtype)
         if key not in self._made:
-            self._made[key] = LayoutSpace(
-                self.machine, self.groups, shape, dtype, merged_dims(len(shape), self.merge)
-            )
+            self._made[key] = LayoutSpace(self.machine, self.groups, shape, dtype, merged_dims(len(shape), self.merge))
         return self._made[key]

@@ -95,6 +95,8 @@ class StepwiseBetween:
         return self._kept(False, of_needs)
 
     def _kept(self, there: bool, given: Floats) -> Floats:
+        if self._nowhere == len(self.needs.layouts):
+            return np.full(len((self.needs if there else self.made).layouts), given.min())
         least = given.min()
         grains = np.floor((given - least) / GRAIN)
         key = there, grains.tobytes()

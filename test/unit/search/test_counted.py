@@ -1,0 +1,142 @@
+"""The bound on large machines is below every plan, and on machines whose axes are all different it is the optimum."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from graphs import boxes, random_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine import Machine
+from unity_ir.models.mlp import build as mlp
+from unity_ir.pcg.graph import Optimizer, erase
+from unity_ir.search import counted
+from unity_ir.search.assign import assign
+from unity_ir.search.data_parallel import data_parallel
+from unity_ir.search.exact import Solver
+from unity_ir.search.groups import solve
+from unity_ir.search.problem import between, port
+from unity_ir.search.run import run
+from unity_ir.search.sample import sample
+from unity_ir.search.space import LayoutSpace, Spaces, role_counts
+from unity_ir.search.space import counted as counted_groups
+from unity_ir.search.stepwise import StepwiseBetween
+
+SGD = Optimizer()
+DIMS = (4, 8, 12, 24)
+SAME = {"4": boxes(4), "2x4": boxes(2, 4), "8": boxes(8)}
+"""With equal axes in a level."""
+LARGE = {"16": boxes(16), "2x8": boxes(2, 8), "2x2x2x2": boxes(2, 2, 2, 2), "2x6x2": boxes(2, 6, 2)}
+"""Too large to search axis by axis."""
+
+
+def bounds(graph, machine: Machine, known: float, patch: pytest.MonkeyPatch):
+    """The bounds of every kind: by tables, by messages with more and more dims merged."""
+    yield counted.bound(graph, machine, SGD, known)[0]
+    for merge in range(3):
+        with patch.context() as m:
+            m.setattr(counted, "TABLES", -1)
+            m.setattr(
+                counted, "_steps", lambda graph, groups, at, chosen=merge: 0 if at == chosen else counted.STEPS + 1
+            )
+            yield counted.bound(graph, machine, SGD, known)[0]
+    with patch.context() as m:
+        m.setattr(counted, "TABLES", -1)
+        m.setattr(counted, "STEPS", -1)
+        yield counted.bound(graph, machine, SGD, known)[0]
+
+
+@pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=12, deadline=None)
+def test_no_bound_is_above_the_optimum(machine: Machine, seed: int):
+    graph = random_graph(Random(seed), Random(seed).randint(1, 5), dims=DIMS)
+    least = Solver(Spaces(machine), SGD).solve(graph).seconds
+    for bound in bounds(graph, machine, least * 1.2, pytest.MonkeyPatch()):
+        assert 0 <= bound <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("machine", LARGE.values(), ids=LARGE)
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=6, deadline=None)
+def test_no_plan_is_below_the_bound(machine: Machine, seed: int):
+    graph = random_graph(Random(seed), Random(seed).randint(1, 4), dims=DIMS)
+    plans = [sample(graph, machine, seed + i) for i in range(3)]
+    for make in (data_parallel,):
+        try:
+            plans.append(make(graph, machine))
+        except UnityError:
+            pass
+    found = solve(graph, machine, SGD)[1].seconds
+    known = min(found, *(cost(p, machine, SGD).time for p in plans))
+    for bound in bounds(graph, machine, known * 1.1, pytest.MonkeyPatch()):
+        assert 0 <= bound <= known * (1 + 1e-9)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=15, deadline=None)
+def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
+    machine = boxes(2, 2)
+    graph = random_graph(Random(seed), Random(seed).randint(1, 6), dims=DIMS)
+    exact = Solver(Spaces(machine), SGD).solve(graph)
+    solver = Solver(Spaces(machine, by_count=True), SGD)
+    found = solver.solve(graph)
+    assert found.seconds == pytest.approx(exact.seconds, rel=1e-9)
+    plan = assign(graph, found, solver)
+    assert plan is not None and erase(plan) == graph
+    assert cost(plan, machine, SGD).time == pytest.approx(found.seconds, abs=1e-9)
+
+
+@pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=8, deadline=None)
+def test_a_counted_plan_spelled_out_computes_the_same_and_is_not_below_its_sum(machine: Machine, seed: int):
+    graph = random_graph(Random(seed), Random(seed).randint(1, 6), dims=DIMS)
+    solver = Solver(Spaces(machine, by_count=True), SGD)
+    found = solver.solve(graph)
+    plan = assign(graph, found, solver)
+    assert plan is not None and erase(plan) == graph
+    assert cost(plan, machine, SGD).time >= found.bound - 1e-10
+
+
+@given(
+    st.sampled_from([boxes(4), boxes(2, 2), boxes(4, 3), boxes(8)]),
+    st.lists(st.sampled_from([2, 8, 12, 5]), min_size=1, max_size=2),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=60, deadline=None)
+def test_stepwise_as_from_the_table_of_all_pairs(machine: Machine, shape: list[int], training: bool, seed: int):
+    random = np.random.default_rng(seed)
+    space = LayoutSpace(machine, counted_groups(machine), tuple(shape), "f32")
+    made, needs = (port(random.integers(low, len(space), size=random.integers(1, 40))) for low in (0, -1))
+    table, steps = between(space, made, needs, training), StepwiseBetween(made, needs, space, training)
+    of_made, of_needs = (random.random(len(p.layouts)) * 1e-3 for p in (made, needs))
+    assert steps.there(of_made) == pytest.approx(table.there(of_made), abs=3e-12)
+    assert steps.back(of_needs) == pytest.approx(table.back(of_needs), abs=3e-12)
+    assert np.all(steps.there(of_made) <= table.there(of_made) + 1e-15)
+    assert np.all(steps.back(of_needs) <= table.back(of_needs) + 1e-15)
+
+
+@pytest.mark.parametrize("levels", [(), (2,), (3, 2), (4,), (12,), (2, 4)])
+@pytest.mark.parametrize("roles", [1, 3, 5])
+def test_layouts_are_found_by_their_counts(levels: tuple[int, ...], roles: int):
+    groups = counted_groups(boxes(*levels))
+    counts = role_counts(groups, roles)
+    assert len(np.unique(counts.reshape(len(counts), -1), axis=0)) == len(counts)
+    assert np.all(counts.sum(axis=2) == [g.count for g in groups])
+    space = LayoutSpace(boxes(*levels), groups, (48,) * max(roles - 3, 0), "f32")
+    assert np.array_equal(space.find(space.counts), np.arange(len(space)))
+
+
+def test_the_joint_search_knows_how_good_its_plan_is_on_a_large_machine():
+    machine = boxes(4, 8)
+    result = run(mlp(batch=64, hidden=64, layers=2, classes=64), machine)
+    assert result.bound is not None and result.gap is not None
+    assert 0 < result.bound <= result.cost.time
+    assert result.gap < 0.5
