@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -94,9 +95,9 @@ def seconds(
     is the same value (see `cost.work.repeats`). Equal to the sum of `cost.work.work` of each row.
     """
     out = np.zeros(len(degrees))
-    rows, inverse = np.unique(np.hstack([degrees, same]), axis=0, return_inverse=True)
-    degrees, same = rows[:, : len(variables)], rows[:, len(variables) :]
-    out = np.zeros(len(rows))
+    first, inverse = distinct(np.hstack([degrees, same]))
+    degrees, same = degrees[first], same[first]
+    out = np.zeros(len(first))
     patterns, pattern = np.unique(same, axis=0, return_inverse=True)
     for i, repeated in enumerate(patterns.tolist()):
         at = np.flatnonzero(pattern.reshape(-1) == i)
@@ -110,7 +111,20 @@ def seconds(
             named = tuple((v, d) for v, d in zip(variables, degrees[row].tolist(), strict=True) if d > 1)
             done = work(node.op, _operands(node), node.attributes, named, needs, tuple(repeated))
             out[row] = done.forward_time(device) + done.backward_time(device)
-    return out[inverse.reshape(-1)]
+    return out[inverse]
+
+
+def distinct(rows: Ints) -> tuple[Ints, Ints]:
+    """Where each different row of numbers (not negative) first is, in order of the rows, and which of these each is."""
+    sizes = rows.max(axis=0, initial=0) + 1
+    if prod(sizes.tolist()) < 2**62:
+        code = np.zeros(len(rows), dtype=np.int64)
+        for column, size in enumerate(sizes.tolist()):
+            code = code * size + rows[:, column]
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    else:
+        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
 
 
 def template(node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], same: tuple[int, ...]) -> Template:

@@ -106,14 +106,15 @@ class Solver:
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
         """The table of a serial compute node."""
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
-        key = (node.op, node.attributes, tuple(v.type for v in node.operands), repeats(node), needs)
+        weights = tuple(v.node.op == "weight" for v in node.operands)
+        key = (node.op, node.attributes, tuple(v.type for v in node.operands), weights, repeats(node), needs)
         if key not in self._tables:
             self._tables[key] = operator_table(node, needs, self.spaces)
         return self._tables[key]
 
     def space(self, value: Value) -> LayoutSpace:
         """The layouts of a value."""
-        return self.spaces.of(value.type.shape, value.type.dtype)
+        return self.spaces.of_value(value)
 
     def solve(self, graph: Graph) -> ExactPlan:
         """The minimum for a serial forward graph."""
@@ -201,7 +202,7 @@ class Solver:
         self, value: Value, made: Port, needs: Port, training: bool, kept: bool
     ) -> Between | StepwiseBetween:
         """What stands between two ports of a value."""
-        key = (value.type, training, kept, id(made), id(needs))
+        key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
         if key not in self._between:
             space = self.space(value)
             self._between[key] = (
@@ -237,7 +238,7 @@ class Solver:
         """What a leaf costs by resting in each layout: the update of a weight; copies and addends never rest."""
         (type,) = node.types
         updated = node.op == "weight" and node in with_gradient
-        key = (type, node.op == "weight", updated)
+        key = (type, node.op, updated)
         if key not in self._rests:
             self._rests[key] = self.price.of(*self.resting(node, updated))
         return self._rests[key]

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Value
 from unity_ir.pcg.layout import COPY, REPEAT, SUM
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -354,8 +355,17 @@ class Spaces:
     def _made(self) -> dict[Any, LayoutSpace]:
         return {}
 
-    def of(self, shape: tuple[int, ...], dtype: str) -> LayoutSpace:
-        key = (shape, dtype)
+    def of(self, shape: tuple[int, ...], dtype: str, merge: int | None = None) -> LayoutSpace:
+        merged = merged_dims(len(shape), self.merge if merge is None else merge)
+        key = (shape, dtype, merged)
         if key not in self._made:
-            self._made[key] = LayoutSpace(self.machine, self.groups, shape, dtype, merged_dims(len(shape), self.merge))
+            self._made[key] = LayoutSpace(self.machine, self.groups, shape, dtype, merged)
         return self._made[key]
+
+    def of_value(self, value: Value) -> LayoutSpace:
+        """
+        The layouts of a value. Where dims are merged at all, those of weights all are: a weight may rest divided along
+        the dim in which it is needed divided, so that hardly anything is lost.
+        """
+        weight = self.merge > 0 and value.node.op == "weight"
+        return self.of(value.type.shape, value.type.dtype, 2 if weight else None)

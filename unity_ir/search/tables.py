@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from unity_ir.cost.halos import exchanges
-from unity_ir.cost.table import seconds
+from unity_ir.cost.table import distinct, seconds
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.layout import COPY, REPEAT, GridRole, operand_role, result_role
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -62,7 +62,7 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
     counts, degrees = counts[fits], degrees[fits]
     needed: list[Ints] = []
     for i, value in enumerate(node.operands):
-        space = spaces.of(value.type.shape, value.type.dtype)
+        space = spaces.of_value(value)
         needed.append(space.find(_project(counts, [operand_role(analysis, i, what) for what in roles], space)))
     made: list[Ints] = []
     for i, type in enumerate(node.types):
@@ -122,9 +122,9 @@ def _halo_seconds(
     """Seconds of the halo exchanges, per row of counts [row, group, variable], there and, for gradients, back."""
     if not node.analysis.operand_halos or not spaces.groups:
         return np.zeros(len(counts))
-    rows, inverse = np.unique(counts.reshape(len(counts), -1), axis=0, return_inverse=True)
+    first, inverse = distinct(counts.reshape(len(counts), -1))
     each: list[float] = []
-    for row in rows.reshape(-1, *counts.shape[1:]):
+    for row in counts[first]:
         sizes = {v: _level_sizes(row[:, i], spaces) for i, v in enumerate(variables)}
         degrees = {v: prod(of_levels.values()) for v, of_levels in sizes.items()}
         each.append(
@@ -136,7 +136,7 @@ def _halo_seconds(
                 for e in exchanges(node, degrees)
             )
         )
-    return np.array(each)[inverse.reshape(-1)]
+    return np.array(each)[inverse]
 
 
 def _halo_bytes(
@@ -164,11 +164,10 @@ def _level_sizes(counts: Ints, spaces: Spaces) -> dict[int, int]:
 
 def _undominated(table: OperatorTable) -> OperatorTable:
     """Of the rows that need and make the same layouts, the fastest."""
-    keys = np.stack([*table.operands, *table.results], axis=1)
-    order = np.lexsort((table.seconds, *keys.T))
-    ordered = keys[order]
+    _, which = distinct(np.stack([*table.operands, *table.results], axis=1))
+    order = np.lexsort((table.seconds, which))
     first = np.ones(len(order), dtype=bool)
-    first[1:] = np.any(ordered[1:] != ordered[:-1], axis=1)
+    first[1:] = which[order[1:]] != which[order[:-1]]
     keep = np.sort(order[first])
     return OperatorTable(
         table.roles,
