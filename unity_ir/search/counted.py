@@ -6,8 +6,8 @@ a layout says how many of a level's axes have each role. Going from count to cou
 with the first count to any with the second, so the least sum over counts is a bound on that over layouts. Its choice,
 spelled out on axes, is often a better plan than that of grouped axes (`search/groups.py`).
 
-On larger graphs the least sum over counts is bounded in turn: by messages (`search/messages.py`), and where dims are many,
-with some of them not told apart (`search/space.py`, `merged_dims`): going between those is free then.
+On larger graphs the least sum over counts is bounded in turn: by messages (`search/messages.py`), and where dims are
+many, with some of them not told apart (`search/space.py`, `merged_dims`): going between those is free then.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from unity_ir.search.exact import Solver, Terms
 from unity_ir.search.messages import Messages
 from unity_ir.search.space import FREE_MOVE, AxisGroup, Spaces, merged_dims
 
-TABLES = 60_000_000
+TABLES = 120_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
 
-STEPS = 8_000_000_000
-"""Sums in one pass of messages up to which they are passed."""
+STEPS = 1_000_000_000
+"""Sums in one pass of messages, about, up to which they are passed: some ten seconds."""
+
+THOROUGH = 10_000_000_000
+"""Likewise where a good bound is worth a minute."""
 
 ROWS = 3_000_000
 """Configurations of one operator, likewise."""
@@ -46,10 +49,10 @@ ROUNDED = 1e-9
 
 
 def certified(
-    serial: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost
+    serial: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost, steps: int = STEPS
 ) -> tuple[Graph, PlanCost, float]:
     """A plan of a serial graph, or one found on the way that is faster and fits; its cost; a bound on all plans."""
-    least, other = bound(serial, machine, optimizer, priced.time)
+    least, other = bound(serial, machine, optimizer, priced.time, steps)
     if other is not None:
         found = cost(other, machine, optimizer)
         if found.time < priced.time * (1 - ROUNDED) and found.memory_bytes <= machine.device.memory:
@@ -57,19 +60,23 @@ def certified(
     return plan, priced, min(least, priced.time)
 
 
-def bound(graph: Graph, machine: Machine, optimizer: Optimizer, known: float) -> tuple[float, Graph | None]:
+def bound(
+    graph: Graph, machine: Machine, optimizer: Optimizer, known: float, steps: int = STEPS
+) -> tuple[float, Graph | None]:
     """
     Seconds that no placement of a serial graph on the machine is below, and maybe a plan; `known` is what one takes.
 
     The plan is a parallel graph, and not always better.
     """
-    least, plan = _bound(graph, machine, optimizer, known)
+    least, plan = _bound(graph, machine, optimizer, known, steps)
     # Free moves count a little in the search, and nothing in a plan.
     free = FREE_MOVE * 4 * len(machine.mesh.sizes) * sum(len(n.operands) + len(n.results) for n in graph.nodes())
     return max(0.0, least * (1 - ROUNDED) - free), plan
 
 
-def _bound(graph: Graph, machine: Machine, optimizer: Optimizer, known: float) -> tuple[float, Graph | None]:
+def _bound(
+    graph: Graph, machine: Machine, optimizer: Optimizer, known: float, steps: int
+) -> tuple[float, Graph | None]:
     if machine.links:
         # Axes of a level are not alike there.
         return _alone(graph, machine, optimizer), None
@@ -79,7 +86,7 @@ def _bound(graph: Graph, machine: Machine, optimizer: Optimizer, known: float) -
         found = solver.solve(graph)
         return found.bound, assign(graph, found, solver) if known > found.bound * (1 + CLOSE) else None
     for merge in (0, 1, 2):
-        if _steps(graph, groups, merge) <= STEPS and _rows(graph, groups) <= ROWS:
+        if _steps(graph, groups, merge) <= steps and _rows(graph, groups) <= ROWS:
             return _messages(graph, machine, optimizer, merge, known), None
     return _alone(graph, machine, optimizer), None
 

@@ -33,7 +33,7 @@ from unity_ir.search.again import NOTHING, Kept
 from unity_ir.search.eliminate import Factor, Memo, every, minimise_within
 from unity_ir.search.messages import Messages
 from unity_ir.search.price import TIME, Price
-from unity_ir.search.problem import NOWHERE, Between, Kind, Link, Port, Problem, between, port, undominated
+from unity_ir.search.problem import NOWHERE, Kind, Link, Port, Problem, Way, between, port, undominated
 from unity_ir.search.space import Floats, Ints, LayoutSpace, Spaces
 from unity_ir.search.stepwise import StepwiseBetween
 from unity_ir.search.tables import OperatorTable, operator_table
@@ -87,9 +87,7 @@ class Solver:
     """Whether only messages will be passed: no row is left out, and no table of all pairs of layouts made."""
     _tables: dict[tuple[object, ...], OperatorTable] = field(default_factory=dict[tuple[object, ...], OperatorTable])
     _kinds: dict[tuple[object, ...], Kind] = field(default_factory=dict[tuple[object, ...], Kind])
-    _between: dict[tuple[object, ...], Between | StepwiseBetween] = field(
-        default_factory=dict[tuple[object, ...], Between | StepwiseBetween]
-    )
+    _between: dict[tuple[object, ...], Way] = field(default_factory=dict[tuple[object, ...], Way])
     memo: Memo = field(default_factory=Memo)
     _leaves: dict[tuple[object, ...], tuple[Floats, Ints]] = field(
         default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
@@ -198,9 +196,7 @@ class Solver:
             self._kinds[key] = Kind(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
         return self._kinds[key]
 
-    def between(
-        self, value: Value, made: Port, needs: Port, training: bool, kept: bool
-    ) -> Between | StepwiseBetween:
+    def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> Way:
         """What stands between two ports of a value."""
         key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
         if key not in self._between:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -90,13 +91,35 @@ class Between:
         return Between(made, needs, self.seconds[np.ix_(*at)])
 
 
+class Way(Protocol):
+    """What stands between two ports, as far as messages need to know."""
+
+    @property
+    def made(self) -> Port: ...
+
+    @property
+    def needs(self) -> Port: ...
+
+    def there(self, of_made: Floats) -> Floats:
+        """The least of `of_made` and the way, for each layout needed."""
+        ...
+
+    def back(self, of_needs: Floats) -> Floats:
+        """The least of `of_needs` and the way, for each layout made."""
+        ...
+
+    def of(self, made: Port, needs: Port) -> Way:
+        """What stands between ports with some of the layouts."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Link:
     """A value between two variables."""
 
     source: int
     target: int
-    between: Between
+    between: Way
 
     @property
     def made(self) -> Port:
@@ -108,6 +131,9 @@ class Link:
 
     @property
     def seconds(self) -> Floats:
+        """Seconds [layout made, layout needed]. Raises `TypeError` where only messages are passed."""
+        if not isinstance(self.between, Between):
+            raise TypeError("search: this link has no table of seconds")
         return self.between.seconds
 
     def of(self, end: int, rows: npt.NDArray[np.bool_]) -> Link:

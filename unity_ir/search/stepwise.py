@@ -42,7 +42,7 @@ class _End:
         return distinct, rounds
 
     def least_both(self, of_layouts: Floats, other: _End, out: Floats, home: Floats) -> Floats:
-        """For each layout of the other end the least of `of_layouts` + out[there, other there] + home[back, other back]."""
+        """For each layout of the other end the least of `of_layouts` + out[there, its there] + home[back, its back]."""
         distinct, (some, *more) = self._by_back
         first = out[self.there[some]]
         first += of_layouts[some][:, None]

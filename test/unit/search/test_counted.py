@@ -88,7 +88,8 @@ def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
     found = solver.solve(graph)
     assert found.seconds == pytest.approx(exact.seconds, rel=1e-9)
     plan = assign(graph, found, solver)
-    assert plan is not None and erase(plan) == graph
+    assert plan is not None
+    assert erase(plan) == graph
     assert cost(plan, machine, SGD).time == pytest.approx(found.seconds, abs=1e-9)
 
 
@@ -100,7 +101,8 @@ def test_a_counted_plan_spelled_out_computes_the_same_and_is_not_below_its_sum(m
     solver = Solver(Spaces(machine, by_count=True), SGD)
     found = solver.solve(graph)
     plan = assign(graph, found, solver)
-    assert plan is not None and erase(plan) == graph
+    assert plan is not None
+    assert erase(plan) == graph
     assert cost(plan, machine, SGD).time >= found.bound - 1e-10
 
 
@@ -137,6 +139,7 @@ def test_layouts_are_found_by_their_counts(levels: tuple[int, ...], roles: int):
 def test_the_joint_search_knows_how_good_its_plan_is_on_a_large_machine():
     machine = boxes(4, 8)
     result = run(mlp(batch=64, hidden=64, layers=2, classes=64), machine)
-    assert result.bound is not None and result.gap is not None
+    assert result.bound is not None
+    assert result.gap is not None
     assert 0 < result.bound <= result.cost.time
     assert result.gap < 0.5
