@@ -37,7 +37,7 @@ from unity_ir.search.space import AxisGroup, Floats, Ints
 ORDERS = 6
 """Orders of runs that are looked at, for each operator and value."""
 
-ENTRIES = 50_000_000
+ENTRIES = 5_000_000
 """Entries of tables that choosing them may look at."""
 
 
@@ -56,6 +56,14 @@ def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints)
         yield tuple(role for _, role in sorted(axis for part in choice for axis in part))
 
 
+PRICES = 2_000
+"""Pairs of layouts that the planner is asked about before giving up."""
+
+
+class _TooMany(Exception):
+    """More pairs than `PRICES`."""
+
+
 @dataclass
 class _Prices:
     """Seconds between layouts, as the planner goes."""
@@ -69,6 +77,8 @@ class _Prices:
             return 0.0
         key = (value.type, source, target, training)
         if key not in self._seen:
+            if len(self._seen) == PRICES:
+                raise _TooMany
             seconds = self._one_way(value, source, target)
             if training:
                 seconds += self._one_way(value, dual(target), dual(source))
@@ -86,7 +96,10 @@ class _Prices:
 
 def assign(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
     """The parallel graph of a plan that counts axes; None if there are too many ways to spell it out."""
-    return _Spelling(graph, plan, solver).graph()
+    try:
+        return _Spelling(graph, plan, solver).graph()
+    except _TooMany:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

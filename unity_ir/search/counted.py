@@ -23,7 +23,7 @@ from unity_ir.search.exact import Solver, Terms
 from unity_ir.search.messages import Messages
 from unity_ir.search.space import FREE_MOVE, AxisGroup, Spaces, merged_dims
 
-TABLES = 120_000_000
+TABLES = 60_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
 
 STEPS = 1_000_000_000
