@@ -21,7 +21,7 @@ from unity_ir.cost.work import repeats
 from unity_ir.machine import load
 from unity_ir.models import from_text
 from unity_ir.pcg.differentiate import trained
-from unity_ir.search.space import axis_classes, degrees_of, role_counts
+from unity_ir.search.space import Spaces, degrees_of, role_counts
 
 MODELS = ["gpt2,layers=2", "bert_large,layers=2", "inception_v3", "nmt", "dlrm", "candle_uno"]
 
@@ -29,12 +29,12 @@ MODELS = ["gpt2,layers=2", "bert_large,layers=2", "inception_v3", "nmt", "dlrm",
 def measure(model: str, machine_name: str) -> dict[str, object]:
     """Every configuration of every operator of a model, as the search's tables ask for them."""
     machine, graph = load(machine_name), from_text(model)
-    classes, with_gradient = axis_classes(machine), trained(graph)
+    groups, with_gradient = Spaces(machine, by_count=True).groups, trained(graph)
     asked: list[tuple[object, ...]] = []
     for node in dict.fromkeys(n for n in graph.nodes() if n.is_compute):
         extents = node.analysis.bound.extents
         variables = tuple(v for v in node.analysis.splittable if extents[v] > 1)
-        degrees = degrees_of(role_counts(classes, len(variables) + 2 + len(node.analysis.carriers)), classes)
+        degrees = degrees_of(role_counts(groups, len(variables) + 2 + len(node.analysis.carriers)), groups)
         degrees = degrees[:, : len(variables)]
         fits = np.all(np.array([extents[v] for v in variables], dtype=np.int64) % degrees == 0, axis=1)
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
