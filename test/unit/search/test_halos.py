@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unity_ir.cost.plan import cost
-from unity_ir.errors import UnityError
-from unity_ir.lowering.spmd import lower
 from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
@@ -71,12 +69,3 @@ def test_large_images_are_divided_with_a_halo():
     # A row of 6 goes each way, and the input needs no gradient; the gradient of 9 weights is summed up.
     assert said.elements == done.elements == 2 * 6 + 2 * 9
     assert said.time == pytest.approx(done.time)
-
-
-def test_halos_are_not_lowered_yet():
-    machine = boxes(2)
-    graph = spatial()
-    solver = Solver(Spaces(machine), SGD)
-    step = differentiate(realise(graph, solver.solve(graph), solver), SGD, machine.mesh)
-    with pytest.raises(UnityError, match=r"^pcg\.halo: halos are not lowered yet"):
-        lower(step, machine)
