@@ -7,8 +7,7 @@ the sizes do not divide, it is repeated. Partial sums are summed up where they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Mapping
 
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.layout import (
@@ -20,11 +19,10 @@ from unity_ir.pcg.layout import (
     GridRole,
     Layout,
     Mesh,
-    operand_role,
     result_layout,
-    result_role,
 )
 from unity_ir.pcg.materialise import materialise
+from unity_ir.simulate.choices import fits
 
 Choose = Callable[[Node, int, str | None], GridRole | None]
 """
@@ -87,7 +85,7 @@ def _assignment(node: Node, mesh: Mesh, layouts: Mapping[Value, Layout], choose:
         followed = _followed(node, axis, layouts)
         chosen = choose(node, axis, followed)
         may: list[GridRole | None] = [chosen, followed, _pinned(node, axis, layouts) if chosen is None else None]
-        fitting = (what for what in may if what is not None and fits(node, (*out, what), mesh))
+        fitting = (what for what in may if what is not None and fits(node, (*out, what), Mesh(mesh.sizes[: axis + 1])))
         out.append(next(fitting, REPEAT))
     return tuple(out)
 
@@ -106,20 +104,3 @@ def _pinned(node: Node, axis: int, layouts: Mapping[Value, Layout]) -> int | Non
     """Where the operands that flow are pinned, if all are."""
     roles = {layouts[v][axis] for v in node.operands if v in layouts}
     return roles.pop() if len(roles) == 1 and max(roles) <= PINNED else None
-
-
-def fits(node: Node, roles: Sequence[GridRole], mesh: Mesh) -> bool:
-    """Whether an operator may have these roles on the first axes: splittable, and all sizes divide."""
-    analysis = node.analysis
-    if any(isinstance(r, str) and r not in analysis.splittable for r in roles):
-        return False
-    for what in {r for r in roles if isinstance(r, str)}:
-        if analysis.bound.extents[what] % prod(s for s, r in zip(mesh.sizes, roles, strict=False) if r == what):
-            return False
-    for values, role_of in ((node.operands, operand_role), (node.results, result_role)):
-        for i, value in enumerate(values):
-            layout = [role_of(analysis, i, r) for r in roles]
-            for dim, size in enumerate(value.type.shape):
-                if size % prod(s for s, r in zip(mesh.sizes, layout, strict=False) if r == dim):
-                    return False
-    return True

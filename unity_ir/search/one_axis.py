@@ -22,6 +22,7 @@ from unity_ir.pcg.reshard import Move, move_kind
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.coarsen import Groups
 from unity_ir.search.space import Floats
+from unity_ir.simulate.choices import fits
 
 Roles = tuple[int, ...]
 """What a tensor does with the axes so far."""
@@ -134,25 +135,14 @@ class Axes:
         return tuple(dims) or (REPEAT,)
 
     def _may_operator(self, node: Node, roles: tuple[GridRole, ...], size: int) -> list[GridRole]:
-        analysis, degrees = node.analysis, self._degrees(roles)
+        analysis = node.analysis
         found: list[GridRole] = []
         for v in analysis.splittable:
-            if analysis.bound.extents[v] % (degrees.get(v, 1) * size) or not self._fits(node, roles, v, size):
+            if not fits(node, (*roles, v), Mesh((*self.done, size))):
                 continue
             if self.reduction or all(result_role(analysis, i, v) != SUM for i in range(len(node.types))):
                 found.append(v)
         return found or [REPEAT]
-
-    def _fits(self, node: Node, roles: tuple[GridRole, ...], what: GridRole, size: int) -> bool:
-        """Whether the sizes of all operands and results divide."""
-        sizes = (*self.done, size)
-        for values, role_of in ((node.operands, operand_role), (node.results, result_role)):
-            for i, value in enumerate(values):
-                layout = [role_of(node.analysis, i, r) for r in (*roles, what)]
-                for dim, extent in enumerate(value.type.shape):
-                    if extent % prod(s for s, r in zip(sizes, layout, strict=True) if r == dim):
-                        return False
-        return True
 
     # -- what it moves
 
