@@ -25,7 +25,7 @@ demo: setup ## run the example from a model to a training run
 	examples/demo.sh
 
 test: lint ## everything that has to pass
-	pytest
+	pytest -n auto --maxprocesses 4 --dist loadfile
 	# All of them have run inside pytest; those that import torch in every process are not worth it again.
 	lit -sv test --filter-out from_torch
 
