@@ -22,6 +22,9 @@ from unity_ir.search.explain import explain
 DERIVATION = "pcg.derivation"
 """The function attribute that holds the rule applications from the source graph to the plan."""
 
+REWRITE = ("joint", "sequential", "unity")
+"""Strategies that rewrite."""
+
 BOUND = "pcg.bound"
 """The function attribute that holds the seconds below which no placement of the plan's graph can be."""
 
@@ -62,6 +65,9 @@ class Search(ModulePass):
     no_cache: Switch = False
     """Of unity: not to split the graph, and to keep nothing from one candidate to the next (the paper's Table 2)."""
 
+    rules: str | None = None
+    """What joint, sequential and unity rewrite by, such as `library+~merge-matmuls`: `rules.algebraic.selected`."""
+
     optimizer: str | None = None
     """What the plan will be trained with, whose state takes memory; by default what the function says, or sgd."""
 
@@ -81,7 +87,9 @@ class Search(ModulePass):
             for func in pcg_functions(op):
                 graph = to_graph(func)
                 with _shown(func.sym_name.data) as progress:
-                    result = run(graph, machine, self.strategy, optimizer, progress, self.seed, settings, options)
+                    result = run(
+                        graph, machine, self.strategy, optimizer, progress, self.seed, settings, options, self._rules()
+                    )
                 new = replace_function(func, result.graph)
                 new.attributes.update(_certificate(result))
                 self._tell(result, func.sym_name.data)
@@ -115,6 +123,13 @@ class Search(ModulePass):
         if self.beta is not None:
             settings = replace(settings, beta=self.beta)
         return replace(settings, budget=self.budget) if mine and self.budget is not None else settings
+
+    def _rules(self) -> str | None:
+        if self.rules is not None and self.strategy not in REWRITE:
+            raise UnityError(
+                f"pcg-search: rules is an option of {', '.join(REWRITE)}, not of {self.strategy}; leave it out"
+            )
+        return self.rules
 
     def _options(self) -> Options:
         """What unity is told; what is not given is its own choice."""

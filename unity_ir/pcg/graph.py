@@ -258,7 +258,12 @@ def divide(node: Node, operands: Sequence[Value], configuration: Configuration, 
 
 
 def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> Node:
-    """The same operator on other operands; types are inferred anew."""
+    """The same operator on other operands; its types are inferred anew if theirs are others."""
+    if not node.is_leaf and all(v.type == old.type for v, old in zip(operands, node.operands, strict=True)):
+        built = _make(node.op, tuple(operands), node.attributes, node.types, view)
+        if view is not None:
+            check_view(built)
+        return built
     if node.is_leaf:
         return _make(node.op, (), node.attributes, node.types, view)
     if node.is_parallel:

@@ -1,18 +1,67 @@
-"""The rules the joint search rewrites by, each of the library's family `algebraic`."""
+"""The rules searches rewrite by, by name: all of the library, or those known to matter for models."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from unity_ir.rules.library import family, group
+from unity_ir.errors import UnityError
+from unity_ir.rules.library import families, family, find, group, rules
 from unity_ir.rules.rule import Rule
 
-SEARCHED = ("fuse-activation", "unfuse-activation", "merge-matmuls", "split-of-concat", "concat-of-split")
+SEARCHED = (
+    "fuse-activation",
+    "unfuse-activation",
+    "merge-matmuls",
+    "split-of-concat",
+    "concat-of-split",
+    "matmul-of-parts",
+    "embedding-bag-as-sum",
+    "max-pool2d-of-relu",
+)
 """In the order they are tried."""
+
+WITHOUT = "~"
+"""Before the name of what is left out."""
 
 
 @cache
 def algebraic() -> tuple[Rule, ...]:
     """The rules named in `SEARCHED`."""
-    known = group(family("algebraic"))
+    known = rules()
     return tuple(known[name] for name in SEARCHED)
+
+
+@cache
+def selected(text: str) -> tuple[Rule, ...]:
+    """
+    The rules that are asked for, in the order they are tried.
+
+    Names are put together with `+`: `common` (those in `SEARCHED`), `library` (all, these first), `none`, a family, a
+    rule; `~` before a name leaves it out: `library+~fuse-activation`. Raises `UnityError` for unknown names.
+    """
+    found: dict[str, Rule] = {}
+    for name in filter(None, (n.strip() for n in text.split("+"))):
+        some = _named(name.removeprefix(WITHOUT))
+        for rule in some:
+            if name.startswith(WITHOUT):
+                found.pop(rule.name, None)
+            else:
+                found.setdefault(rule.name, rule)
+    return tuple(found.values())
+
+
+def _named(name: str) -> tuple[Rule, ...]:
+    match name:
+        case "common":
+            return algebraic()
+        case "none":
+            return ()
+        case "library":
+            return (*algebraic(), *(r for r in rules().values() if r.name not in SEARCHED))
+        case _ if name in families():
+            return tuple(group(family(name)).values())
+        case _:
+            try:
+                return (find(name),)
+            except UnityError as error:
+                raise UnityError(f"search: rules: {error}") from error

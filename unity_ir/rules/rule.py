@@ -22,34 +22,43 @@ class Rule:
     name: str
     cases: tuple[Substitution, ...]
 
-    def matches(self, graph: Graph, given: Bindings | None = None) -> Iterator[Match]:
-        """Every match of every case, in the order of the operators they are at. See `match.matches`."""
-        index = Index(graph)
+    def matches(self, graph: Graph, given: Bindings | None = None, index: Index | None = None) -> Iterator[Match]:
+        """
+        Every match of every case, in the order of the operators they are at. See `match.matches`.
+
+        `index` is the graph's, if it has been made for other rules.
+        """
+        index = index or Index(graph)
         found = (matches(case, index, given) for case in self.cases)
         return heapq.merge(*found, key=lambda m: index.number[m.at])
 
-    def applications(self, graph: Graph, given: Bindings | None = None) -> Iterator[tuple[str, Graph]]:
+    def applications(
+        self, graph: Graph, given: Bindings | None = None, index: Index | None = None
+    ) -> Iterator[tuple[str, Graph]]:
         """
         Every way to apply the rule once that does no work twice: the place, and the graph after it.
 
         The place is the operator that makes the first replaced value; `matmul#3.2` is the second way at `matmul#3`.
         Every weight that had a gradient still has one: a rewrite may not lose a weight whose part in the loss is zero.
         """
-        weights = _trained_weights(graph)
+        weights: set[Node] | None = None
         last, ways = None, 0
-        for match in self.matches(graph, given):
+        for match in self.matches(graph, given, index):
             if match.repeats_work:
                 continue
+            weights = _trained_weights(graph) if weights is None else weights
             after = substitute(graph, match.replaced)
             if weights <= _trained_weights(after):
                 ways = ways + 1 if match.at is last else 1
                 last = match.at
                 yield match.place if ways == 1 else f"{match.place}.{ways}", after
 
-    def everywhere(self, graph: Graph, given: Bindings | None = None) -> tuple[list[str], Graph]:
+    def everywhere(
+        self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
+    ) -> tuple[list[str], Graph]:
         """The rule applied until it applies no more: the places it was applied at, in order, and the graph."""
         at: list[str] = []
-        while (found := next(self.applications(graph, given), None)) is not None and len(at) < MOST_AT_ONCE:
+        while len(at) < most and (found := next(self.applications(graph, given), None)) is not None:
             at.append(found[0])
             graph = found[1]
         return at, graph

@@ -16,10 +16,14 @@ from itertools import count
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.rules.derivation import Application
+from unity_ir.rules.match import Index
 from unity_ir.rules.rule import Rule
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.groups import solve
 from unity_ir.search.realise import realise
+
+MOST = 8
+"""Graphs that are rewritten once more or priced, at least, whatever the budget."""
 
 Progress = Callable[[int, float], None]
 """Called with the graphs explored and the best time so far (seconds)."""
@@ -50,7 +54,7 @@ def joint(
     rules: Sequence[Rule],
     optimizer: Optimizer,
     alpha: float = 1.05,
-    budget: int = 2000,
+    budget: int = 500,
     progress: Progress | None = None,
     solver: Solver | None = None,
 ) -> JointPlan:
@@ -62,43 +66,49 @@ def joint(
     bytes, too; by default only time counts. Ctrl-C ends it with the best plan so far; before there is one it
     raises `KeyboardInterrupt`.
     """
-    most = max(8, budget // max(1, sum(n.is_compute for n in graph.nodes())))
+    most = max(MOST, budget // max(1, sum(n.is_compute for n in graph.nodes())))
     tie = count()
     solver, plan = solve(graph, machine, optimizer) if solver is None else (solver, solver.solve(graph))
     best: tuple[float, Graph, ExactPlan, tuple[Application, ...]] = (plan.seconds, graph, plan, ())
     queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
     seen = {graph.outputs}
     interrupted = False
+
+    def enter(after: Graph, steps: tuple[Application, ...]) -> None:
+        """Prices a graph, unless it has been."""
+        nonlocal best
+        if after.outputs in seen:
+            return
+        seen.add(after.outputs)
+        plan = solver.solve(after)
+        if plan.seconds < best[0] * (1 - 1e-9):
+            best = (plan.seconds, after, plan, steps)
+        if plan.seconds <= alpha * best[0]:
+            heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
+        if progress is not None:
+            progress(len(seen), best[0])
+
     try:
         if rules and machine.devices > 1:
             # What is fastest on one device is often near, and may be many rewrites away.
             alone = joint(graph, one_device(machine), rules, optimizer, alpha, budget)
             if alone.interrupted:
                 raise KeyboardInterrupt
-            if alone.rewritten.outputs not in seen:
-                seen.add(alone.rewritten.outputs)
-                plan = solver.solve(alone.rewritten)
-                heapq.heappush(queue, (plan.seconds, next(tie), alone.rewritten, alone.derivation))
-                if plan.seconds < best[0] * (1 - 1e-9):
-                    best = (plan.seconds, alone.rewritten, plan, alone.derivation)
+            enter(alone.rewritten, alone.derivation)
+        for rule in rules:
+            # For large graphs the budget ends before rewrites of rewrites.
+            _, candidate, _, derivation = best
+            applied, after = _everywhere(candidate, rule, Index(candidate))
+            enter(after, (*derivation, *applied))
+        most += len(seen)
         while queue and len(seen) < most:
             seconds, _, candidate, derivation = heapq.heappop(queue)
             if seconds > alpha * best[0]:
                 break
             for applied, after in _rewrites(candidate, rules):
+                enter(after, (*derivation, *applied))
                 if len(seen) >= most:
                     break
-                if after.outputs in seen:
-                    continue
-                seen.add(after.outputs)
-                plan = solver.solve(after)
-                steps = (*derivation, *applied)
-                if plan.seconds < best[0] * (1 - 1e-9):
-                    best = (plan.seconds, after, plan, steps)
-                if plan.seconds <= alpha * best[0]:
-                    heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
-                if progress is not None:
-                    progress(len(seen), best[0])
     except KeyboardInterrupt:
         interrupted = True
     _, rewritten, plan, derivation = best
@@ -118,10 +128,18 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Applic
 
     Repeated layers mostly want the same rewrite; without the former, n of them would take n rounds.
     """
-    for rule in rules:
-        at, after = rule.everywhere(graph)
+    index = Index(graph)
+    matching = [rule for rule in rules if any(True for _ in rule.matches(graph, index=index))]
+    for rule in matching:
+        at, after = _everywhere(graph, rule, index)
         if len(at) > 1:
-            yield [Application(rule.name, place) for place in at], after
-    for rule in rules:
-        for place, after in rule.applications(graph):
+            yield at, after
+    for rule in matching:
+        for place, after in rule.applications(graph, index=index):
             yield [Application(rule.name, place)], after
+
+
+def _everywhere(graph: Graph, rule: Rule, index: Index) -> tuple[list[Application], Graph]:
+    """A rule applied as often as there are places for it at first: some make new places for themselves for ever."""
+    at, after = rule.everywhere(graph, most=sum(1 for _ in rule.matches(graph, index=index)))
+    return [Application(rule.name, place) for place in at], after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -10,7 +11,8 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
-from unity_ir.rules.algebraic import algebraic
+from unity_ir.rules.algebraic import selected
+from unity_ir.rules.rule import Rule
 from unity_ir.search.counted import certified
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
@@ -36,14 +38,16 @@ def run(
     seed: int = 0,
     settings: Settings | None = None,
     options: Options | None = None,
+    rules: str | None = None,
 ) -> SearchResult:
     """
     Search for a parallel graph that computes what `graph` does, for a machine.
 
     A graph that is already parallel is searched from its erasure; `seed` is for the random strategy, `settings` are for
-    mcmc, `options` for Unity's. `optimizer` is what the plan will be trained with, by default what the graph says.
-    Ctrl-C ends the search with the best plan so far. Raises `UnityError` for an unknown strategy, a graph that already
-    has its backward, and plans that do not fit the machine's memory.
+    mcmc, `options` for Unity's; `rules` says what joint, sequential (by default, `library`) and unity (`common`)
+    rewrite by: see `rules.algebraic.selected`. `optimizer` is what the plan will be trained with, by default
+    what the graph says. Ctrl-C ends the search with the best plan so far. Raises `UnityError` for an unknown
+    strategy, a graph that already has its backward, and plans that do not fit the machine's memory.
     """
     if strategy not in STRATEGIES:
         raise UnityError(f"search: unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
@@ -54,8 +58,9 @@ def run(
     start = perf_counter()
     serial = erase(graph)
     settings = settings or Settings(seed=seed)
+    by = selected(rules or ("common" if strategy == "unity" else "library"))
     try:
-        result = _searched(serial, machine, strategy, optimizer, progress, settings, options, seed)
+        result = _searched(serial, machine, strategy, optimizer, progress, settings, options, seed, by)
     except KeyboardInterrupt:
         result = _at_hand(serial, machine, strategy, optimizer)
     if given is not None:
@@ -80,6 +85,7 @@ def _searched(
     settings: Settings,
     options: Options | None,
     seed: int,
+    rules: Sequence[Rule],
 ) -> SearchResult:
     """The result of a strategy. Raises `KeyboardInterrupt` where Ctrl-C comes before there is a plan."""
     if strategy == "mcmc":
@@ -89,17 +95,17 @@ def _searched(
         priced = cost(best.graph, machine, optimizer)
         return SearchResult(strategy, best.graph, priced, explored=explored, interrupted=interrupted)
     if strategy == "unity":
-        chosen = unity(serial, machine, algebraic(), optimizer, options, progress)
+        chosen = unity(serial, machine, rules, optimizer, options, progress)
         priced = cost(chosen.graph, machine, optimizer)
         return SearchResult(strategy, chosen.graph, priced, chosen.derivation, explored=chosen.explored)
     if strategy not in ("joint", "sequential"):
         parallel = _plan(serial, machine, strategy, optimizer, seed)
         return SearchResult(strategy, parallel, cost(parallel, machine, optimizer))
     if strategy == "joint":
-        search = partial(joint, serial, machine, algebraic(), optimizer, progress=progress)
+        search = partial(joint, serial, machine, rules, optimizer, progress=progress)
         found = joint_within(search(), serial, lambda solver: search(solver=solver))
     else:
-        found = sequential(serial, machine, algebraic(), optimizer, progress=progress)
+        found = sequential(serial, machine, rules, optimizer, progress=progress)
         again = partial(joint, found.rewritten, machine, (), optimizer)
         found = joint_within(found, found.rewritten, lambda solver: again(solver=solver))
     plan, priced = found.graph, cost(found.graph, machine, optimizer)
