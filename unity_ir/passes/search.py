@@ -66,7 +66,7 @@ class Search(ModulePass):
     """Of unity: not to split the graph, and to keep nothing from one candidate to the next (the paper's Table 2)."""
 
     rules: str | None = None
-    """What joint, sequential and unity rewrite by, such as `library+~merge-matmuls`: `rules.algebraic.selected`."""
+    """What joint, sequential and unity rewrite by: `library`, `common+~merge-matmuls`, ..: see `rules.algebraic`."""
 
     optimizer: str | None = None
     """What the plan will be trained with, whose state takes memory; by default what the function says, or sgd."""
@@ -124,12 +124,12 @@ class Search(ModulePass):
             settings = replace(settings, beta=self.beta)
         return replace(settings, budget=self.budget) if mine and self.budget is not None else settings
 
-    def _rules(self) -> str | None:
+    def _rules(self) -> str:
         if self.rules is not None and self.strategy not in REWRITE:
             raise UnityError(
                 f"pcg-search: rules is an option of {', '.join(REWRITE)}, not of {self.strategy}; leave it out"
             )
-        return self.rules
+        return self.rules or "common"
 
     def _options(self) -> Options:
         """What unity is told; what is not given is its own choice."""

@@ -16,6 +16,7 @@ SEARCHED = (
     "concat-of-split",
     "matmul-of-parts",
     "embedding-bag-as-sum",
+    "matmul-of-embedding",
     "max-pool2d-of-relu",
 )
 """In the order they are tried."""

@@ -38,14 +38,14 @@ def run(
     seed: int = 0,
     settings: Settings | None = None,
     options: Options | None = None,
-    rules: str | None = None,
+    rules: str = "common",
 ) -> SearchResult:
     """
     Search for a parallel graph that computes what `graph` does, for a machine.
 
     A graph that is already parallel is searched from its erasure; `seed` is for the random strategy, `settings` are for
-    mcmc, `options` for Unity's; `rules` says what joint, sequential (by default, `library`) and unity (`common`)
-    rewrite by: see `rules.algebraic.selected`. `optimizer` is what the plan will be trained with, by default
+    mcmc, `options` for Unity's; `rules` says what joint, sequential and unity rewrite by, `library` being all that
+    there are (`rules.algebraic.selected`). `optimizer` is what the plan will be trained with, by default
     what the graph says. Ctrl-C ends the search with the best plan so far. Raises `UnityError` for an unknown
     strategy, a graph that already has its backward, and plans that do not fit the machine's memory.
     """
@@ -58,7 +58,7 @@ def run(
     start = perf_counter()
     serial = erase(graph)
     settings = settings or Settings(seed=seed)
-    by = selected(rules or ("common" if strategy == "unity" else "library"))
+    by = selected(rules)
     try:
         result = _searched(serial, machine, strategy, optimizer, progress, settings, options, seed, by)
     except KeyboardInterrupt:
