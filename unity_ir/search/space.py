@@ -338,6 +338,11 @@ class Spaces:
     """Whether equal axes of a level are counted instead: less than what any layout of the axes themselves costs."""
     merge: int = 0
     """How coarsely dims are told apart, as `merged_dims` says: less still."""
+    hybrids: bool = True
+    """
+    Whether weights may be divided along what is summed over (the rules `divide-matmul.sum`, `divide-embedding.rows`,
+    `divide-perceptron`, `divide-attention.heads`), and partial sums pass linear operators (`add-of-sums`, ..).
+    """
 
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:

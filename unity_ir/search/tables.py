@@ -53,8 +53,10 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
     `needs` says which operands' gradients the backward computes.
     """
     analysis = node.analysis
-    variables = tuple(v for v in analysis.splittable if analysis.bound.extents[v] > 1)
-    roles: tuple[GridRole, ...] = (*variables, COPY, REPEAT, *analysis.carriers)
+    barred = frozenset[str]() if spaces.hybrids else _summed(node)
+    variables = tuple(v for v in analysis.splittable if analysis.bound.extents[v] > 1 and v not in barred)
+    carriers = analysis.carriers if spaces.hybrids else ()
+    roles: tuple[GridRole, ...] = (*variables, COPY, REPEAT, *carriers)
     counts = role_counts(spaces.groups, len(roles))
     degrees = degrees_of(counts, spaces.groups)
     extents = np.array([analysis.bound.extents[v] for v in variables], dtype=np.int64)
@@ -90,6 +92,18 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
             _halo_bytes(node, variables, degrees[ok, : len(variables)], needed, spaces),
         )
     )
+
+
+def _summed(node: Node) -> frozenset[str]:
+    """The variables of an operator's matrices of weights that are summed over."""
+    analysis = node.analysis
+    made = {v for dims in analysis.result_dims for v in dims}
+    matrices = [
+        analysis.operand_dims[p.name]
+        for p, value in zip(analysis.bound.operands, node.operands, strict=True)
+        if value.node.op == "weight" and len(value.shape) > 1
+    ]
+    return frozenset(v for dims in matrices for v in dims if v is not None and v not in made)
 
 
 def _same(node: Node, needed: Sequence[Ints]) -> Ints:

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from graphs import data_for, random_graph
+from graphs import data_for, random_cnn, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +21,23 @@ ALGEBRAIC = algebraic()
 RULES = {r.name: r for r in ALGEBRAIC}
 
 
+ELSEWHERE = {
+    "split-of-concat",
+    "concat-of-split",
+    "matmul-of-parts",
+    "embedding-bag-as-sum",
+    "matmul-of-embedding",
+    "max-pool2d-of-relu",
+}
+"""Rules that random graphs of matrices have no place for."""
+
+
 def check(graph: Graph, after: Graph) -> None:
     """Outputs and gradients by name are what they were."""
     inputs, weights = data_for(graph)
+    for n in graph.inputs:
+        if n.types[0].dtype == "i64":
+            inputs[n.name] = np.random.default_rng(0).integers(0, ROWS, n.types[0].shape)
     values, new = interpret(graph, inputs, weights), interpret(after, inputs, weights)
     assert [n.name for n in after.inputs] == [n.name for n in graph.inputs]
     for a, b in zip(graph.outputs, after.outputs, strict=True):
@@ -59,7 +73,51 @@ def test_random_graphs_try_every_rule():
         for rule in ALGEBRAIC
         for _ in rule.applications(random_graph(Random(seed), 8, dims=(2, 4)))
     )
-    assert applied.keys() >= RULES.keys() - {"split-of-concat", "concat-of-split"}
+    assert applied.keys() >= RULES.keys() - ELSEWHERE
+
+
+def test_relu_after_pooling_has_the_same_gradients():
+    applied = 0
+    for seed in range(150):
+        graph = random_cnn(Random(seed), 6)
+        for _, after in RULES["max-pool2d-of-relu"].applications(graph):
+            applied += 1
+            check(graph, after)
+    assert applied > 5
+
+
+ROWS = 5
+"""Of tables; ids are less."""
+
+
+@pytest.mark.parametrize("parts", range(2, 10))
+def test_embeddings_before_a_product(parts: int):
+    """Parts of different widths, of bags and of single rows; every rule that applies to them, twice."""
+    ids = [leaf("input", tensor_type((4, 3), "i64"), name=f"ids{i}") for i in range(parts)]
+    target = leaf("input", tensor_type((4, 2), "f64"), name="target")
+    tables = [leaf("weight", tensor_type((ROWS, i % 3 + 1), "f64"), name=f"t{i}").result for i in range(parts)]
+    rows = [apply("embedding_bag", [n.result, t]).result for n, t in zip(ids, tables, strict=True)]
+    x = apply("concat", rows, {"dim": 1}).result
+    w = leaf("weight", tensor_type((x.shape[1], 2), "f64"), name="w").result
+    loss = apply("mse", [apply("matmul", [x, w]).result, target.result]).result
+    graph = Graph("f", (*ids, target), (loss,))
+    ((_, summed),) = RULES["matmul-of-parts"].applications(graph)
+    assert len([n for n in summed.nodes() if n.op == "matmul"]) == parts
+    check(graph, summed)
+    for _, single in RULES["embedding-bag-as-sum"].applications(summed):
+        check(graph, single)
+
+
+def test_a_product_of_a_table_in_place_of_one_of_its_rows():
+    ids, target = (
+        leaf("input", tensor_type((4, 3), "i64"), name="ids"),
+        leaf("input", tensor_type((4, 3, 2), "f64"), name="t"),
+    )
+    table, w = (leaf("weight", tensor_type(s, "f64"), name=n).result for s, n in (((ROWS, 6), "table"), ((6, 2), "w")))
+    y = apply("matmul", [apply("embedding", [ids.result, table]).result, w]).result
+    graph = Graph("f", (ids, target), (apply("mse", [y, target.result]).result,))
+    ((_, after),) = RULES["matmul-of-embedding"].applications(graph)
+    check(graph, after)
 
 
 def serial(*shapes: tuple[int, ...]) -> Graph:
