@@ -8,6 +8,9 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
+
 from unity_ir.machine.bounds import least_seconds
 from unity_ir.machine.collectives import SCHEDULES
 from unity_ir.machine.device import Device
@@ -17,6 +20,8 @@ from unity_ir.machine.loads import line
 from unity_ir.pcg.layout import Mesh, prime_factors
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.types import ELEMENT_BYTES
+
+Floats = npt.NDArray[np.float64]
 
 Line = tuple[float, float]
 """Seconds before the first byte, and seconds per byte."""
@@ -183,6 +188,30 @@ class Machine:
         if kind in ("slice", "zero_pad"):
             return self.local_time(elements_after * item)
         return self.collective_time(kind, sizes, elements * item)
+
+    def move_lines(
+        self, kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+    ) -> tuple[npt.NDArray[np.bool_], Floats, Floats]:
+        """
+        `move_seconds` of many kinds of moves, given as (kind, sizes), where nothing is measured: whether the bytes after
+        the move count, and for each of some lines the seconds at no bytes [line, kind] and per byte [line, kind].
+        """
+        if kinds not in self._move_lines:
+            local = np.array([kind in ("slice", "zero_pad", "retype") for kind, _ in kinds], dtype=bool)
+            memory = self.device.launch, 2 / self.device.memory_bandwidth / self.device.efficiency
+            each = [
+                ((0.0, 0.0),) if kind == "retype" else (memory,) if at_home else self.lines(kind, dict(sizes))
+                for (kind, sizes), at_home in zip(kinds, local, strict=True)
+            ]
+            # Those with fewer lines have their first again.
+            most = max(map(len, each), default=1)
+            lines = np.array([[*of, *(of[:1] * (most - len(of)))] for of in each]).reshape(len(each), most, 2)
+            self._move_lines[kinds] = local, lines[:, :, 0].T.copy(), lines[:, :, 1].T.copy()
+        return self._move_lines[kinds]
+
+    @cached_property
+    def _move_lines(self) -> dict[object, tuple[npt.NDArray[np.bool_], Floats, Floats]]:
+        return {}
 
     def move_time(self, move: Move, dtype: str) -> float:
         """Seconds of a planner's move."""

@@ -8,9 +8,9 @@ Every axis of the machine gets a role of its own; on larger machines, neighbouri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise, product
 from math import comb, prod
 from typing import Any
@@ -30,6 +30,10 @@ Ints = npt.NDArray[np.int64]
 
 FREE_MOVE = 1e-12
 """Seconds a free move counts, so that of equal plans the one with fewer moves wins, as in the planner."""
+
+
+DENSE = 256
+"""Layouts up to which shortest paths are found through one layout after the other rather than by relaxing moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,15 @@ def _rank(ways: Ints, number: int) -> Ints:
     return out
 
 
+def code(groups: Sequence[AxisGroup], counts: Ints) -> Ints:
+    """A number for each row of counts [way, group, role], its own."""
+    roles = counts.shape[2]
+    out = np.zeros(len(counts), dtype=np.int64)
+    for i, group in enumerate(groups):
+        out = out * comb(group.count + roles - 1, group.count) + _rank(counts[:, i], group.count)
+    return out
+
+
 class LayoutSpace:
     """
     The layouts a value of one shape may have on a machine, and what it costs to go between any two.
@@ -141,6 +154,7 @@ class LayoutSpace:
         self.rank = max(self.merged, default=-1) + 1
         shape = tuple(prod(s for s, m in zip(shape, self.merged, strict=True) if m == d) for d in range(self.rank))
         self.shape = shape
+        self.dtype = dtype
         self.item = ELEMENT_BYTES[dtype]
         self.roles = self.rank + 3
         counts = role_counts(groups, self.roles)
@@ -151,7 +165,7 @@ class LayoutSpace:
         self.counts: Ints = counts[fits]
         self.degrees: Ints = degrees[fits]
         self._number = np.full(prod(comb(g.count + self.roles - 1, g.count) for g in groups), -1)
-        self._number[self._code(self.counts)] = np.arange(len(self.counts))
+        self._number[code(self.groups, self.counts)] = np.arange(len(self.counts))
 
     def role(self, role: int) -> int:
         """The number of a role."""
@@ -160,15 +174,9 @@ class LayoutSpace:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def _code(self, counts: Ints) -> Ints:
-        code = np.zeros(len(counts), dtype=np.int64)
-        for i, group in enumerate(self.groups):
-            code = code * comb(group.count + self.roles - 1, group.count) + _rank(counts[:, i], group.count)
-        return code
-
     def find(self, counts: Ints) -> Ints:
         """The layout numbers of rows [ways, group, role]; -1 for one that does not fit the shape."""
-        return self._number[self._code(counts)]
+        return self._number[code(self.groups, counts)]
 
     @cached_property
     def elements(self) -> Floats:
@@ -249,72 +257,180 @@ class LayoutSpace:
 
     @cached_property
     def _cheapest(self) -> Floats:
-        """Seconds of the cheapest moves between the layouts of `_stays`: shortest paths, relaxed until none is left."""
+        """Seconds of the cheapest moves between the layouts of `_stays`: shortest paths."""
         n = len(self._stays)
-        from_all = np.full((n, n), np.inf)  # [target, source]: rows, which are copied, lie together
-        np.fill_diagonal(from_all, 0.0)
-        groups = list(self._moves())
-        changed = True
-        while changed:
-            before = from_all.copy()
-            for source, target, seconds in groups:
-                from_all[target] = np.minimum(from_all[target], from_all[source] + seconds[:, None])
-            changed = not np.array_equal(before, from_all)
-        return np.ascontiguousarray(from_all.T)
+        if n > DENSE:
+            return self.from_layouts(np.arange(n))
+        seconds = np.full((n, n), np.inf)
+        np.fill_diagonal(seconds, 0.0)
+        seconds[self._moves.sources, self._moves.targets] = self._move_seconds
+        through = np.empty_like(seconds)
+        for between in range(n):
+            np.add(seconds[:, between, None], seconds[between], out=through)
+            np.minimum(seconds, through, out=seconds)
+        return seconds
 
-    def _moves(self) -> Iterator[tuple[Ints, Ints, Floats]]:
-        """Sets of moves between layouts of `_stays`: where they start, where they lead (all different), their costs."""
-        names = (*range(self.rank), COPY, SUM)
-        at = {p: p if p >= 0 else self.role(p) for p in names}
-        stays = self.counts[self._stays]
-        elements = self.elements[self._stays]
-        number = np.full(len(self) + 1, -1)
-        number[self._stays] = np.arange(len(self._stays))
-        for amount in product(*(range(group.count + 1) for group in self.groups)):
-            if not any(amount):
+    def from_layouts(self, sources: Ints) -> Floats:
+        """Seconds of the cheapest moves from some of the layouts of `_stays` to all, relaxed until none is less."""
+        n = len(self._stays)
+        to_all = np.full((n, len(sources)), np.inf)  # [target, source]: rows, which are copied, lie together
+        to_all[sources, np.arange(len(sources))] = 0.0
+        moves = self._moves
+        changed, done = np.zeros(n, dtype=np.int64), [-1] * len(moves.kinds)
+        step, last, number = 0, 0, 0
+        # One set of moves after the other, from where something changed since it was last looked at.
+        while moves.kinds and number - last <= len(done):
+            at = number % len(done)
+            number += 1
+            lie = moves.lie[at]
+            source, target, seconds = moves.sources[lie], moves.targets[lie], self._move_seconds[lie]
+            due = np.flatnonzero(changed[source] > done[at])
+            done[at] = step
+            if len(due) < len(source):
+                source, target, seconds = source[due], target[due], seconds[due]
+            if not len(source):
                 continue
-            taken = np.array(amount, dtype=np.int64)
-            sizes: dict[int, int] = {}
-            for axis_group, k in zip(self.groups, amount, strict=True):
-                for level, size in axis_group.levels:
-                    sizes[level] = sizes.get(level, 1) * size**k
-            group = prod(sizes.values())
-            for p in names:
-                holding = np.flatnonzero(np.all(stays[:, :, at[p]] >= taken, axis=1))
-                if not len(holding):
+            found = to_all[source]
+            found += seconds[:, None]
+            before = to_all[target]
+            np.minimum(found, before, out=found)
+            better = np.flatnonzero((found < before).any(axis=1))
+            if len(better):
+                step += 1
+                last = number
+                to_all[target[better]] = found[better]
+                changed[target[better]] = step
+        return np.ascontiguousarray(to_all.T)
+
+    @cached_property
+    def _moves(self) -> Moves:
+        """All moves between layouts of `_stays`."""
+        moves = all_moves(self.groups, tuple(self.merged.count(d) == 1 for d in range(self.rank)))
+        every = moves.degrees
+        fits = np.all(np.array(self.shape, dtype=np.int64) % every[:, : self.rank] == 0, axis=1)
+        if self.dtype in NOT_FLOATING:
+            fits &= every[:, self.rank + 1] == 1
+        return moves if fits.all() else moves.among(fits)
+
+    @cached_property
+    def _move_seconds(self) -> Floats:
+        """What they cost."""
+        moves = self._moves
+        before = self.elements[self._stays][moves.sources]
+        after = before * moves.before[moves.of] / moves.after[moves.of]
+        if self.machine.device.profile is not None:
+            out = np.zeros(len(before))
+            for (kind, sizes), at in zip(moves.kinds, moves.lie, strict=True):
+                pairs = list(zip(before[at].tolist(), after[at].tolist(), strict=True))
+                seconds = {(b, a): self.machine.move_seconds(kind, dict(sizes), b, a, self.item) for b, a in set(pairs)}
+                out[at] = [seconds[pair] for pair in pairs]
+            return out + FREE_MOVE
+        local, starts, slopes = self.machine.move_lines(moves.kinds)
+        bytes = np.where(local[moves.of], after, before) * self.item
+        out = np.full(len(bytes), np.inf)
+        for start, slope in zip(starts, slopes, strict=True):
+            np.minimum(out, start[moves.of] + slope[moves.of] * bytes, out=out)
+        return out + FREE_MOVE
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """
+    Moves between layouts without REPEAT, by the place of these in `role_counts`. Moves of one set, of the same axes
+    from one role to another, lie together; no two of a set end in the same layout.
+    """
+
+    degrees: Ints
+    """Of the layouts: [layout, role]."""
+    sources: Ints
+    targets: Ints
+    of: Ints
+    """The set of each."""
+    kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+    """Per set its kind, and the devices along each level in a group."""
+    lie: tuple[slice, ...]
+    """Where the moves of each set lie."""
+    before: Ints
+    """Per set, by how much a piece grows by leaving its dim, ..."""
+    after: Ints
+    """... and shrinks by entering another."""
+
+    def among(self, layouts: npt.NDArray[np.bool_]) -> Moves:
+        """The moves between some of the layouts, numbered anew."""
+        number = np.cumsum(layouts) - 1
+        kept = layouts[self.sources] & layouts[self.targets]
+        ends = np.cumsum(kept)
+        stops = [int(ends[at.stop - 1]) for at in self.lie]
+        return Moves(
+            self.degrees[layouts],
+            number[self.sources[kept]],
+            number[self.targets[kept]],
+            self.of[kept],
+            self.kinds,
+            tuple(slice(start, stop) for start, stop in pairwise([0, *stops])),
+            self.before,
+            self.after,
+        )
+
+
+@lru_cache(maxsize=256)
+def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
+    """All moves between layouts of values with so many dims told apart; `single` says which are one dim by itself."""
+    rank = len(single)
+    every = role_counts(groups, rank + 2)
+    names = (*range(rank), COPY, SUM)
+    column = {COPY: rank, SUM: rank + 1, **{d: d for d in range(rank)}}
+    number = np.full(prod(comb(g.count + rank + 1, g.count) for g in groups), -1)
+    number[code(groups, every)] = np.arange(len(every))
+    sources: list[Ints] = []
+    targets: list[Ints] = []
+    kinds: list[tuple[str, tuple[tuple[int, int], ...]]] = []
+    lie: list[slice] = []
+    changes: list[tuple[int, int]] = []
+    total = 0
+    for amount in product(*(range(group.count + 1) for group in groups)):
+        if not any(amount):
+            continue
+        taken = np.array(amount, dtype=np.int64)
+        sizes: dict[int, int] = {}
+        for axis_group, k in zip(groups, amount, strict=True):
+            for level, size in axis_group.levels:
+                sizes[level] = sizes.get(level, 1) * size**k
+        group = prod(sizes.values())
+        inner = np.arange(len(taken)) > int(np.flatnonzero(taken)[0])
+        for p in names:
+            holding = np.flatnonzero(np.all(every[:, :, column[p]] >= taken, axis=1))
+            if p >= 0 and single[p]:
+                # As `pcg.reshard.moves`: axes leave a dim innermost first, and enter one inside those that divide it.
+                holding = holding[np.all(every[holding][:, inner, p] == taken[inner], axis=1)]
+            for q in names:
+                if p == q:
                     continue
-                for q in names:
-                    if p == q:
-                        continue
-                    source = holding[self._keeps_contiguous(stays[holding], p, q, taken)]
-                    moved = stays[source]
-                    moved[:, :, at[p]] -= taken
-                    moved[:, :, at[q]] += taken
-                    target = number[self.find(moved)]
-                    ok = target >= 0
-                    source, target = source[ok], target[ok]
-                    if len(source):
-                        kind = move_kind(p, q)
-                        yield source, target, self._seconds(kind, sizes, group, elements[source], p, q)
-
-    def _keeps_contiguous(self, counts: Ints, p: int, q: int, taken: Ints) -> npt.NDArray[np.bool_]:
-        """As `pcg.reshard.moves`: axes leave a dim innermost first, and enter one inside those that divide it."""
-        first = int(np.flatnonzero(taken)[0])
-        inner = np.arange(len(taken)) > first
-        ok = np.ones(len(counts), dtype=bool)
-        if p >= 0 and self.merged.count(p) == 1:
-            ok &= np.all(counts[:, inner, p] == taken[inner], axis=1)
-        if q >= 0 and self.merged.count(q) == 1:
-            ok &= np.all(counts[:, inner, q] == 0, axis=1)
-        return ok
-
-    def _seconds(self, kind: str, sizes: dict[int, int], group: int, before: Floats, p: int, q: int) -> Floats:
-        after = before * (group if p >= 0 else 1) / (group if q >= 0 else 1)
-        seconds = {
-            b: self.machine.move_seconds(kind, sizes, b, a, self.item)
-            for b, a in dict(zip(before.tolist(), after.tolist(), strict=True)).items()
-        }
-        return np.array([seconds[b] for b in before.tolist()]) + FREE_MOVE
+                source = holding
+                if q >= 0 and single[q]:
+                    source = source[np.all(every[source][:, inner, q] == 0, axis=1)]
+                if not len(source):
+                    continue
+                moved = every[source]
+                moved[:, :, column[p]] -= taken
+                moved[:, :, column[q]] += taken
+                sources.append(source)
+                targets.append(number[code(groups, moved)])
+                kinds.append((move_kind(p, q), tuple(sizes.items())))
+                lie.append(slice(total, total + len(source)))
+                changes.append((group if p >= 0 else 1, group if q >= 0 else 1))
+                total += len(source)
+    none = np.zeros(0, dtype=np.int64)
+    return Moves(
+        degrees_of(every, groups),
+        np.concatenate([none, *sources]),
+        np.concatenate([none, *targets]),
+        np.repeat(np.arange(len(kinds)), [len(s) for s in sources]).astype(np.int64),
+        tuple(kinds),
+        tuple(lie),
+        np.array([c[0] for c in changes], dtype=np.int64),
+        np.array([c[1] for c in changes], dtype=np.int64),
+    )
 
 
 def merged_dims(rank: int, merge: int) -> tuple[int, ...]:

@@ -134,12 +134,27 @@ def _halo_seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], counts: Ints, spaces: Spaces
 ) -> Floats:
     """Seconds of the halo exchanges, per row of counts [row, group, variable], there and, for gradients, back."""
-    if not node.analysis.operand_halos or not spaces.groups:
-        return np.zeros(len(counts))
+    out = np.zeros(len(counts))
+    analysis = node.analysis
+    if not analysis.operand_halos or not spaces.groups:
+        return out
+    # Nothing is exchanged where no dim with a halo is divided, and how much depends on the dims of its operand only.
+    dims = {parameter: analysis.operand_dims[parameter] for parameter in analysis.operand_halos}
+    haloed = {
+        v
+        for parameter, halos in analysis.operand_halos.items()
+        for v, halo in zip(dims[parameter], halos, strict=False)
+        if sum(halo)
+    }
+    matter = [i for i, v in enumerate(variables) if any(v in of for of in dims.values())]
+    some = np.flatnonzero(np.any(counts[:, :, [i for i, v in enumerate(variables) if v in haloed]], axis=(1, 2)))
+    if not len(some):
+        return out
+    counts = counts[some][:, :, matter]
     first, inverse = distinct(counts.reshape(len(counts), -1))
     each: list[float] = []
     for row in counts[first]:
-        sizes = {v: _level_sizes(row[:, i], spaces) for i, v in enumerate(variables)}
+        sizes = {variables[v]: _level_sizes(row[:, i], spaces) for i, v in enumerate(matter)}
         degrees = {v: prod(of_levels.values()) for v, of_levels in sizes.items()}
         each.append(
             sum(
@@ -150,7 +165,8 @@ def _halo_seconds(
                 for e in exchanges(node, degrees)
             )
         )
-    return np.array(each)[inverse]
+    out[some] = np.array(each)[inverse]
+    return out
 
 
 def _halo_bytes(
