@@ -193,8 +193,8 @@ class Machine:
         self, kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
     ) -> tuple[npt.NDArray[np.bool_], Floats, Floats]:
         """
-        `move_seconds` of many kinds of moves, given as (kind, sizes), where nothing is measured: whether the bytes after
-        the move count, and for each of some lines the seconds at no bytes [line, kind] and per byte [line, kind].
+        `move_seconds` of many kinds of moves, given as (kind, sizes), where nothing is measured: whether the bytes
+        after the move count, and for each of some lines the seconds at no bytes [line, kind] and per byte [line, kind].
         """
         if kinds not in self._move_lines:
             local = np.array([kind in ("slice", "zero_pad", "retype") for kind, _ in kinds], dtype=bool)

@@ -20,8 +20,9 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.assign import assign
 from unity_ir.search.exact import Solver, Terms
+from unity_ir.search.finer import finer
 from unity_ir.search.messages import Messages
-from unity_ir.search.space import FREE_MOVE, AxisGroup, Spaces, merged_dims
+from unity_ir.search.space import FREE_MOVE, AxisGroup, Spaces
 
 TABLES = 60_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
@@ -38,8 +39,14 @@ ROWS = 3_000_000
 PASSES = 4
 """Passes of messages at most, there and back."""
 
+MERGES = (2, 1, 0)
+"""How coarsely dims are told apart (see `search/space.py`, `merged_dims`), one after the other."""
+
 CLOSE = 5e-4
 """A plan this near the bound (as a part of it) is good enough."""
+
+NEAR = 5e-3
+"""This near, it is not worth telling more layouts apart."""
 
 SLOW = 1e-4
 """So is a bound that a pass raises by less."""
@@ -85,23 +92,40 @@ def _bound(
         solver = Solver(Spaces(machine, by_count=True), optimizer)
         found = solver.solve(graph)
         return found.bound, assign(graph, found, solver) if known > found.bound * (1 + CLOSE) else None
-    for merge in (0, 1, 2):
-        if _steps(graph, groups, merge) <= steps and _rows(graph, groups) <= ROWS:
-            return _messages(graph, machine, optimizer, merge, known), None
+    if _rows(graph, groups) <= ROWS:
+        return _messages(graph, machine, optimizer, known, steps), None
     return _alone(graph, machine, optimizer), None
 
 
-def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, merge: int, known: float) -> float:
-    """The bound after as many messages as it takes to be near what is known, or as help."""
-    spaces = Spaces(machine, by_count=True, merge=merge)
-    messages = Messages(Terms(Solver(spaces, optimizer, stepwise=True), graph).problem())
-    best = 0.0
+def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float, steps: int) -> float:
+    """
+    The bound after as many messages as it takes to be near what is known: first where few layouts are told apart, and
+    of finer ones only those with rows that may still be part of something better.
+    """
+    best, coarse = _alone(graph, machine, optimizer), None
+    for merge in MERGES:
+        spaces = Spaces(machine, by_count=True, merge=merge)
+        terms = Terms(Solver(spaces, optimizer, stepwise=True), graph)
+        problem = terms.problem()
+        if coarse is not None:
+            left = finer(*coarse, terms)
+            if not all(map(len, left)):
+                return known
+            problem = problem.among(left)
+        if problem.steps() > steps:
+            break
+        best = max(best, _passed(Messages(problem), known))
+        if known <= best * (1 + NEAR):
+            break
+        coarse = terms, problem.rows
+    return best
+
+
+def _passed(messages: Messages, known: float) -> float:
+    best, limit = 0.0, known * (1 + ROUNDED)
     for _ in range(PASSES):
-        least = messages.forward()
-        if known > least * (1 + CLOSE):
-            before = messages.bound
-            least = messages.backward()
-            messages.prune(known * (1 + ROUNDED) - before)
+        if known > messages.forward(limit) * (1 + CLOSE):
+            messages.backward(limit)
         if messages.bound < best * (1 + SLOW) or known <= messages.bound * (1 + CLOSE):
             break
         best = messages.bound
@@ -127,11 +151,6 @@ def _layouts(rank: int, groups: Sequence[AxisGroup]) -> tuple[int, int]:
 def _tables(graph: Graph, groups: Sequence[AxisGroup]) -> int:
     types = {v.type for n in graph.nodes() for v in n.results}
     return sum(_layouts(len(t.shape), groups)[0] ** 2 for t in types)
-
-
-def _steps(graph: Graph, groups: Sequence[AxisGroup], merge: int) -> int:
-    values = [v for n in graph.nodes() for v in n.operands if not v.node.is_leaf]
-    return sum(prod(_layouts(max(merged_dims(len(v.type.shape), merge), default=-1) + 1, groups)) for v in values)
 
 
 def _rows(graph: Graph, groups: Sequence[AxisGroup]) -> int:

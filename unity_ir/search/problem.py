@@ -136,12 +136,6 @@ class Link:
             raise TypeError("search: this link has no table of seconds")
         return self.between.seconds
 
-    def of(self, end: int, rows: npt.NDArray[np.bool_]) -> Link:
-        """The link when one of its variables keeps only some of its rows."""
-        made = self.made.of(rows) if end == self.source else self.made
-        needs = self.needs.of(rows) if end == self.target else self.needs
-        return Link(self.source, self.target, self.between.of(made, needs))
-
 
 @dataclass
 class Problem:
@@ -155,6 +149,9 @@ class Problem:
     links: list[Link]
 
     def __post_init__(self) -> None:
+        # Ports and ways of the same rows of the same ones, so that equal layers go on sharing them.
+        self._ports: dict[tuple[int, bytes], tuple[Port, Port]] = {}
+        self._ways: dict[tuple[int, int, int], tuple[Way, Way]] = {}
         self.into: list[list[int]] = [[] for _ in self.rows]
         self.out: list[list[int]] = [[] for _ in self.rows]
         for number, link in enumerate(self.links):
@@ -165,8 +162,8 @@ class Problem:
         """The problem with some of the rows of every variable."""
         links: list[Link] = []
         for link in self.links:
-            made, needs = link.made.of(rows[link.source]), link.needs.of(rows[link.target])
-            links.append(Link(link.source, link.target, link.between.of(made, needs)))
+            made, needs = self._port(link.made, rows[link.source]), self._port(link.needs, rows[link.target])
+            links.append(Link(link.source, link.target, self._way(link.between, made, needs)))
         return Problem(
             [of[some] for of, some in zip(self.rows, rows, strict=True)],
             [of[some] for of, some in zip(self.seconds, rows, strict=True)],
@@ -174,13 +171,32 @@ class Problem:
             links,
         )
 
+    def steps(self) -> int:
+        """Sums in one pass of messages, about."""
+        return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.links)
+
     def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
         """Drop rows of a variable."""
         self.rows[variable] = self.rows[variable][rows]
         self.seconds[variable] = self.seconds[variable][rows]
         self.own[variable] = every(len(self.rows[variable]))
         for number in (*self.into[variable], *self.out[variable]):
-            self.links[number] = self.links[number].of(variable, rows)
+            link = self.links[number]
+            made = self._port(link.made, rows) if variable == link.source else link.made
+            needs = self._port(link.needs, rows) if variable == link.target else link.needs
+            self.links[number] = Link(link.source, link.target, self._way(link.between, made, needs))
+
+    def _port(self, of: Port, rows: Ints | npt.NDArray[np.bool_]) -> Port:
+        key = id(of), rows.tobytes()
+        if key not in self._ports:
+            self._ports[key] = of, of.of(rows)
+        return self._ports[key][1]
+
+    def _way(self, of: Way, made: Port, needs: Port) -> Way:
+        key = id(of), id(made), id(needs)
+        if key not in self._ways:
+            self._ways[key] = of, of.of(made, needs)
+        return self._ways[key][1]
 
 
 def between(

@@ -27,6 +27,7 @@ from unity_ir.tdl.syntax import NOT_FLOATING
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Singles = npt.NDArray[np.float32]
 
 FREE_MOVE = 1e-12
 """Seconds a free move counts, so that of equal plans the one with fewer moves wins, as in the planner."""
@@ -250,10 +251,24 @@ class LayoutSpace:
         """For each layout the numbers, among those without REPEAT, of the one that stands for it and for its dual."""
         return self._there, self._back
 
-    @property
-    def cheapest(self) -> Floats:
-        """Seconds of the cheapest moves between the layouts without REPEAT."""
-        return self._cheapest
+    def least(self, sources: Ints, targets: Ints) -> Singles:
+        """
+        Seconds of the cheapest moves [source, target] between layouts without REPEAT, in single precision: at most
+        2**-24 of them too much.
+        """
+        filled, seconds = self._least
+        missing = sources[~filled[sources]]
+        if len(missing) and len(filled) <= DENSE:
+            seconds[:], filled[:] = self._cheapest, True
+        elif len(missing):
+            seconds[missing], filled[missing] = self.from_layouts(missing), True
+        return seconds[np.ix_(sources, targets)]
+
+    @cached_property
+    def _least(self) -> tuple[npt.NDArray[np.bool_], Singles]:
+        """From which layouts there are seconds yet, and those."""
+        n = len(self._stays)
+        return np.zeros(n, dtype=bool), np.empty((n, n), dtype=np.float32)
 
     @cached_property
     def _cheapest(self) -> Floats:

@@ -4,7 +4,8 @@ What stands between two ports of a value, without the table of all pairs.
 A layout says where a value is on the way there, and where its gradient goes on the way back; with REPEAT, the second
 does not follow from the first. Least sums over both ways are taken one way at a time: first over the ways there of
 all layouts whose gradient goes to the same place, then over the ways back. That needs the seconds between layouts
-without REPEAT only, some ten times fewer on large machines.
+without REPEAT only, some ten times fewer on large machines, and of them only those that the ports have. Sums are taken
+in single precision, and a little less than that is said, so that a bound by them is one.
 """
 
 from __future__ import annotations
@@ -15,18 +16,24 @@ from functools import cached_property
 import numpy as np
 
 from unity_ir.search.problem import NOWHERE, Port
-from unity_ir.search.space import Floats, Ints, LayoutSpace
+from unity_ir.search.space import Floats, Ints, LayoutSpace, Singles
 
 GRAIN = 1e-12
 """Seconds to which sums are rounded down, so that equal layers, one after the other, come to ask for the same."""
 
+ROUNDED = 2.0**-20
+"""What is taken off sums of a few numbers in single precision, as a part of them, so that none is too much."""
+
 
 @dataclass(frozen=True, eq=False)
 class _End:
-    """The layouts of a port, by where values are (`there`) and by where their gradients are (`back`)."""
+    """The layouts of a port, by where values are (`there`) and where their gradients are (`back`), each numbered."""
 
     there: Ints
+    theres: Ints
+    """The places, among layouts without REPEAT, of those numbers."""
     back: Ints
+    backs: Ints
 
     @cached_property
     def _by_back(self) -> tuple[Ints, list[Ints]]:
@@ -41,8 +48,8 @@ class _End:
         rounds = [order[starts[sizes > n] + n] for n in range(int(sizes.max(initial=0)))]
         return distinct, rounds
 
-    def least_both(self, of_layouts: Floats, other: _End, out: Floats, home: Floats) -> Floats:
-        """For each layout of the other end the least of `of_layouts` + out[there, its there] + home[back, its back]."""
+    def least_both(self, of_layouts: Singles, other: _End, out: Singles, home: Singles) -> Singles:
+        """For each layout of the other end the least of `of_layouts` + out[its there, there] + home[its back, back]."""
         distinct, (some, *more) = self._by_back
         first = out[self.there[some]]
         first += of_layouts[some][:, None]
@@ -54,12 +61,17 @@ class _End:
         ways += np.ascontiguousarray(home[distinct].T)[other.back]
         return ways.min(axis=1)
 
-    def least_there(self, of_layouts: Floats, other: _End, out: Floats) -> Floats:
+    def least_there(self, of_layouts: Singles, other: _End, out: Singles) -> Singles:
         """Likewise, where nothing comes back."""
-        alone = np.full(len(out), np.inf)
+        alone = np.full(len(out), np.inf, dtype=np.float32)
         np.minimum.at(alone, self.there, of_layouts)
-        used = np.flatnonzero(np.isfinite(alone))
-        return (out[used] + alone[used][:, None]).min(axis=0)[other.there]
+        return (out + alone[:, None]).min(axis=0)[other.there]
+
+
+def _end(there: Ints, back: Ints) -> _End:
+    theres, of_there = np.unique(there, return_inverse=True)
+    backs, of_back = np.unique(back, return_inverse=True)
+    return _End(of_there.reshape(-1), theres, of_back.reshape(-1), backs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,14 +96,26 @@ class StepwiseBetween:
     def _ends(self) -> tuple[_End, _End]:
         there, back = self.space.stands
         made, needs = self.made.layouts, self.needs.layouts[self._nowhere :]
-        return _End(there[made], back[made]), _End(there[needs], back[needs])
+        return _end(there[made], back[made]), _end(there[needs], back[needs])
+
+    @cached_property
+    def _out(self) -> Singles:
+        """Seconds of the ways there [where made, where needed]."""
+        made, needs = self._ends
+        return self.space.least(made.theres, needs.theres)
+
+    @cached_property
+    def _home(self) -> Singles:
+        """Seconds of the ways back [from where needed, to where made]."""
+        made, needs = self._ends
+        return self.space.least(needs.backs, made.backs)
 
     def there(self, of_made: Floats) -> Floats:
-        """The least of `of_made` and the way, for each layout needed, at most a grain too little."""
+        """The least of `of_made` and the way, for each layout needed, at most a little too little."""
         return self._kept(True, of_made)
 
     def back(self, of_needs: Floats) -> Floats:
-        """The least of `of_needs` and the way, for each layout made, at most a grain too little."""
+        """The least of `of_needs` and the way, for each layout made, at most a little too little."""
         return self._kept(False, of_needs)
 
     def _kept(self, there: bool, given: Floats) -> Floats:
@@ -101,24 +125,24 @@ class StepwiseBetween:
         grains = np.floor((given - least) / GRAIN)
         key = there, grains.tobytes()
         if key not in self._seen:
-            self._seen[key] = self._there(grains * GRAIN) if there else self._back(grains * GRAIN)
+            more = (grains * GRAIN).astype(np.float32)
+            found = self._there(more) if there else self._back(more)
+            self._seen[key] = found.astype(np.float64) * (1 - ROUNDED)
         return self._seen[key] + least
 
-    def _there(self, of_made: Floats) -> Floats:
+    def _there(self, of_made: Singles) -> Singles:
         made, needs = self._ends
-        seconds = self.space.cheapest
         if self.training:
-            least = made.least_both(of_made, needs, seconds, seconds.T)
+            least = made.least_both(of_made, needs, self._out, self._home.T)
         else:
-            least = made.least_there(of_made, needs, seconds)
+            least = made.least_there(of_made, needs, self._out)
         return np.concatenate([np.full(self._nowhere, of_made.min()), least])
 
-    def _back(self, of_needs: Floats) -> Floats:
+    def _back(self, of_needs: Singles) -> Singles:
         made, needs = self._ends
-        seconds = self.space.cheapest
         somewhere = of_needs[self._nowhere :]
         if self.training:
-            least = needs.least_both(somewhere, made, seconds.T, seconds)
+            least = needs.least_both(somewhere, made, self._out.T, self._home)
         else:
-            least = needs.least_there(somewhere, made, seconds.T)
+            least = needs.least_there(somewhere, made, self._out.T)
         return np.minimum(least, of_needs[0]) if self._nowhere else least

@@ -36,19 +36,17 @@ LARGE = {"16": boxes(16), "2x8": boxes(2, 8), "2x2x2x2": boxes(2, 2, 2, 2), "2x6
 
 
 def bounds(graph, machine: Machine, known: float, patch: pytest.MonkeyPatch):
-    """The bounds of every kind: by tables, by messages with more and more dims merged."""
+    """The bounds of every kind: by tables, by messages with more and more dims merged, and less and less."""
     yield counted.bound(graph, machine, SGD, known)[0]
-    for merge in range(3):
+    for merges in ((0,), (1,), (2,), (2, 1, 0)):
         with patch.context() as m:
             m.setattr(counted, "TABLES", -1)
-            m.setattr(
-                counted, "_steps", lambda graph, groups, at, chosen=merge: 0 if at == chosen else counted.STEPS + 1
-            )
+            m.setattr(counted, "NEAR", 0)
+            m.setattr(counted, "MERGES", merges)
             yield counted.bound(graph, machine, SGD, known)[0]
     with patch.context() as m:
         m.setattr(counted, "TABLES", -1)
-        m.setattr(counted, "STEPS", -1)
-        yield counted.bound(graph, machine, SGD, known)[0]
+        yield counted.bound(graph, machine, SGD, known, -1)[0]
 
 
 @pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
