@@ -34,6 +34,16 @@ def dropped(text: str) -> list[tuple[str, str]]:
     return out
 
 
+def unbucketed(text: str) -> list[tuple[str, str]]:
+    """The program with one bucket of gradients not summed."""
+    start, end = step_of(text)
+    out: list[tuple[str, str]] = []
+    for found in re.finditer(r"^    (bucket\w*) = all_reduce_many\(ctx, \((.*)\), \(.*$", text[start:end], re.M):
+        kept = text.replace(found.group(0), "", 1)
+        out.append((f"{found.group(1)} left out", kept.replace(f"{found.group(1)}.wait()", f"({found.group(2)})", 1)))
+    return out
+
+
 def regrouped(text: str, axes: int) -> list[tuple[str, str]]:
     """The program with one all-reduce along other axes."""
     start, end = step_of(text)
@@ -71,7 +81,10 @@ def shifted(text: str) -> list[tuple[str, str]]:
         out.append(
             (
                 "pieces gathered in another order",
-                text.replace("*x.shape).unbind(0), dim))", "*x.shape).flip(0).unbind(0), dim))"),
+                text.replace("*shape).unbind(0), dim)", "*shape).flip(0).unbind(0), dim)").replace(
+                    "out.view(_ways(axes) * shape[0]",
+                    "out.view(_ways(axes), -1).flip(0).reshape(_ways(axes) * shape[0]",
+                ),
             )
         )
     if " = reduce_scatter(ctx" in text[start:end]:
@@ -105,7 +118,8 @@ def no_update(text: str) -> list[tuple[str, str]]:
     start = text.index("def update(")
     end = text.index("\n\n\n", start)
     lines = [line for line in text[start:end].splitlines() if line.startswith("    ") and '"""' not in line]
-    return [(f"without {line.strip()}", text.replace(line, "    pass")) for line in lines[:1]]
+    some = lines[0].replace("weights.items()", "list(weights.items())[1:]")
+    return [("without one update", text.replace(lines[0], some))]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +133,8 @@ def no_update(text: str) -> list[tuple[str, str]]:
     ],
 )
 def test_every_mutant_is_caught(ranks: Ranks, model: str, where: str, plan: str):
-    text = program(MODELS[model][0](), where, plan, "adam" if model == "mlp" else "sgd")
+    build, optimizer = MODELS[model][0], "adam" if model == "mlp" else "sgd"
+    text = program(build(), where, plan, optimizer, bucket=0)
     on = machine(where)
     world, axes = on.devices, len(on.mesh.sizes)
     assert ranks.run(text, world, check, 2) == [[]] * world
@@ -127,6 +142,7 @@ def test_every_mutant_is_caught(ranks: Ranks, model: str, where: str, plan: str)
     if not plan.startswith("random"):
         # A random plan takes detours: it may sum what is zero on all ranks but one, or what nobody reads.
         mutants += dropped(text) + regrouped(text, axes) + padded(text)
+        mutants += unbucketed(program(build(), where, plan, optimizer))
     assert mutants
     survivors = [what for what, mutant in mutants if not any(ranks.run(mutant, world, check, 2))]
     assert not survivors

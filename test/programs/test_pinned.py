@@ -48,11 +48,14 @@ def test_every_kind_of_move_occurs_and_the_text_says_all():
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("group_src=root, async_op=True), lambda: out)", "group_src=1 - root, async_op=True), lambda: out)"),
+        (
+            "broadcast(out, group=ctx.groups[axes], group_src=root",
+            "broadcast(out, group=ctx.groups[axes], group_src=1 - root",
+        ),
         ("parts = [p.contiguous() for p in x.chunk(", "parts = [p.contiguous() for p in x.flip(dim).chunk("),
         ("torch.cat(parts, dim) if mine", "torch.cat(parts[::-1], dim) if mine"),
         ("out if ctx.index(axes) == root else None", "x if ctx.index(axes) == root else None"),
-        ("dist.isend(x.contiguous()", "dist.isend(torch.zeros_like(x)"),
+        ("dist.isend(x, group", "dist.isend(torch.zeros_like(x), group"),
     ],
 )
 def test_every_mutant_is_caught(ranks: Ranks, right: str, wrong: str):

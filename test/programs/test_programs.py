@@ -10,6 +10,7 @@ from zoo import SMALL
 from zoo import by_hand as zoo_by_hand
 
 from unity_ir.lowering.program import emit
+from unity_ir.lowering.schedule import BUCKET_BYTES
 from unity_ir.lowering.spmd import lower
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
@@ -20,14 +21,16 @@ from unity_ir.search import run
 PLANS = ["joint", "data-parallel", *(f"random-{seed}" for seed in range(3))]
 
 
-def program(graph: Graph, where: str, plan: str, optimizer: str = "sgd", matmul: str = "triton") -> str:
+def program(
+    graph: Graph, where: str, plan: str, optimizer: str = "sgd", matmul: str = "triton", bucket: int = BUCKET_BYTES
+) -> str:
     """The text of a plan's program."""
     on = machine(where)
     strategy, _, seed = plan.partition("-") if plan.startswith("random") else (plan, "", "0")
     placed = run(graph, on, strategy, seed=int(seed)).graph
     settings = Optimizer(optimizer, 0.1 if optimizer == "sgd" else 1e-3)
     step = fuse_collectives(differentiate(placed, settings, on.mesh))
-    return emit(lower(step, on), graph, matmul).text
+    return emit(lower(step, on), graph, matmul, bucket=bucket).text
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -222,7 +223,7 @@ class _Worker:
         self.seconds = seconds
         self.shared = count > (os.cpu_count() or 1)
         """Whether ranks share cores."""
-        self.contexts: dict[int, runtime.Context] = {}
+        self.runtimes: dict[int, SimpleNamespace] = {}
 
     def answer(self, job: Job) -> list[float] | str:
         """Seconds of a call, per repeat; or what is wrong. Ranks agree on that before they wait for each other."""
@@ -327,24 +328,26 @@ class _Worker:
         return out
 
     def _move(self, job: Collective) -> Callable[[], object]:
-        context = self._context(job.members)
-        axes = (1,)
+        of = self._runtime(job.members)
+        context, axes = of.context, (1,)
         moves: dict[str, Callable[[torch.Tensor], object]] = {
-            "all_reduce": lambda x: runtime.all_reduce(context, x, axes).wait(),
-            "all_gather": lambda x: runtime.all_gather(context, x, 0, axes).wait(),
-            "reduce_scatter": lambda x: runtime.reduce_scatter(context, x, 0, axes).wait(),
-            "all_to_all": lambda x: runtime.all_to_all(context, x, 0, 1, axes).wait(),
-            "slice": lambda x: runtime.keep_part(context, x, 1, axes),
-            "zero_pad": lambda x: runtime.zero_pad(context, x, 1, axes),
+            "all_reduce": lambda x: of.all_reduce(context, x, axes).wait(),
+            "all_gather": lambda x: of.all_gather(context, x, 0, axes).wait(),
+            "reduce_scatter": lambda x: of.reduce_scatter(context, x, 0, axes).wait(),
+            "all_to_all": lambda x: of.all_to_all(context, x, 0, 1, axes).wait(),
+            "slice": lambda x: of.keep_part(context, x, 1, axes),
+            "zero_pad": lambda x: of.zero_pad(context, x, 1, axes),
         }
         return self._in_turn((Operand((job.elements // 64, 64), "f32"),), moves[job.kind])
 
-    def _context(self, members: int) -> runtime.Context:
-        """This rank in a mesh whose second axis has so many members."""
-        runtime.MESH, runtime.WORLD, runtime.GROUPS = (self.count // members, members), self.count, ((1,),)
-        if members not in self.contexts:
-            self.contexts[members] = runtime.Context("gloo")
-        return self.contexts[members]
+    def _runtime(self, members: int) -> SimpleNamespace:
+        """A program's moves, and this rank in a mesh whose second axis has so many members."""
+        if members not in self.runtimes:
+            mesh = (self.count // members, members)
+            of = runtime.load(("ranks", "collectives"), NAME="measure", MESH=mesh, WORLD=self.count, GROUPS=((1,),))
+            of.context = of.Context("gloo")
+            self.runtimes[members] = of
+        return self.runtimes[members]
 
 
 def _bytes(results: object) -> int:

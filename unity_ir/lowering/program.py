@@ -15,14 +15,16 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
+from unity_ir.lowering import runtime
 from unity_ir.lowering.kernels.launcher import is_convolution, launcher
 from unity_ir.lowering.kernels.matmul import contraction
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.step import Compiled, Launcher
+from unity_ir.lowering.order import calls, check_order, makers, there
+from unity_ir.lowering.schedule import BUCKET_BYTES, Bucket, Schedule, Wait, schedule
 from unity_ir.lowering.spmd import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight, check_step
 from unity_ir.lowering.torch_code import torch_reference
 from unity_ir.lowering.windows import needs_start
@@ -41,7 +43,8 @@ TORCH_DTYPES = {
     "bool": "torch.bool",
 }
 
-MARK = "# --- copied into the program from here on ---\n"
+BACKWARD = "# --- backward"
+"""A comment of its own after the line that makes the loss."""
 
 IMPLEMENTATIONS = ("triton", "torch")
 
@@ -70,13 +73,17 @@ def emit(
     file: str = "train.py",
     kernels: str = "triton",
     convolution: str = "torch",
+    bucket: int = BUCKET_BYTES,
+    links: Sequence[str] = (),
 ) -> Emitted:
     """
     Print a training step. `reference` is its serial forward; `matmul` says what multiplies matrices, triton or torch,
     `convolution` what convolves (torch's cuDNN unless told otherwise), and `kernels` what does all the rest. A program
-    with all in torch runs at full speed on CPUs, and needs no Triton.
+    with all in torch runs at full speed on CPUs, and needs no Triton. All-reduces of gradients of fewer bytes than
+    `bucket` are done together. `links` are the names of the links each mesh axis is over, for profiles.
 
-    Raises `UnityError` for a program without a backward, and operators no kernel covers.
+    Raises `UnityError` for a program without a backward, operators no kernel covers, and ranks that would wait for each
+    other for ever.
     """
     for name, value in (("matmul", matmul), ("kernels", kernels), ("convolution", convolution)):
         if value not in IMPLEMENTATIONS:
@@ -84,20 +91,35 @@ def emit(
     check_step(program, reference)
     if kernels == "torch":
         matmul = convolution = "torch"
-    return _Printer(program, reference, matmul, file, kernels, convolution).emit()
+    lines = schedule(program, bucket)
+    check_order(program.name, calls(program, lines))
+    return _Printer(program, reference, lines, matmul, file, kernels, convolution, links).emit()
 
 
 class _Printer:
-    def __init__(self, program: Program, reference: Graph, matmul: str, file: str, kernels: str, convolution: str):
+    def __init__(
+        self,
+        program: Program,
+        reference: Graph,
+        schedule: Schedule,
+        matmul: str,
+        file: str,
+        kernels: str,
+        convolution: str,
+        links: Sequence[str],
+    ):
         self.program = program
         self.reference = reference
+        self.schedule = schedule
+        self.links = tuple(links) or ("",) * len(program.mesh.sizes)
         self.matmul = matmul
         self.convolution = convolution
         self.kernels = kernels
         self.file = file
         self.launchers: dict[str, Launcher] = {}
-        self.names: dict[Register, str] = {}
+        self.alike: dict[object, tuple[Launcher, list[str]]] = {}
         self.groups: dict[tuple[int, ...], None] = {}
+        self.makers = makers(program)
         self.calls = {i: self._launcher(i) for i in program.body if isinstance(i, Compute)}
         self.taken = self._reserved()
 
@@ -118,7 +140,7 @@ class _Printer:
     def _reserved(self) -> set[str]:
         """Names a function of the program may read, which no local variable may hide."""
         names = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads"}
-        for statement in ast.parse(self._header() + _runtime()).body:
+        for statement in ast.parse(self._header() + runtime.text()).body:
             match statement:
                 case ast.FunctionDef(name) | ast.ClassDef(name):
                     names.add(name)
@@ -146,7 +168,7 @@ class _Printer:
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            _runtime(),
+            runtime.text(),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         compile(text, self.file, "exec")
@@ -163,10 +185,7 @@ class _Printer:
             f"    {command} {self.file} --check\n"
             f"    {command} {self.file} --steps 100 --save checkpoints\n\n"
             f"{self._without_gpu()}\n"
-            '"""\n\n'
-            "import argparse\nimport math\nimport os\nimport sys\nimport zlib\n"
-            "from dataclasses import dataclass\nfrom pathlib import Path\n\n"
-            "import torch\nimport torch.distributed as dist\n" + (_IMPORT_TRITON if self.kernels == "triton" else "")
+            '"""\n\n' + runtime.imports(("plan", *runtime.PARTS)) + (_IMPORT_TRITON if self.kernels == "triton" else "")
         )
 
     def _without_gpu(self) -> str:
@@ -185,6 +204,7 @@ class _Printer:
             f"NAME = {program.name!r}",
             f"MESH = {program.mesh.sizes!r}  # sizes of the mesh axes, outermost first",
             f"WORLD = {program.mesh.devices}",
+            f"LINKS = {self.links!r}  # what each mesh axis is over",
             f"GROUPS = {tuple(self.groups)!r}  # mesh axes along which ranks talk",
             f"OPTIMIZER = ({program.optimizer.name!r}, {settings!r})",
             "",
@@ -234,18 +254,13 @@ class _Printer:
     def _step(self) -> str:
         program = self.program
         lines: list[tuple[str, str]] = []
-        pending: dict[Register, str] = {}
         here: dict[tuple[tuple[int, int], ...], str] = {}
-        updates = [i for i in program.body if isinstance(i, UpdateWeight)]
-        weights = {leaf.result: leaf.name for leaf in program.leaves("weight")}
+        own: dict[Register, str] = {}
+        """What the value of a register is read as: a variable, or a weight by its name."""
+        buckets: dict[Register, str] = {}
 
         def use(register: Register) -> str:
-            """The name of a register, waited for if it is still under way."""
-            if register in pending:
-                name = pending.pop(register)
-                aside = f"{name} and " if pins(program.tensors[register].layout) else ""
-                lines.append((f"{name} = {aside}{name}.wait()", ""))
-            return self.names[register]
+            return own[self.schedule.held(register)]
 
         def only(text: str, pinned: tuple[tuple[int, int], ...], results: int = 1) -> str:
             """What is done on some ranks only; the others have None."""
@@ -256,56 +271,66 @@ class _Printer:
             nothing = f"({', '.join(['None'] * results)})" if results > 1 else "None"
             return f"{text} if {here[pinned]} else {nothing}"
 
-        for instruction in program.body:
-            match instruction:
+        for line in self.schedule.lines:
+            match line.action:
+                case Leaf("weight", result, name) if not pins(program.tensors[result].layout):
+                    own[result] = f"weights[{name!r}]"
+                    continue
                 case Leaf(op, result, name, value):
-                    own = self.names[result] = self._identifier(name or "constant")
+                    target = own[result] = self._identifier(name or "constant")
                     text = {
                         "input": f"batch[{name!r}]",
                         "weight": f"weights[{name!r}]",
                         "constant": self._constant(result, value),
                     }[op]
-                    text = only(text, pins(program.tensors[result].layout))
-                    lines.append((f"{own} = {text}", self._comment(op, result)))
-                case Compute(name, operands, results):
-                    call = self._compute(instruction, [use(r) for r in operands])
+                    text, what = only(text, pins(program.tensors[result].layout)), self._comment(op, result)
+                case Compute(name, operands, results) as compute:
+                    text = self._compute(compute, [use(r) for r in operands])
                     for r in results:
-                        self.names[r] = self._identifier(name)
-                    call = only(call, pins(program.tensors[results[0]].layout), len(results))
-                    targets = ", ".join(self.names[r] for r in results)
-                    lines.append((f"{targets} = {call}", self._comment(name, *results)))
-                case Reshard(operand, result, kind, _, source, target):
-                    if kind == "retype" and target > PINNED:
-                        use(operand)
-                        self.names[result] = self.names[operand]
-                        continue
-                    text = self._reshard(use(operand), instruction)
-                    text = only(text, self._there(instruction))
-                    own = self.names[result] = self._identifier(kind)
-                    lines.append(
-                        (f"{own} = {text}", self._comment(f"{role_name(source)} to {role_name(target)}", result))
-                    )
-                    if kind in (*COLLECTIVES, *PINNED_KINDS):
-                        pending[result] = own
-                case Exchange(operand, result, kind, axes, dim, low, high):
+                        own[r] = self._identifier(name)
+                    text = only(text, pins(program.tensors[results[0]].layout), len(results))
+                    target, what = ", ".join(own[r] for r in results), self._comment(name, *results)
+                case Reshard(operand, result, kind, _, source) as move:
+                    text = only(self._reshard(use(operand), move), there(program, move))
+                    target = own[result] = self._identifier(kind)
+                    name = f"{kind} of {_printable(self.makers[operand])}"
+                    what = f"{self._comment(name, result)}, was {role_name(source)}"
+                case Exchange(operand, result, kind, axes, dim, low, high) as move:
                     self.groups.setdefault(axes)
-                    text = f"{kind}(ctx, {use(operand)}, {dim}, {low}, {high}, {axes!r})"
-                    text = only(text, pins(program.tensors[operand].layout))
-                    own = self.names[result] = pending[result] = self._identifier(kind)
-                    lines.append((f"{own} = {text}", self._comment(f"{low} before and {high} after", result)))
-                case UpdateWeight():
-                    pass
-        loss = use(program.outputs[0])
-        for update in updates:
-            use(update.grad)
+                    text = only(f"{kind}(ctx, {use(operand)}, {dim}, {low}, {high}, {axes!r})", there(program, move))
+                    target = own[result] = self._identifier(kind)
+                    name = f"{kind} of {_printable(self.makers[operand])}"
+                    what = f"{self._comment(name, result)}, {low} before and {high} after"
+                case Bucket(moves):
+                    axes = moves[0].axes
+                    self.groups.setdefault(axes)
+                    text = f"all_reduce_many(ctx, ({', '.join(use(m.operand) for m in moves)}), {axes!r})"
+                    target = self._identifier("bucket")
+                    for move in moves:
+                        buckets[move.result] = target
+                        own[move.result] = self._identifier(move.kind)
+                    what = f"all_reduce of {len(moves)} gradients"
+                case Wait(registers):
+                    target = ", ".join(map(use, registers))
+                    text = f"{buckets.get(registers[0], target)}.wait()"
+                    if registers[0] not in buckets and pins(program.tensors[registers[0]].layout):
+                        text = f"{target} and {text}"
+                    what = ""
+            if line.dies:
+                text += f"; del {', '.join(map(use, line.dies))}"
+            lines.append((f"{target} = {text}", what))
+            if isinstance(line.action, Compute) and program.outputs[0] in line.action.results:
+                lines.append((BACKWARD, ""))
         out = ["def forward_backward(ctx, weights, batch):"]
         out.append('    """This rank\'s part of the loss, and of the gradient of every weight by name."""')
         lines[:0] = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in here.items()]
         width = min(max((len(code) for code, _ in lines), default=0), 72)
         for code, comment in lines:
             out.append(f"    {code:<{width}}  # {comment}" if comment else f"    {code}")
-        found = ", ".join(f"{weights[i.weight]!r}: {self.names[i.grad]}" for i in updates)
-        out.append(f"    return {loss}, {{{found}}}")
+        weights = {leaf.result: leaf.name for leaf in program.leaves("weight")}
+        updates = [i for i in program.body if isinstance(i, UpdateWeight)]
+        found = ", ".join(f"{weights[i.weight]!r}: {use(i.grad)}" for i in updates)
+        out.append(f"    return {use(program.outputs[0])}, {{{found}}}")
         return "\n".join(out) + "\n"
 
     def _comment(self, what: str, *registers: Register) -> str:
@@ -322,6 +347,14 @@ class _Printer:
 
     def _launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
         """The function of an operator, and the positions its piece starts at where it must know them."""
+        program = self.program
+        operands = tuple(program.tensors[r] for r in instruction.operands)
+        key = instruction.operator, instruction.attributes, instruction.assignment, operands
+        if key not in self.alike:
+            self.alike[key] = self._new_launcher(instruction)
+        return self.alike[key]
+
+    def _new_launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
         program = self.program
         local = program.local_line(instruction)
         dtypes = [program.tensors[r].dtype for r in instruction.operands]
@@ -344,11 +377,6 @@ class _Printer:
     def _add(self, made: Launcher) -> None:
         old = self.launchers.setdefault(made.name, made)
         assert old.source == made.source, f"two launchers are called {made.name}"
-
-    def _there(self, move: Reshard) -> tuple[tuple[int, int], ...]:
-        """Which ranks do a move, as pins: those of the groups that hold the value, or who forgot nothing of it."""
-        layout = self.program.tensors[move.result if move.kind == "retype" else move.operand].layout
-        return tuple(pin for pin in pins(layout) if move.kind == "retype" or pin[0] not in move.axes)
 
     def _reshard(self, operand: str, move: Reshard) -> str:
         kind, axes, source, target = move.kind, move.axes, move.source, move.target
@@ -396,21 +424,22 @@ class _Printer:
         out.append(
             f'    """The optimizer\'s step number `t`, counted from 1, on this rank\'s pieces: {optimizer.name}."""'
         )
-        for leaf in program.leaves("weight"):
-            tensor = program.tensors[leaf.result]
-            made = optimizer_launcher(
-                optimizer.name, tensor.dtype, self.kernels, gradient=tensor.dtype, state=tensor.dtype
-            )
+        out.append("    for name, weight in weights.items():")
+        dtypes = list(dict.fromkeys(program.tensors[leaf.result].dtype for leaf in program.leaves("weight")))
+        for i, dtype in enumerate(dtypes):
+            made = optimizer_launcher(optimizer.name, dtype, self.kernels, gradient=dtype, state=dtype)
             self._add(made)
-            key = repr(leaf.name)
-            if pins(tensor.layout):
-                out.append(f"    if {key} in weights:")
-            indent = "        " if pins(tensor.layout) else "    "
+            numbers: tuple[float, ...] = (optimizer.lr,)
+            moments = ""
             if optimizer.name == "adam":
-                numbers = ", ".join(map(repr, (optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps)))
-                out.append(f"{indent}{made.name}(weights[{key}], grads[{key}], *moments[{key}], t, {numbers})")
-            else:
-                out.append(f"{indent}{made.name}(weights[{key}], grads[{key}], {optimizer.lr!r})")
+                numbers = (optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps)
+                moments = ", *moments[name], t"
+            indent = "        "
+            if len(dtypes) > 1:
+                out.append(f"{indent}{'elif' if i else 'if'} weight.dtype == {TORCH_DTYPES[dtype]}:")
+                indent += "    "
+            given = ", ".join(map(repr, numbers))
+            out.append(f"{indent}{made.name}(weight, grads[name]{moments}, {given})  # {optimizer.name}")
         return "\n".join(out) + "\n"
 
     # -- the reference
@@ -421,10 +450,12 @@ class _Printer:
         names: dict[Value, str] = {}
         out = ["def reference(weights, batch):", '    """The same forward on whole tensors in plain PyTorch."""']
         for node in self.reference.nodes():
+            if node.op == "weight":
+                names[node.result] = f"weights[{node.name!r}]"
+                continue
             if node.is_leaf:
                 names[node.result] = own = self._identifier(_leaf_name(node))
-                where = {"input": "batch", "weight": "weights"}.get(node.op)
-                text = f"{where}[{node.name!r}]" if where else _whole_constant(node)
+                text = f"batch[{node.name!r}]" if node.op == "input" else _whole_constant(node)
                 out.append(f"    {own} = {text}")
                 continue
             # What statements name is not used after them, so their names may be taken again.
@@ -440,11 +471,6 @@ class _Printer:
         return "\n".join(out) + "\n"
 
 
-def _runtime() -> str:
-    """The part of `lowering.runtime` that every program holds."""
-    return files("unity_ir.lowering").joinpath("runtime.py").read_text().split(MARK, 1)[1].lstrip("\n")
-
-
 def _whole_constant(node: Node) -> str:
     (type,) = node.types
     dtype = "torch.float64" if type.is_floating else TORCH_DTYPES[type.dtype]
@@ -452,7 +478,12 @@ def _whole_constant(node: Node) -> str:
 
 
 def _leaf_name(node: Node) -> str:
-    return node.name if node.op in ("input", "weight") else node.op
+    return node.name if node.op == "input" else node.op
+
+
+def _printable(name: str) -> str:
+    """A name as part of a comment, which it cannot end."""
+    return name if name.isprintable() else ascii(name)
 
 
 def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:

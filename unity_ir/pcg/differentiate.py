@@ -150,12 +150,11 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
                 if grad is not None and operand.node in with_gradient:
                     grads.setdefault(operand, []).append(grad)
 
+    # The last operators' weights first: their gradients are computed, sent, and let go of what they read, before the
+    # backward goes on; and nothing is computed again before the backward has come there.
     updates = tuple(
-        Update(n.result, _as_weight(n.result, total(n.result), placement)) for n in order if n.op == "weight"
+        Update(n.result, _as_weight(n.result, total(n.result), placement)) for n in order[::-1] if n.op == "weight"
     )
-    if again.not_kept:
-        # The last operators' first, so that nothing is computed again before the backward has come there.
-        updates = updates[::-1]
     return replace(graph, updates=updates, optimizer=optimizer)
 
 

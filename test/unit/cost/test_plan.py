@@ -66,7 +66,7 @@ def test_forward_costs_what_its_training_step_costs(seed: int, machine: Machine)
             assert done.elements == said.elements
             assert done.compute_time - adding == pytest.approx(said.compute_time, rel=1e-9)
             assert done.communication_time == pytest.approx(said.communication_time, rel=1e-9)
-        assert done.update == said.update
+        assert done.update == pytest.approx(said.update, rel=1e-12)  # summed in another order
         for what in ("weights", "gradients", "optimizer state"):
             assert done.memory[what] == said.memory[what]
 

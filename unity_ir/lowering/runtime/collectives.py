@@ -1,0 +1,156 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
+"""Moves between ranks, and the local steps between them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.plan import MESH
+
+# --- copied into the program from here on ---
+
+
+# --- collectives: each returns the result at once, or a Pending to wait for right before it is used
+
+
+class Pending:
+    """A collective under way; until it is waited for, it holds the tensors it reads and writes."""
+
+    watch = None  # told of each that starts
+
+    def __init__(self, axes, work, finish, *holds):
+        self._work, self._finish, self.holds, self.ended = work, finish, holds, None
+        if Pending.watch:
+            Pending.watch(self, axes, work)
+
+    def wait(self):
+        self._work.wait()
+        if self.ended:
+            self.ended()
+        return self._finish()
+
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _ways(axes) -> int:
+    return math.prod(MESH[a] for a in axes)
+
+
+def all_reduce(ctx, x, axes):
+    """The sum of the group's tensors."""
+    out = x.clone()
+    return Pending(axes, dist.all_reduce(out, group=ctx.groups[axes], async_op=True), lambda: out, out)
+
+
+def all_reduce_many(ctx, tensors, axes):
+    """The sums of the group's tensors, for each of several, in one call."""
+    out = torch.cat([x.reshape(-1) for x in tensors])
+    shapes = [x.shape for x in tensors]
+    work = dist.all_reduce(out, group=ctx.groups[axes], async_op=True)
+
+    def finish():
+        parts = out.split([math.prod(shape) for shape in shapes])
+        return tuple(part.view(shape) for part, shape in zip(parts, shapes))
+
+    return Pending(axes, work, finish, out)
+
+
+def all_gather(ctx, x, dim, axes):
+    """The group's pieces end to end along `dim`."""
+    out, shape, x = x.new_empty((_ways(axes) * x.numel(),)), x.shape, x.contiguous().view(-1)
+    work = _all_gather(out, x, group=ctx.groups[axes], async_op=True)
+    if dim == 0:
+        return Pending(axes, work, lambda: out.view(_ways(axes) * shape[0], *shape[1:]), out, x)
+    return Pending(axes, work, lambda: torch.cat(out.view(_ways(axes), *shape).unbind(0), dim), out, x)
+
+
+def reduce_scatter(ctx, x, dim, axes):
+    """This rank's part along `dim` of the sum of the group's tensors."""
+    parts = torch.stack(x.chunk(_ways(axes), dim))
+    out = torch.empty_like(parts[0])
+    work = _reduce_scatter(out.view(-1), parts.view(-1), group=ctx.groups[axes], async_op=True)
+    return Pending(axes, work, lambda: out, out, parts)
+
+
+def all_to_all(ctx, x, source, target, axes):
+    """From pieces along `source` to pieces along `target`."""
+    parts = torch.stack(x.chunk(_ways(axes), target))
+    out = torch.empty_like(parts)
+    work = dist.all_to_all_single(out, parts, group=ctx.groups[axes], async_op=True)
+    return Pending(axes, work, lambda: torch.cat(out.unbind(0), source), out, parts)
+
+
+def broadcast(ctx, x, root, shape, dtype, axes):
+    """The tensor of the group's rank `root`, everywhere in the group."""
+    out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
+    work = dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True)
+    return Pending(axes, work, lambda: out, out)
+
+
+def scatter(ctx, x, dim, root, shape, dtype, axes):
+    """This rank's part along `dim` of the tensor of the group's rank `root`, whose shape is `shape`."""
+    shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
+    out = torch.empty(shape, dtype=dtype, device=ctx.device)
+    parts = [p.contiguous() for p in x.chunk(_ways(axes), dim)] if ctx.index(axes) == root else None
+    work = dist.scatter(out, parts, group=ctx.groups[axes], group_src=root, async_op=True)
+    return Pending(axes, work, lambda: out, out, parts)
+
+
+def gather(ctx, x, dim, root, axes):
+    """On the group's rank `root` the group's pieces end to end along `dim`; None on the others."""
+    mine = ctx.index(axes) == root
+    parts = [torch.empty_like(x) for _ in range(_ways(axes))] if mine else []
+    x = x.contiguous()
+    work = dist.gather(x, parts or None, group=ctx.groups[axes], group_dst=root, async_op=True)
+    return Pending(axes, work, lambda: torch.cat(parts, dim) if mine else None, x, parts)
+
+
+def reduce(ctx, x, root, axes):
+    """On the group's rank `root` the sum of the group's tensors; None on the others."""
+    out = x.clone()
+    work = dist.reduce(out, group=ctx.groups[axes], group_dst=root, async_op=True)
+    return Pending(axes, work, lambda: out if ctx.index(axes) == root else None, out)
+
+
+def send(ctx, x, root, to, shape, dtype, axes):
+    """On the group's rank `to` the tensor of rank `root`; None on the others."""
+    group, mine = ctx.groups[axes], ctx.index(axes)
+    if mine == root:
+        x = x.contiguous()
+        return Pending(axes, dist.isend(x, group=group, group_dst=to), lambda: None, x)
+    if mine == to:
+        out = torch.empty(shape, dtype=dtype, device=ctx.device)
+        return Pending(axes, dist.irecv(out, group=group, group_src=root), lambda: out, out)
+    return None
+
+
+def zero_elsewhere(ctx, x, root, shape, dtype, axes):
+    """The tensor of the group's rank `root` as one addend: zero on the others."""
+    return x if ctx.index(axes) == root else torch.zeros(shape, dtype=dtype, device=ctx.device)
+
+
+def keep_part(ctx, x, dim, axes):
+    """This rank's part of `x` along `dim`."""
+    return x.chunk(_ways(axes), dim)[ctx.index(axes)].contiguous()
+
+
+def zero_pad(ctx, x, dim, axes):
+    """`x` as one addend: in its place along `dim`, or, where it has none, on the first rank only."""
+    if dim is None:
+        return x if ctx.index(axes) == 0 else torch.zeros_like(x)
+    shape = list(x.shape)
+    shape[dim] *= _ways(axes)
+    out = x.new_zeros(shape)
+    out.narrow(dim, ctx.index(axes) * x.shape[dim], x.shape[dim]).copy_(x)
+    return out
+
+
+def constant(ctx, value, shape, dtype, addend_axes):
+    """A number everywhere; over `addend_axes` only the first rank has it and the others zero."""
+    first = ctx.index(addend_axes) == 0
+    return torch.full(shape, value if first else 0.0, dtype=dtype, device=ctx.device)

@@ -1,0 +1,152 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalCall=false
+"""Training, and the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.check import check
+from unity_ir.lowering.runtime.checkpoints import load, newest, save
+from unity_ir.lowering.runtime.data import Data
+from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
+from unity_ir.lowering.runtime.plan import INPUTS, LOSS, NAME, WORLD, forward_backward, update
+from unity_ir.lowering.runtime.profile import Profile
+from unity_ir.lowering.runtime.ranks import build, fail
+from unity_ir.lowering.runtime.watch import guard
+from unity_ir.lowering.runtime.weights import read_weights, write_weights
+
+# --- copied into the program from here on ---
+
+
+# --- a step
+
+
+def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
+    """
+    Forward, backward and update of step `t` on whole batches; returns this rank's part of the loss.
+
+    `before_update(batch, loss)` is called with this rank's pieces before weights change.
+    """
+    local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
+    run = profile.run if profile else lambda function: function
+    loss, grads = run(forward_backward)(ctx, weights, local)
+    if before_update:
+        before_update(local, loss)
+    run(update)(weights, grads, moments, t + 1)
+    return loss
+
+
+def train(ctx, options, data, seed, folder):
+    """All the steps; those a checkpoint in `folder` has are done."""
+    weights = init_weights(ctx, seed)
+    if options.weights:
+        read_weights(ctx, weights, options.weights)
+    moments = init_moments(weights)
+    first = load(ctx, weights, moments, folder) if folder else 0
+    for t in range(first, options.steps):
+        is_last = t + 1 == options.steps
+
+        def report(batch, loss, t=t):
+            loss, _ = whole(ctx, loss, LOSS)
+            guard(ctx, weights, batch, t, loss, options.check_nan)
+            if ctx.rank == 0:
+                print(f"step {t + 1} loss {float(loss):.6f}", flush=True)
+
+        batch = data.batch(t)
+        profile = Profile(ctx) if options.profile and is_last else None
+        step(ctx, weights, moments, batch, t, report, profile)
+        if profile:
+            profile.write(options.profile)
+        if options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0)):
+            save(ctx, weights, moments, t + 1, options.save, seed)
+    if options.weights_out:
+        write_weights(ctx, weights, options.weights_out)
+
+
+# --- the command line
+
+
+def arguments():
+    """The options of the program."""
+    parser = argparse.ArgumentParser(description=f"{NAME}: training step for {WORLD} ranks")
+    add = parser.add_argument
+    add("--steps", type=int, default=3, help="steps to train in all, those before --load counted (default 3)")
+    add(
+        "--data",
+        metavar="FILE|MODULE:FUNCTION",
+        help="an .npz or .safetensors file of arrays by input name, or a function from the step to a batch of them; "
+        "random numbers if left out",
+    )
+    add("--seed", type=int, help="of initial weights and data order (default 0; a checkpoint knows its own)")
+    add("--backend", choices=("gloo", "nccl"), help="nccl on GPUs, gloo and Triton's interpreter on CPUs")
+    add("--check", action="store_true", help="compare with plain PyTorch instead of training")
+    add("--save", metavar="DIR", help="write checkpoints to DIR; torchrun --max-restarts goes on from there")
+    add("--save-every", type=int, default=0, metavar="N", help="every N steps, beside the last")
+    add("--load", metavar="DIR", help="go on from the newest complete checkpoint in DIR")
+    add("--weights", metavar="FILE.safetensors", help="start from these weights, by full name")
+    add("--weights-out", metavar="FILE.safetensors", help="write the weights after the last step")
+    add("--profile", metavar="FILE.json", help="write what the last step did when, for Perfetto")
+    add("--deterministic", action="store_true", help="the same bits in every run on the same devices")
+    add("--check-nan", action="store_true", help="look at every result of every step, not only at the loss")
+    options = parser.parse_args()
+    if options.steps < (1 if options.check else 0) or options.save_every < 0:
+        parser.error("--steps and --save-every count steps; --check takes at least one")
+    if options.weights and options.load:
+        parser.error("--weights starts from step 0, and --load goes on; one of them")
+    return options
+
+
+def deterministic():
+    """Before the device is used: let PyTorch choose only among what gives the same bits every time."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def goes_on_from(options):
+    """The folder of the checkpoint to start with, or None. When torchrun has started again, it is that of --save."""
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    there = newest(options.save) if options.save else None
+    if again and there:
+        return options.save
+    if there and not (options.load and Path(options.load).resolve() == Path(options.save).resolve()):
+        fail(f"{options.save} holds checkpoints of another run; go on from them with --load, or save elsewhere")
+    return options.load
+
+
+def main():
+    """Train, or check."""
+    options = arguments()
+    torch.set_num_threads(1)
+    if options.deterministic:
+        deterministic()
+    ctx = build(options.backend or ("nccl" if torch.cuda.is_available() else "gloo"))
+    folder = None if options.check else goes_on_from(options)
+    found = newest(folder) if folder else None
+    seed = found[1]["seed"] if found else options.seed or 0
+    if options.seed not in (None, seed):
+        fail(f"the run in {folder} has seed {seed}, not {options.seed}; leave --seed out")
+    torch.manual_seed(seed)
+    data = Data(options.data, seed)
+    if options.check:
+        wrong = check(ctx, options.steps, seed, data)
+        if ctx.rank == 0:
+            print(
+                "\n".join(wrong) or f"check passed: {options.steps} steps, loss, gradients and weights equal PyTorch's"
+            )
+        dist.destroy_process_group()
+        sys.exit(1 if wrong else 0)
+    train(ctx, options, data, seed, folder)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
+"""Borders of pieces, exchanged between neighbours."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.collectives import Pending, _ways
+
+# --- copied into the program from here on ---
+
+
+# --- halos: the borders of pieces, exchanged between neighbours
+
+
+class Works:
+    """Several messages under way."""
+
+    def __init__(self, works):
+        self._works = works
+
+    def get_future(self):
+        raise RuntimeError("several messages have no future in common")
+
+    def wait(self):
+        for work in self._works:
+            work.wait()
+
+
+def _within(place, other, size, low, high):
+    """Which elements of the piece at position `other` lie in the piece at `place` with its halo, first and end."""
+    shift = (place - other) * size
+    return max(0, shift - low), min(size, shift + size + high)
+
+
+def _neighbours(ctx, size, low, high, axes):
+    """For every rank of the group but this one: which elements of its piece this one's halo has, and the reverse."""
+    me = ctx.index(axes)
+    for other in range(_ways(axes)):
+        theirs, mine = _within(me, other, size, low, high), _within(other, me, size, low, high)
+        if other != me and (theirs[0] < theirs[1] or mine[0] < mine[1]):
+            yield other, theirs, mine
+
+
+def _exchange(ctx, messages, axes):
+    """Send and receive: pairs of a rank of the group, and the tensors it gets and gives (None where there is none)."""
+    group, ops = ctx.groups[axes], []
+    for other, got, given in messages:
+        if given is not None:
+            ops.append(dist.P2POp(dist.isend, given, group=group, group_peer=other))
+        if got is not None:
+            ops.append(dist.P2POp(dist.irecv, got, group=group, group_peer=other))
+    return Works(dist.batch_isend_irecv(ops) if ops else [])
+
+
+def halo(ctx, x, dim, low, high, axes):
+    """`x` with `low` elements before and `high` after it along `dim`, as its neighbours have them; 0 at the ends."""
+    size, me = x.shape[dim], ctx.index(axes)
+    shape = list(x.shape)
+    shape[dim] += low + high
+    out = x.new_zeros(shape)
+    out.narrow(dim, low, size).copy_(x)
+    messages, arrived = [], []
+    for other, (first, end), (begin, stop) in _neighbours(ctx, size, low, high, axes):
+        got = given = None
+        if first < end:
+            got = torch.empty_like(x.narrow(dim, first, end - first), memory_format=torch.contiguous_format)
+            arrived.append((got, (other - me) * size + low + first))
+        if begin < stop:
+            given = x.narrow(dim, begin, stop - begin).contiguous()
+        messages.append((other, got, given))
+
+    def finish():
+        for part, at in arrived:
+            out.narrow(dim, at, part.shape[dim]).copy_(part)
+        return out
+
+    return Pending(axes, _exchange(ctx, messages, axes), finish, out, messages)
+
+
+def halo_reduce(ctx, x, dim, low, high, axes):
+    """`x` without `low` elements before and `high` after it along `dim`, plus what its neighbours have there for it."""
+    size, me = x.shape[dim] - low - high, ctx.index(axes)
+    out = x.narrow(dim, low, size).clone(memory_format=torch.contiguous_format)
+    messages, arrived = [], []
+    for other, (first, end), (begin, stop) in _neighbours(ctx, size, low, high, axes):
+        got = given = None
+        if first < end:
+            given = x.narrow(dim, (other - me) * size + low + first, end - first).contiguous()
+        if begin < stop:
+            got = torch.empty_like(x.narrow(dim, 0, stop - begin), memory_format=torch.contiguous_format)
+            arrived.append((got, begin))
+        messages.append((other, got, given))
+
+    def finish():
+        for part, at in arrived:
+            out.narrow(dim, at, part.shape[dim]).add_(part)
+        return out
+
+    return Pending(axes, _exchange(ctx, messages, axes), finish, out, messages)

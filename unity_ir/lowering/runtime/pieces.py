@@ -1,0 +1,85 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
+"""Pieces and whole tensors, and what weights are before the first step."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.collectives import _ways
+from unity_ir.lowering.runtime.plan import MESH, OPTIMIZER, WEIGHTS, WORLD
+
+# --- copied into the program from here on ---
+
+
+# --- pieces and whole tensors
+
+
+def piece(ctx, whole, spec):
+    """This rank's piece of a whole tensor; None where it has none."""
+    if not ctx.at(pins(spec)):
+        return None
+    for axis, role in enumerate(spec.roles):
+        if isinstance(role, int):
+            whole = whole.chunk(MESH[axis], role)[ctx.place[axis]]
+    return whole.to(ctx.device).contiguous().clone()
+
+
+def pins(spec):
+    """The axes on which only one coordinate has anything, and which."""
+    roles = enumerate(spec.roles)
+    return tuple((axis, int(role[3:])) for axis, role in roles if isinstance(role, str) and role.startswith("at "))
+
+
+def whole(ctx, part, spec):
+    """The whole tensor of everyone's pieces, and how much devices that should hold the same differ."""
+    if part is None:  # what is in its place is not looked at
+        shape = [size // _ways([i for i, r in enumerate(spec.roles) if r == d]) for d, size in enumerate(spec.shape)]
+        part = torch.zeros(shape, dtype=spec.dtype, device=ctx.device)
+    parts = [torch.empty_like(part) for _ in range(WORLD)]
+    dist.all_gather(parts, part.contiguous())
+    return assemble(parts, spec)
+
+
+def assemble(parts, spec):
+    """Put the pieces of all ranks together along the mesh axes, innermost first."""
+    apart = torch.zeros((), dtype=torch.float64)
+    for axis in reversed(range(len(MESH))):
+        size, role = MESH[axis], spec.roles[axis]
+        joined = []
+        for first in range(0, len(parts), size):
+            group = parts[first : first + size]
+            if isinstance(role, int):
+                joined.append(torch.cat(group, role))
+            elif role == "sum":
+                joined.append(torch.stack(group).sum(0))
+            elif role.startswith("at "):
+                joined.append(group[int(role[3:])])
+            else:
+                for other in group[1:]:
+                    apart = torch.maximum(apart, (other.double() - group[0].double()).abs().max().cpu())
+                joined.append(group[0])
+        parts = joined
+    return parts[0], float(apart)
+
+
+def initial(name, spec, seed):
+    """A whole weight, the same for every plan: normal, scaled by its fan-in."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed)
+    scale = (spec.shape[0] if spec.shape else 1) ** -0.5
+    return (torch.randn(spec.shape, generator=generator, dtype=torch.float64) * scale).to(spec.dtype)
+
+
+def init_weights(ctx, seed=0):
+    """This rank's pieces of the initial weights, by full name; those that rest elsewhere are left out."""
+    here = {name: spec for name, spec in WEIGHTS.items() if ctx.at(pins(spec))}
+    return {name: piece(ctx, initial(name, spec, seed), spec) for name, spec in here.items()}
+
+
+def init_moments(weights):
+    """Adam's two moments of every weight."""
+    if OPTIMIZER[0] != "adam":
+        return {}
+    return {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}

@@ -1,0 +1,39 @@
+"""Stand-ins for what the plan defines in a program, so that the fixed part can be read, linted and tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Spec:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    roles: tuple[int | str, ...]
+    below: int | None = None
+
+
+NAME = ""
+MESH: tuple[int, ...] = ()
+WORLD = 1
+LINKS: tuple[str, ...] = ()
+GROUPS: tuple[tuple[int, ...], ...] = ()
+INPUTS: dict[str, Spec] = {}
+WEIGHTS: dict[str, Spec] = {}
+LOSS = Spec((), torch.float32, ())
+OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
+
+
+def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
+    raise NotImplementedError
+
+
+def update(weights: Any, grads: Any, moments: Any, t: int) -> None:
+    raise NotImplementedError
+
+
+def reference(weights: Any, batch: Any) -> Any:
+    raise NotImplementedError

@@ -1,0 +1,162 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalCall=false
+"""A real step as a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.collectives import Pending
+from unity_ir.lowering.runtime.plan import LINKS, NAME, WORLD
+from unity_ir.lowering.runtime.ranks import fail
+from unity_ir.lowering.runtime.watch import lines_of, watched
+
+# --- copied into the program from here on ---
+
+
+# --- a profile: one step of every rank in Chrome's trace format, with the tracks and names of the simulator's --trace
+
+
+class Profile:
+    """What happened when: on GPUs by events on their streams, which leaves the overlap as it is, else by the clock."""
+
+    COLOURS = {  # noqa: RUF012
+        "forward": "thread_state_running",
+        "forward communication": "thread_state_runnable",
+        "backward": "rail_response",
+        "backward communication": "thread_state_iowait",
+        "gradient sync": "rail_animation",
+        "update": "rail_idle",
+    }
+
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.spans = []  # of a track: its number, name, kind, what it makes, begin, end
+        self.counts = []  # of bytes held
+        self.under_way = []
+        self.tracks = ["compute", *(f"{link} link" for link in dict.fromkeys(LINKS))]
+        self.side = torch.cuda.Stream() if ctx.device.type == "cuda" else None
+        dist.barrier()
+        if self.side:
+            torch.cuda.synchronize()
+        self.start = self.last = self._now()
+
+    def _now(self):
+        if self.side is None:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _microseconds(self, at):
+        if self.side is None:
+            return (at - self.start) * 1e6
+        return self.start.elapsed_time(at) * 1e3
+
+    def run(self, function):
+        """`function`, taken down line by line."""
+        self.lines = lines_of(function)
+        self.backward = next((n for n, line in self.lines.items() if line[1] == "--- backward"), float("inf"))
+
+        def taken_down(*arguments):
+            self.last, Pending.watch = self._now(), self.started
+            try:
+                return watched(function, self._after)(*arguments)
+            finally:
+                Pending.watch = None
+
+        return taken_down
+
+    def _after(self, number, variables):
+        now = self._now()
+        targets, comment = self.lines[number]
+        what, _, makes = comment.partition(" [")
+        kind = "forward" if number < self.backward else "backward"
+        if variables.get("grads") is not None and "name" in variables:
+            what, kind = f"{what} of {variables['name']}", "update"
+        mine, self.under_way = self.under_way, []
+        if mine:
+            kind = "gradient sync" if what.endswith(" gradients") else f"{kind} communication"
+        for axes, begin, end in mine:
+            for link in dict.fromkeys(LINKS[a] for a in axes):
+                self.spans.append((self.tracks.index(f"{link} link"), what, kind, makes, begin, end))
+        name = what if comment else f"wait for {', '.join(targets)}" if targets else ""
+        if name:
+            self.spans.append((0, name, kind, makes, self.last, now))
+        self.counts.append((now, self._held(variables)))
+        self.last = now
+
+    def started(self, pending, axes, work):
+        """A collective has been started; `--profile` has every one say so."""
+        begin, end = self._now(), []
+        self.under_way.append((axes, begin, end))
+        if self.side is not None:
+            # This stream waits for the collective, so that the one that computes need not yet.
+            with torch.cuda.stream(self.side):
+                work.wait()
+                end.append(self._now())
+            return
+        try:
+            work.get_future().add_done_callback(lambda _: end.append(self._now()))
+        except RuntimeError:  # messages between two ranks have none; that they have arrived is seen when waited for
+            pending.ended = lambda: end.append(self._now())
+
+    def _held(self, variables):
+        """Bytes of tensors held, each memory once."""
+        if self.side is not None:
+            return torch.cuda.memory_allocated()
+        return held_bytes(variables)
+
+    def write(self, path):
+        """Gather what all ranks saw, and write it."""
+        if self.side:
+            torch.cuda.synchronize()
+        at = self._microseconds
+        spans = [(*s[:4], at(s[4]), at(s[5][0] if isinstance(s[5], list) else s[5])) for s in self.spans if s[5]]
+        everyone = [None] * WORLD
+        dist.all_gather_object(everyone, (spans, [(at(when), held) for when, held in self.counts]))
+        if self.ctx.rank:
+            return
+        events = [event for rank, found in enumerate(everyone) for event in self._events(rank, *found)]
+        text = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
+        title = json.dumps(f"{NAME}, measured")
+        try:
+            with open(f"{path}.partial", "w") as file:
+                file.write(f'{{"displayTimeUnit":"ms","otherData":{{"title":{title}}},"traceEvents":[\n{text}\n]}}\n')
+            os.replace(f"{path}.partial", path)
+        except OSError as e:
+            fail(f"cannot write {path}: {e}")
+
+    def _events(self, rank, spans, counts):
+        yield {"ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": f"device {rank}"}}
+        yield {"ph": "M", "pid": rank, "tid": 0, "name": "process_sort_index", "args": {"sort_index": rank}}
+        for track, name in enumerate(self.tracks):
+            yield {"ph": "M", "pid": rank, "tid": track, "name": "thread_name", "args": {"name": name}}
+        for track, name, kind, makes, begin, end in spans:
+            yield {
+                "ph": "X", "pid": rank, "tid": track, "ts": begin, "dur": end - begin, "name": name, "cat": kind,
+                "cname": self.COLOURS[kind], "args": {"result": f"[{makes}" if makes else ""},
+            }  # fmt: skip
+        for when, held in counts:
+            yield {"ph": "C", "pid": rank, "name": "memory", "ts": when, "args": {"bytes": held}}
+
+
+def held_bytes(variables):
+    """Bytes of the tensors that variables hold, also in dicts and tuples; each memory is counted once."""
+    memories, todo = {}, list(variables.values())
+    while todo:
+        value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            memories[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, Pending):
+            todo += value.holds
+        elif isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, (tuple, list)):
+            todo += value
+    return sum(memories.values())

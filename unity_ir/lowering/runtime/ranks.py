@@ -1,0 +1,83 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
+"""Ranks and their groups."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.plan import GROUPS, MESH, NAME, WORLD
+
+# --- copied into the program from here on ---
+
+
+def fail(message):
+    """End with one line, written at once, so that those of several ranks do not mix."""
+    sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
+    if dist.is_initialized():
+        dist.destroy_process_group()  # or its threads may abort the process
+    sys.exit(1)
+
+
+class Context:
+    """This rank: its device, its place in the mesh, and the groups it is in."""
+
+    def __init__(self, backend: str):
+        self.rank = dist.get_rank()
+        self.device = torch.device("cpu")
+        if backend == "nccl":
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+        strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
+        self.place = tuple(self.rank // stride % size for stride, size in zip(strides, MESH))
+        self.groups = {axes: self._group(axes) for axes in GROUPS}
+
+    def _group(self, axes: tuple[int, ...]):
+        """
+        The group of ranks that differ from this one along `axes` only; every rank makes all of them, in one order.
+        """
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(WORLD):
+            strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
+            place = [rank // stride % size for stride, size in zip(strides, MESH)]
+            found.setdefault(tuple(c for i, c in enumerate(place) if i not in axes), []).append(rank)
+        mine = None
+        for ranks in found.values():
+            group = dist.new_group(ranks)
+            if self.rank in ranks:
+                mine = group
+        return mine
+
+    def index(self, axes) -> int:
+        """This rank's position along `axes`, the first outermost."""
+        position = 0
+        for axis in axes:
+            position = position * MESH[axis] + self.place[axis]
+        return position
+
+    def at(self, pins) -> bool:
+        """Whether this rank is where pinned axes are: pairs of an axis and a coordinate."""
+        return all(self.place[axis] == coordinate for axis, coordinate in pins)
+
+
+def build(backend: str) -> Context:
+    """Join the other ranks; the world must be the plan's."""
+    if not dist.is_initialized():
+        if backend == "nccl" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
+            # Several ranks on one GPU, for tests: NCCL allows it if each believes to be on a host of its own.
+            os.environ.update(
+                NCCL_HOSTID=f"rank-{os.environ['RANK']}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1",
+                NCCL_NET="Socket", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1", NCCL_CUMEM_ENABLE="0",
+                NCCL_NVLS_ENABLE="0", NCCL_ALGO="Ring", NCCL_PROTO="Simple", NCCL_MAX_NCHANNELS="1",
+                TORCH_NCCL_BLOCKING_WAIT="1",
+            )  # fmt: skip
+        if "RANK" not in os.environ:
+            os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
+        dist.init_process_group(backend)
+    if dist.get_world_size() != WORLD:
+        fail(f"this plan is for {WORLD} ranks, not {dist.get_world_size()}; run torchrun --nproc-per-node {WORLD}")
+    return Context(backend)

@@ -1,0 +1,89 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
+"""Looking at the step line by line: for the NaN guard and for profiles."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.plan import WEIGHTS, WORLD, forward_backward
+from unity_ir.lowering.runtime.ranks import fail
+
+# --- copied into the program from here on ---
+
+
+# --- looking at the step line by line
+
+
+def watched(function, after):
+    """`function`, which calls `after(line number in the file, local variables)` after each of its lines."""
+
+    def run(*arguments):
+        last = None
+
+        def inside(frame, event, argument):
+            nonlocal last
+            if event in ("line", "return"):
+                if last is not None:
+                    after(last, frame.f_locals)
+                last = frame.f_lineno
+            return inside
+
+        before = sys.gettrace()
+        sys.settrace(lambda frame, event, argument: inside if frame.f_code is function.__code__ else None)
+        try:
+            return function(*arguments)
+        finally:
+            sys.settrace(before)
+
+    return run
+
+
+def lines_of(function):
+    """For every line of a function that has one, by its number: the variables it sets, and its comment."""
+    source, first = inspect.getsourcelines(function)
+    found = {}
+    for number, line in enumerate(source, first):
+        code, _, comment = f" {line}".partition(" # ")
+        targets = re.match(r"\s+([\w, ]+) = ", code)
+        found[number] = (targets[1].split(", ") if targets else [], comment.strip())
+    return found
+
+
+def first_not_finite(ctx, weights, batch):
+    """
+    Do forward and backward once more and look at every result: the first line that made nan or inf on any rank, as its
+    number, what it is, and the rank; None if none did.
+    """
+    lines, found = lines_of(forward_backward), []
+
+    def look(what, number, value):
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+            found.append((number, f"{what} is {'nan' if bool(value.isnan().any()) else 'inf'}", ctx.rank))
+
+    def after(number, variables):
+        for name in lines[number][0]:
+            if not found:
+                look(f"the result of {lines[number][1] or name} at line {number}", number, variables.get(name))
+
+    for name, value in [*batch.items(), *weights.items()]:
+        look(f"{'weight' if name in WEIGHTS else 'input'} {name!r}", 0, value)
+    watched(forward_backward, after)(ctx, weights, batch)
+    everyone = [None] * WORLD
+    dist.all_gather_object(everyone, found[:1])
+    return min((first for mine in everyone for first in mine), default=None)
+
+
+def guard(ctx, weights, batch, t, loss, always):
+    """End with the operator to blame if the loss is not finite, or, `always` looking, any result is not."""
+    if always or not torch.isfinite(loss).all():
+        first = first_not_finite(ctx, weights, batch)
+        if first is None and torch.isfinite(loss).all():
+            return
+        what = f"{first[1]}, on rank {first[2]}" if first else "nothing in it is when it is done again"
+        hint = "" if always or (first and first[0]) else "; --check-nan finds the step that made it"
+        fail(f"step {t + 1}: loss {float(loss):.6f}; first {what}{hint}")
