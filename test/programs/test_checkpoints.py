@@ -45,6 +45,7 @@ def test_an_incomplete_checkpoint_is_never_loaded(ranks: Ranks, tmp_path: Path):
     cut_short = tmp_path / "step_00000009"
     cut_short.mkdir()
     (cut_short / "__0_0.distcp").write_bytes(b"half")
+    (cut_short / ".metadata").write_bytes(b"half")
     assert ranks.run(text, 2, load_and_train, 0, str(tmp_path))[0][0] == 1
 
 
@@ -86,13 +87,13 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path: Path):
     run = torchrun(path, "--steps", "10000", "--save", str(folder), "--save-every", "3")
     try:
         deadline = time.monotonic() + 60
-        while len(list(folder.glob("step_*/.metadata"))) < 2 and time.monotonic() < deadline:
+        while len(list(folder.glob("step_*/complete.json"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
     finally:
         kill(path)
         run.communicate(timeout=60)
 
-    done = max(int(p.parent.name.removeprefix("step_")) for p in folder.glob("step_*/.metadata"))
+    done = max(int(p.parent.name.removeprefix("step_")) for p in folder.glob("step_*/complete.json"))
     assert done < steps, "the run was not killed in time"
     output, errors = torchrun(path, "--steps", str(steps), "--load", str(folder)).communicate(timeout=60)
     assert losses(output) == {step: loss for step, loss in want.items() if int(step) > done}, errors

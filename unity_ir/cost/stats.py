@@ -64,8 +64,8 @@ def text(
     )
     if simulated is not None:
         console.print(
-            f"  simulated      {seconds_text(simulated.overlapped)} if communication is overlapped,"
-            f" {seconds_text(simulated.waiting)} if it is waited for, as emitted"
+            f"  simulated      {seconds_text(simulated.overlapped)} if communication is overlapped, as emitted,"
+            f" {seconds_text(simulated.waiting)} if it is waited for"
         )
     console.print(f"  communication  {plan.elements:,} elements, {plan.bytes:,} bytes, over all devices")
     held = ", ".join(f"{what} {bytes_text(size)}" for what, size in plan.memory.items())

@@ -88,6 +88,8 @@ def emit(
     for name, value in (("matmul", matmul), ("kernels", kernels), ("convolution", convolution)):
         if value not in IMPLEMENTATIONS:
             raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
+    if bucket < 0:
+        raise UnityError(f"triton: bucket is {bucket}; it must be 0 or more bytes")
     check_step(program, reference)
     if kernels == "torch":
         matmul = convolution = "torch"
@@ -111,7 +113,7 @@ class _Printer:
         self.program = program
         self.reference = reference
         self.schedule = schedule
-        self.links = tuple(links) or ("",) * len(program.mesh.sizes)
+        self.links = tuple(links) or ("network",) * len(program.mesh.sizes)
         self.matmul = matmul
         self.convolution = convolution
         self.kernels = kernels

@@ -11,10 +11,13 @@ from xdsl.dialects.func import FuncOp
 from xdsl.utils.target import Target
 
 from unity_ir.dialects.convert import pcg_functions, to_graph
+from unity_ir.dialects.machine import module_machine
 from unity_ir.dialects.spmd import ProgramOp
 from unity_ir.errors import UnityError
 from unity_ir.lowering.program import emit
+from unity_ir.lowering.schedule import BUCKET_BYTES
 from unity_ir.lowering.spmd_text import from_op
+from unity_ir.machine import load
 from unity_ir.passes.differentiate import Differentiate
 from unity_ir.passes.fuse_collectives import FuseCollectives
 from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
@@ -28,7 +31,7 @@ class TritonTarget(Target):
     A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and `lr` unless it is a
     whole step already, collectives fused. `matmul` says what multiplies matrices: `triton`, or `torch` (cuBLAS);
     `convolution` what convolves: `torch` (cuDNN), or `triton`; `kernels` what does the rest: with `torch`, all is plain
-    PyTorch, which is what to run on CPUs.
+    PyTorch, which is what to run on CPUs. All-reduces of gradients of fewer than `bucket` bytes are done together.
     """
 
     name = "triton"
@@ -38,6 +41,7 @@ class TritonTarget(Target):
     convolution: str = "torch"
     optimizer: str = "sgd"
     lr: float | int = 0.1
+    bucket: int = BUCKET_BYTES
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         if not any(isinstance(op, ProgramOp) for op in module.ops):
@@ -53,5 +57,16 @@ class TritonTarget(Target):
         serial = next((f for f in module.ops if isinstance(f, FuncOp) and f.sym_name.data == name), None)
         if serial is None:
             raise UnityError(f"triton: the serial forward @{name}, which --check compares with, is missing")
-        reference = to_graph(serial)
-        output.write(emit(from_op(op), reference, self.matmul, kernels=self.kernels, convolution=self.convolution).text)
+        program = from_op(op)
+        machine = module_machine(module) or load(f"box:{program.mesh.devices}")
+        levels = machine.axis_levels if machine.mesh == program.mesh else ()
+        text = emit(
+            program,
+            to_graph(serial),
+            self.matmul,
+            kernels=self.kernels,
+            convolution=self.convolution,
+            bucket=self.bucket,
+            links=[machine.levels[level].name for level in levels],
+        ).text
+        output.write(text)

@@ -4,7 +4,8 @@ From a plan to its task graph.
 Program order is: forward operators in graph order, backward in reverse, the optimizer's step when everything has
 arrived. With overlap a reshard is issued as soon as its source is made, that of a leaf one operator ahead of its first
 use, and a gradient is synchronised as soon as it is complete. Without, every move is issued right before its first use
-and waited for at once, as the emitted program does today. Halo exchanges are always waited for at once.
+and waited for at once. Halo exchanges are always waited for at once. The emitted program overlaps
+(`lowering.schedule`), halo exchanges too.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def save(ctx, weights, moments, t, folder, seed=0):
     import torch.distributed.checkpoint as dcp
 
     path = Path(folder) / f"step_{t:08d}"
-    partial = path.with_suffix(".partial")
+    partial = path.with_name(f"partial_{path.name}")
     # Every rank draws the same random numbers, as it makes whole batches.
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(t), "random": torch.get_rng_state()}
     try:
@@ -84,7 +84,7 @@ def save(ctx, weights, moments, t, folder, seed=0):
 
 def newest(folder):
     """The newest complete checkpoint in `folder` and what is in it, or None."""
-    found = sorted(p.parent for p in Path(folder).glob("step_*/complete.json") if p.parent.suffix != ".partial")
+    found = sorted(p.parent for p in Path(folder).glob("step_*/complete.json"))
     if not found:
         return None
     try:
