@@ -7,11 +7,14 @@ A worker imports a program from its file, joins a fresh process group, and calls
 from __future__ import annotations
 
 import importlib.util
+import io
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,8 @@ def _worker(jobs: Any, answers: Any) -> None:
             try:
                 answers.put((rank, "ok", function(program, *arguments)))
             finally:
-                dist.destroy_process_group()
+                if dist.is_initialized():
+                    dist.destroy_process_group()
         except BaseException:
             answers.put((rank, "failed", traceback.format_exc()))
 
@@ -98,6 +102,39 @@ def gradients(program: Any, seed: int = 0) -> tuple[Any, ...]:
     initial = {n: program.initial(n, s, seed).numpy() for n, s in program.WEIGHTS.items()}
     found = program.whole(ctx, loss, program.LOSS)[0].numpy()
     return initial, {n: b.numpy() for n, b in batch.items()}, found, whole
+
+
+def run_main(
+    program: Any, options: list[str], environment: dict[str, str] | None = None, folder: str = "."
+) -> list[str]:
+    """The lines a rank prints when the program runs with these options."""
+    import torch
+
+    written = io.StringIO()
+    sys.argv = ["train.py", "--backend", "gloo", *options]
+    # What of the process the program may change, as it should when it has it for itself.
+    deterministic, before = torch.are_deterministic_algorithms_enabled(), dict(os.environ)
+    os.environ.update(environment or {})
+    os.chdir(folder)
+    try:
+        with redirect_stdout(written):
+            program.main()
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        os.environ.clear()
+        os.environ.update(before)
+    return written.getvalue().splitlines()
+
+
+def refused(program: Any, options: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """With which code a rank ends, and what it writes to stderr."""
+    written = io.StringIO()
+    try:
+        with redirect_stderr(written):
+            run_main(program, options, environment)
+    except SystemExit as error:
+        return int(error.code or 0), written.getvalue()
+    return 0, written.getvalue()
 
 
 def train_and_save(program: Any, steps: int, folder: str) -> dict[str, Any]:

@@ -1,0 +1,245 @@
+"""The options of a program, in processes of this pool: data, weights, checkpoints, the NaN guard, profiles."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models import mlp
+from ranks import Ranks, refused, run_main
+from safetensors.numpy import load_file, save_file
+from test_programs import program
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return program(mlp(), "ideal:2", "data-parallel", "adam")
+
+
+Main = Callable[..., list[str]]
+
+
+@pytest.fixture
+def main(ranks: Ranks, text: str) -> Main:
+    """Runs the program on two ranks with options; what rank 0 has printed."""
+    return lambda *options, folder=Path(): ranks.run(text, 2, run_main, list(options), {}, str(folder))[0]
+
+
+@pytest.fixture
+def refusal(ranks: Ranks, text: str) -> Callable[..., str]:
+    """The line with which all ranks refuse to run."""
+
+    def run(*options: str, environment: dict[str, str] | None = None) -> str:
+        found = ranks.run(text, 2, refused, list(options), environment or {})
+        assert [code for code, _ in found] == [1, 1]
+        lines = {line for _, written in found for line in written.splitlines() if line.startswith("mlp: ")}
+        assert len(lines) == 1, lines
+        return lines.pop()
+
+    return run
+
+
+def test_a_profile_has_the_tracks_and_names_of_the_simulator(main: Main, tmp_path: Path):
+    main("--steps", "2", "--profile", str(tmp_path / "p.json"))
+    events = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"device 0", "device 1"}
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"compute", "network link"}
+    spans = [e for e in events if e["ph"] == "X"]
+    assert all(e["dur"] >= 0 for e in spans)
+    names = {(e["tid"], e["name"], e["cat"]) for e in spans}
+    assert {
+        (0, "matmul", "forward"),
+        (0, "cross_entropy_grad", "backward"),
+        (0, "adam of fc1.weight", "update"),
+        (1, "all_reduce of 5 gradients", "gradient sync"),
+    } <= names
+    mine = [e for e in spans if e["pid"] == 0 and e["tid"] == 0]
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(mine))
+    held = [e["args"]["bytes"] for e in events if e["ph"] == "C"]
+    assert max(held) > min(held) > 0
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_nan_is_blamed_on_the_operator_that_made_it(
+    refusal: Callable[..., str], text: str, tmp_path: Path, always: bool
+):
+    arrays = {"x": np.zeros((24, 16), np.float32), "labels": np.zeros(24, np.int64)}
+    arrays["x"][3] = 3e38  # whose products are infinite
+    np.savez(tmp_path / "d.npz", **arrays)
+    line = refusal("--data", str(tmp_path / "d.npz"), *(["--check-nan"] if always else []))
+    assert line.startswith("mlp: step 1: loss nan; first the result of matmul [24, 48], dim 0 at line ")
+    assert " is inf, on rank " in line or " is nan, on rank " in line
+    number = int(line.split(" at line ")[1].split()[0])
+    assert " = matmul_" in text.splitlines()[number - 1]
+
+
+def test_a_weight_that_is_not_finite_is_named(refusal: Callable[..., str], main: Main, tmp_path: Path):
+    path = str(tmp_path / "w.safetensors")
+    main("--steps", "0", "--weights-out", path)
+    weights = load_file(path)
+    weights["fc3.bias"] = np.full_like(weights["fc3.bias"], np.nan)
+    save_file(weights, path)
+    assert refusal("--weights", path).endswith(
+        "weight 'fc3.bias' is nan, on rank 0; --check-nan finds the step that made it"
+    )
+
+
+def test_weights_go_out_and_in(main: Main, tmp_path: Path):
+    path, other = str(tmp_path / "w.safetensors"), str(tmp_path / "v.safetensors")
+    main("--steps", "2", "--seed", "3", "--weights-out", path)
+    main("--steps", "0", "--weights", path, "--weights-out", other)
+    weights, again = load_file(path), load_file(other)
+    assert weights["fc2.weight"].shape == (48, 24)
+    assert weights.keys() == again.keys()
+    assert all(np.array_equal(weights[n], again[n]) for n in weights)
+
+
+def test_weights_that_are_not_its_own_are_refused(refusal: Callable[..., str], main: Main, tmp_path: Path):
+    path = str(tmp_path / "w.safetensors")
+    main("--steps", "0", "--weights-out", path)
+    weights = load_file(path)
+    save_file({**weights, "fc1.bias": np.zeros(3, np.float32)}, path)
+    assert "fc1.bias is [3], torch.float32; it must be [48], torch.float32" in refusal("--weights", path)
+    del weights["fc1.bias"]
+    save_file(weights, path)
+    assert refusal("--weights", path) == f"mlp: {path}: it has no weight 'fc1.bias'"
+    Path(path).write_bytes(b"no such thing")
+    assert refusal("--weights", path).startswith(f"mlp: cannot read {path}: ")
+
+
+def test_data_of_a_file_or_a_function_is_the_same(main: Main, tmp_path: Path):
+    random = np.random.default_rng(0)
+    arrays = {"x": random.normal(size=(24, 16)).astype(np.float32), "labels": random.integers(0, 12, 24)}
+    save_file(arrays, str(tmp_path / "d.safetensors"))
+    np.savez(tmp_path / "d.npz", **arrays)
+    module = f"rows_{os.getpid()}"
+    (tmp_path / f"{module}.py").write_text(
+        "from pathlib import Path; import numpy, torch\n"
+        "def batch(step):\n"
+        "    rows = dict(numpy.load(Path(__file__).parent / 'd.npz'))\n"
+        "    order = torch.randperm(24, generator=torch.Generator().manual_seed(step)).numpy()\n"
+        "    return {name: array[order] for name, array in rows.items()}\n"
+    )
+    found = [main("--steps", "2", "--data", str(tmp_path / name)) for name in ("d.npz", "d.safetensors")]
+    assert found[0] == found[1]
+    by_function = main("--steps", "2", "--data", f"{module}:batch", folder=tmp_path)
+    # The same rows in another order.
+    assert float(by_function[0].split()[-1]) == pytest.approx(float(found[0][0].split()[-1]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("json:dumps", "json:dumps(0): TypeError: string indices must be integers"),
+        ("json:nothing", "cannot import nothing of json: AttributeError"),
+        ("no_such_module:f", "cannot import f of no_such_module: ModuleNotFoundError"),
+    ],
+)
+def test_a_function_that_gives_no_batch_is_refused(refusal: Callable[..., str], source: str, message: str):
+    assert message in refusal("--data", source)
+
+
+# --- checkpoints
+
+
+def test_a_run_in_parts_is_the_whole_run(main: Main, tmp_path: Path):
+    folder = str(tmp_path / "c")
+    whole = main("--steps", "5", "--seed", "4", "--weights-out", str(tmp_path / "whole"))
+    main("--steps", "2", "--seed", "4", "--save", folder)
+    # The seed is the checkpoint's.
+    rest = main("--steps", "5", "--load", folder, "--save", folder, "--weights-out", str(tmp_path / "parts"))
+    assert rest == whole[2:]
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
+
+
+def test_torchrun_goes_on_where_it_was(main: Main, ranks: Ranks, text: str, tmp_path: Path):
+    folder = str(tmp_path / "c")
+    whole = main("--steps", "5")
+    started_again = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    options = ["--steps", "5", "--save", folder, "--save-every", "2"]
+    # Nothing was saved before the first kill.
+    assert ranks.run(text, 2, run_main, options, started_again)[0] == whole
+    (tmp_path / "c" / "step_00000005").rename(tmp_path / "c" / "partial_step_00000005")
+    assert ranks.run(text, 2, run_main, options, started_again)[0] == whole[4:]
+
+
+Spoil = Callable[[Path], Any]
+
+
+def record(change: Callable[[dict[str, Any]], Any]) -> Spoil:
+    def spoil(path: Path) -> None:
+        found = json.loads((path / "complete.json").read_text())
+        change(found)
+        (path / "complete.json").write_text(json.dumps(found))
+
+    return spoil
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch /tmp/unity_evil",)
+
+
+def evil(path: Path) -> None:
+    """Metadata that runs a command when it is unpickled, with the right checksum."""
+    import zlib
+
+    content = pickle.dumps(Evil())
+    (path / ".metadata").write_bytes(content)
+    record(lambda r: r["files"].update({".metadata": [len(content), zlib.crc32(content)]}))(path)
+
+
+def flipped(path: Path) -> None:
+    file = path / "__1_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (flipped, "__1_0.distcp is corrupt"),
+        (lambda p: (p / "__1_0.distcp").unlink(), "__1_0.distcp is missing"),
+        (lambda p: (p / "__0_0.distcp").write_bytes(b""), "__0_0.distcp is corrupt"),
+        (lambda p: (p / "complete.json").write_text("{"), "its complete.json is not one of a checkpoint"),
+        (lambda p: (p / "complete.json").write_text('{"step": "2"}'), "its complete.json is not one of a checkpoint"),
+        (record(lambda r: r.update(weights=[])), "its complete.json is not one of a checkpoint"),
+        (record(lambda r: r.update(optimizer="sgd")), "it was trained with sgd, and this program has adam"),
+        (record(lambda r: r["weights"].pop("fc1.bias")), "it is of another model: weight 'fc1.bias' is missing there"),
+        (record(lambda r: r["weights"].update(w=[[3], "torch.float32"])), "weight 'w' is [[3], 'torch.float32'] there"),
+        (evil, "its metadata cannot be read: it names posix.system, which describes no tensor"),
+    ],
+)
+def test_a_checkpoint_that_is_not_right_is_refused(
+    refusal: Callable[..., str], main: Main, tmp_path: Path, spoil: Spoil, message: str
+):
+    main("--steps", "1", "--save", str(tmp_path))
+    spoil(tmp_path / "step_00000001")
+    assert message in refusal("--load", str(tmp_path))
+    assert not Path("/tmp/unity_evil").exists()
+
+
+def test_what_cannot_be_meant_is_refused(refusal: Callable[..., str], main: Main, tmp_path: Path):
+    assert refusal("--load", str(tmp_path / "none")) == f"mlp: no complete checkpoint in {tmp_path / 'none'}"
+    main("--steps", "1", "--save", str(tmp_path))
+    assert "holds checkpoints of another run" in refusal("--steps", "1", "--save", str(tmp_path))
+    assert "has seed 0, not 5; leave --seed out" in refusal("--load", str(tmp_path), "--seed", "5")
+
+
+def test_the_world_is_the_plan_s(ranks: Ranks, text: str):
+    (code, written), *_ = ranks.run(text, 1, refused, [], {})
+    assert (code, written) == (1, "mlp: this plan is for 2 ranks, not 1; run torchrun --nproc-per-node 2\n")
+
+
+def test_deterministic_runs_are_equal(main: Main, tmp_path: Path):
+    for name in "ab":
+        main("--steps", "2", "--deterministic", "--weights-out", str(tmp_path / name))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
