@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test zoo lint format gpu bench clean
+.PHONY: help setup demo test zoo aot lint format gpu bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -31,6 +31,9 @@ test: lint ## everything that has to pass
 
 zoo: setup ## programs of every model of the zoo on two ranks, beyond the sample of the tests
 	ZOO=all pytest test/programs/test_zoo.py
+
+aot: setup ## compile every kernel of the zoo at full size for three GPUs, which need not be there
+	python -m unity_ir.tools.unity_aot --json bench/results/aot.json
 
 lint: setup ## style and types
 	ruff check

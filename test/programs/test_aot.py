@@ -54,5 +54,5 @@ def test_kernels_compile_for_hopper(name: str, where: str, plan: str, optimizer:
     assert {r.kernel for r in found} == {c.kernel for c in program.compiled}
     assert found
     for resources in found:
-        assert resources.spill_bytes == 0, resources
+        assert resources.spills == 0, resources
         assert resources.shared_bytes <= SHARED_LIMITS["cuda:90"], resources

@@ -272,7 +272,8 @@ def convolution_step(stage: Stage, of: Gathered) -> tuple[Step, tuple[str, ...]]
     parameters = "".join(f"    {name},\n" for name in of.strides)
     parameters += "".join(f"    {name}: tl.constexpr,\n" for name in constants)
     text = _HEAD.format(name=name, parameters=parameters, doc=doc) + body
-    return Step(name, text, grid, arguments, constants, warps, stages, allocation), after
+    expects = () if a.dtype == "f32" else ("mma",)
+    return Step(name, text, grid, arguments, constants, warps, stages, allocation, expects=expects), after
 
 
 def blocks(m: int, n: int, k: int, narrow: bool) -> tuple[int, int, int, int, int]:

@@ -225,7 +225,20 @@ def matmul_step(stage: Stage, of: Contraction) -> Step:
         warps,
         stages,
         stage.allocation,
+        expects=_expects(of, x.dtype),
     )
+
+
+def _expects(of: Contraction, dtype: str) -> tuple[str, ...]:
+    """
+    What the compiler makes of operands of this type: tensor cores multiply 16 bits, float32 is exact; copies run aside
+    where they are of one float32, or where neighbours in memory exist or are left out 16 at a time.
+    """
+    if dtype == "f32":
+        return ("pipelined",)
+    dims = [(d, s) for strides in (of.x_strides, of.w_strides) for d, s in strides.items() if d != "b" or s]
+    wide = all((of.sizes[d] if s == 1 else s) % 16 == 0 for d, s in dims)
+    return ("mma", "pipelined") if wide else ("mma",)
 
 
 def _blocks(m: int, n: int, k: int, half: bool) -> tuple[int, int, int, int, int]:

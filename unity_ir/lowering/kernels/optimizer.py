@@ -8,7 +8,7 @@ from types import MappingProxyType
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.step import Compiled, Launcher, pointer
 
-BLOCK = 8192
+BLOCK = 4096
 WARPS = 16
 
 _SGD_KERNEL = """\

@@ -44,6 +44,8 @@ class Compiled:
     constants: Mapping[str, Scalar]
     num_warps: int
     num_stages: int
+    expects: tuple[str, ...] = ()
+    """What its code has to hold: `mma`, a matrix unit's instructions; `pipelined`, copies beside the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Step:
     """The line of the launcher that makes the buffer this step fills; None if an earlier one did."""
     before: tuple[str, ...] = ()
     """Lines of the launcher that make other tensors the kernel takes."""
+    expects: tuple[str, ...] = ()
+    """As of `Compiled`."""
 
     @property
     def call(self) -> tuple[str, ...]:
@@ -115,7 +119,8 @@ class Step:
     def compiled(self) -> Compiled:
         signature = {n: a.type for n, a in self.arguments.items()} | dict.fromkeys(self.constants, "constexpr")
         ones = {n: 1 for n, a in self.arguments.items() if a.type == "constexpr"}
-        return Compiled(self.kernel, signature, {**ones, **self.constants}, self.num_warps, self.num_stages or 3)
+        constants = {**ones, **self.constants}
+        return Compiled(self.kernel, signature, constants, self.num_warps, self.num_stages or 3, self.expects)
 
 
 @dataclass(frozen=True, slots=True)

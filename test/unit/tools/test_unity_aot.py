@@ -1,0 +1,140 @@
+"""`unity-aot`: asks for every distinct kernel once, keeps what it knows, and says what does not suit a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unity_ir.lowering import aot_check
+from unity_ir.lowering.aot import Job, Outcome, Resources
+from unity_ir.lowering.aot_check import key, violations
+from unity_ir.lowering.kernels.step import Compiled
+from unity_ir.tools import unity_aot
+
+MODEL = "mlp,batch=8,hidden=16,layers=2,classes=4"
+FITS = Resources("k", 64, 0, 0, 1024, 0.1, ("cp.async", "mma.sync"))
+LAUNCH = Compiled("k", {"x_ptr": "*fp32", "x_k": "constexpr"}, {"x_k": 1}, 4, 3)
+TARGETS = ("cuda:80", "cuda:90", "hip:gfx942")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_suits_a_gpu(target: str) -> None:
+    job = Job("def k(): ...", replace(LAUNCH, expects=("mma", "pipelined")))
+    assert violations(job, FITS, target) == []
+    # A table on the stack, which the sine of a large angle reads, is no spill.
+    assert violations(Job("tl.sin(x)", LAUNCH), replace(FITS, frame_bytes=40), target) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message"),
+    [
+        ("k: out of registers", "does not compile: k: out of registers"),
+        (replace(FITS, spills=8, frame_bytes=8), "spills 8"),
+        (replace(FITS, frame_bytes=40), "has a stack frame of 40 bytes"),
+        (replace(FITS, shared_bytes=200 * 1024), "takes 204800 bytes of shared memory"),
+        (replace(FITS, instructions=("cp.async",)), "has no matrix instruction"),
+        (replace(FITS, instructions=("wgmma",)), "copies nothing asynchronously"),
+    ],
+)
+def test_what_does_not(outcome: Outcome, message: str) -> None:
+    job = Job("def k(): ...", replace(LAUNCH, expects=("mma", "pipelined")))
+    (found,) = violations(job, outcome, "cuda:80")
+    assert found.startswith(message)
+
+
+def test_copies_of_amd_are_not_asynchronous() -> None:
+    job = Job("def k(): ...", replace(LAUNCH, expects=("pipelined",)))
+    assert violations(job, replace(FITS, instructions=()), "hip:gfx942") == []
+
+
+def test_a_stride_of_one_has_to_be_a_constant() -> None:
+    loose = replace(LAUNCH, signature={"x_ptr": "*fp32", "x_k": "i32"})
+    assert violations(Job("def k(): ...", loose), FITS, "cuda:90") == ["does not specialise x_k, which is 1"]
+
+
+def test_equal_launches_of_equal_texts_are_one() -> None:
+    one = Job("def k(): ...", LAUNCH)
+    assert key(one) == key(replace(one, compiled=replace(LAUNCH, expects=("mma",))))
+    others = [
+        Job("def k(): pass", LAUNCH),
+        *(Job(one.source, replace(LAUNCH, **change)) for change in ({"num_warps": 8}, {"constants": {"x_k": 2}})),
+    ]
+    assert len({key(one), *map(key, others)}) == 3 + 1
+
+
+class Compiler:
+    """Stands in for Triton's: every kernel takes what `answer` says."""
+
+    answer: Outcome = FITS
+    compiled: list[tuple[str, str]]
+
+    def __init__(self) -> None:
+        self.compiled = []
+
+    def __call__(self, jobs: Sequence[Job], target: str) -> Iterator[Outcome]:
+        for job in jobs:
+            self.compiled.append((key(job), target))
+            yield self.answer
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    made = Compiler()
+    monkeypatch.setattr(aot_check, "compile_each", made)
+    return made
+
+
+def run(tmp_path: Path, *options: str) -> int:
+    return unity_aot.main([*options, "--cache", str(tmp_path / "c.sqlite"), "--machine", "2gpu", "--jobs", "1"])
+
+
+def test_each_kernel_is_compiled_once(tmp_path: Path, compiler: Compiler, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "aot.json"
+    assert run(tmp_path, MODEL, "--json", str(report)) == 0
+    assert len(compiler.compiled) == len(set(compiler.compiled)) > 20
+    assert {target for _, target in compiler.compiled} == set(TARGETS)
+    found = json.loads(report.read_text())
+    assert len(found["programs"]) == 4
+    assert [each["kernels"] for each in found["targets"]] == [found["distinct kernels"]] * 3
+    assert found["violations"] == []
+    before = len(compiler.compiled)
+    assert run(tmp_path, MODEL) == 0
+    assert len(compiler.compiled) == before
+    assert "0 violations, 0 left out" in capsys.readouterr().out
+
+
+def test_something_wrong_or_left_out_is_an_error(
+    tmp_path: Path, compiler: Compiler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, MODEL, "--plans", "data-parallel", "--types", "f32", "--seconds", "0") == 1
+    assert not compiler.compiled
+    assert " 0 compilations, 0 violations" in capsys.readouterr().out
+    compiler.answer = replace(FITS, spills=4)
+    assert run(tmp_path, MODEL, "--plans", "data-parallel", "--types", "f32", "--targets", "cuda:80") == 1
+    assert "spills 4 bytes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["nothing"], "--model: no model 'nothing'"),
+        (["mlp", "--targets", "tpu"], "unity-aot: no target 'tpu'; known are cuda:80"),
+        (["mlp", "--types", "f8"], "unity-aot: no element type 'f8'"),
+        (["mlp", "--jobs", "0"], "unity-aot: --jobs is 1 or more"),
+        (["--what"], "unity-aot: unrecognized arguments: --what"),
+    ],
+)
+def test_refusals(options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert unity_aot.main([*options, "--cache", str(tmp_path / "c.sqlite")]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_plan_that_is_none_is_said(tmp_path: Path, compiler: Compiler, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "mlp,batch=1,hidden=16,layers=2,classes=4", "--plans", "data-parallel")
+    assert "not emitted: mlp,batch=1,hidden=16,layers=2,classes=4, data-parallel: " in capsys.readouterr().err

@@ -1,0 +1,33 @@
+"""A graph in another floating point type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
+
+FLOATS = ("f32", "bf16", "f16")
+
+
+def in_type(graph: Graph, dtype: str) -> Graph:
+    """
+    The same graph with every leaf of floating point numbers, and every cast to them, of element type `dtype`.
+
+    Raises `UnityError` for an unknown type.
+    """
+    if dtype not in FLOATS:
+        raise UnityError(f"elements: {dtype!r} is no floating point type of programs; use {', '.join(FLOATS)}")
+
+    def changed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+        if node.is_leaf:
+            (type,) = node.types
+            if type.is_floating:
+                type = replace(type, dtype=dtype)
+            return leaf(node.op, type, node.view, **dict(node.attributes)).results
+        if node.op == "cast" and node.attribute("to") in FLOATS:
+            return apply(node.op, operands, {"to": dtype}, node.view).results
+        return rebuild(node, operands, node.view).results
+
+    return rewrite(graph, changed)

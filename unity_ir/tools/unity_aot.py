@@ -1,0 +1,268 @@
+"""
+`unity-aot`: compiles every kernel of models' programs for GPUs that need not be there, and says which do not suit them.
+
+    unity-aot bert_large dlrm --types bf16 --targets cuda:90
+
+A kernel must compile, keep everything in registers, fit shared memory, and hold the matrix and copy instructions that
+its launch expects. Exits with code 1 where one does not, or where kernels were left out for lack of time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+from unity_ir import __version__
+from unity_ir.errors import UnityError
+from unity_ir.lowering.aot import INSTRUCTIONS, SHARED_LIMITS, Job, Outcome, Resources
+from unity_ir.lowering.aot_check import Cache, compile_jobs, jobs, triton_version, violations
+from unity_ir.lowering.kernels.step import Compiled
+from unity_ir.lowering.program import emit
+from unity_ir.lowering.spmd import lower
+from unity_ir.machine import load
+from unity_ir.models import from_text, names
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Optimizer, erase
+from unity_ir.search.run import run
+
+PLANS = ("data-parallel", "joint")
+TYPES = ("f32", "bf16")
+
+
+@dataclass
+class Asked:
+    """Every distinct kernel, the programs it is in, and which programs there are not."""
+
+    jobs: dict[str, Job] = field(default_factory=dict[str, Job])
+    models: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
+    """The models each kernel is of, by its key."""
+    programs: list[str] = field(default_factory=list[str])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A kernel on a target."""
+
+    job: Job
+    models: tuple[str, ...]
+    target: str
+    outcome: Outcome
+    wrong: tuple[str, ...]
+
+
+def ask(models: Sequence[str], plans: Sequence[str], types: Sequence[str], machine: str, convolution: str) -> Asked:
+    """The kernels of the programs of models: each plan, each element type, with the updates of Adam in the last."""
+    asked, on = Asked(), load(machine)
+    for model in models:
+        graph = from_text(model)
+        for plan in plans:
+            try:
+                placed = run(graph, on, plan).graph
+            except UnityError as error:
+                asked.refused[f"{model}, {plan}"] = str(error)
+                continue
+            for dtype in types:
+                what = f"{model}, {plan}, {dtype}"
+                typed = in_type(placed, dtype)
+                optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
+                try:
+                    step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
+                    emitted = emit(lower(step, on), erase(typed), convolution=convolution)
+                except UnityError as error:
+                    asked.refused[what] = str(error)
+                    continue
+                asked.programs.append(what)
+                for name, job in jobs(emitted).items():
+                    asked.jobs[name] = job
+                    asked.models.setdefault(name, {})[model] = None
+    return asked
+
+
+def compiled(asked: Asked, targets: Sequence[str], options: Namespace) -> Iterator[Row]:
+    """The rows of each target, as they are done."""
+    cache, end = Cache(options.cache), monotonic() + options.seconds
+    for target in targets:
+        for name, outcome in compile_jobs(asked.jobs, target, cache, options.jobs, end - monotonic()):
+            job = asked.jobs[name]
+            yield Row(job, tuple(asked.models[name]), target, outcome, tuple(violations(job, outcome, target)))
+
+
+# --- the report
+
+
+def summary(rows: Sequence[Row], count: int) -> list[dict[str, object]]:
+    """For every target: kernels, the most registers and shared memory that one takes, instructions, what is wrong."""
+    found: list[dict[str, object]] = []
+    for target in dict.fromkeys(row.target for row in rows):
+        own = [row for row in rows if row.target == target]
+        taken = [row.outcome for row in own if isinstance(row.outcome, Resources)]
+        found.append(
+            {
+                "target": target,
+                "kernels": len(own),
+                "not compiled for lack of time": count - len(own),
+                "violations": sum(bool(row.wrong) for row in own),
+                "most registers": max((r.registers for r in taken), default=0),
+                "spilling": sum(r.spills > 0 for r in taken),
+                "most shared bytes": max((r.shared_bytes for r in taken), default=0),
+                "shared bytes allowed": SHARED_LIMITS[target],
+                "expected to use a matrix unit": sum("mma" in row.job.compiled.expects for row in own),
+                "expected to be pipelined": sum("pipelined" in row.job.compiled.expects for row in own),
+                **{name: sum(name in r.instructions for r in taken) for name in INSTRUCTIONS},
+                "compiler seconds": round(sum(r.seconds for r in taken), 1),
+            }
+        )
+    return found
+
+
+def by_model(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """For every model and target: kernels and violations."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        for model in row.models:
+            own = counts.setdefault((model, row.target), [0, 0])
+            own[0] += 1
+            own[1] += bool(row.wrong)
+    return [{"model": m, "target": t, "kernels": n, "violations": v} for (m, t), (n, v) in sorted(counts.items())]
+
+
+def launch(one: Compiled) -> str:
+    """Element types, tile sizes, warps: `bf16 bf16 128x128x64, 8 warps`."""
+    types = dict.fromkeys(t.lstrip("*") for t in one.signature.values() if t.startswith("*"))
+    tiles = [str(v) for n, v in one.constants.items() if n.isupper() and isinstance(v, int) and v is not True and v > 1]
+    return f"{' '.join(types)} {'x'.join(tiles)}, {one.num_warps} warps"
+
+
+def described(row: Row) -> dict[str, object]:
+    took = row.outcome if isinstance(row.outcome, Resources) else None
+    return {
+        "kernel": row.job.compiled.kernel,
+        "models": ", ".join(row.models),
+        "target": row.target,
+        "launch": launch(row.job.compiled),
+        "registers": took.registers if took else None,
+        "spills": took.spills if took else None,
+        "shared bytes": took.shared_bytes if took else None,
+        "instructions": ", ".join(took.instructions) if took else "",
+        "wrong": "; ".join(row.wrong),
+    }
+
+
+def show(rows: Sequence[Row], asked: Asked, every: bool) -> None:
+    """Tables on the terminal: a column for every target, then models, then what is wrong (or every kernel)."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    found = summary(rows, len(asked.jobs))
+    if found:
+        lines = [{"": name, **{str(each["target"]): each[name] for each in found}} for name in found[0]]
+        console.print(_table("kernels", lines[1:]))
+        console.print(_table("by model", by_model(rows)))
+    shown = [described(row) for row in rows if every or row.wrong]
+    if shown:
+        console.print(_table("every kernel" if every else "violations", shown))
+
+
+def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in rows[0]:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if v is None else str(v) for v in row.values()))
+    return table
+
+
+def report(rows: Sequence[Row], asked: Asked, options: Namespace) -> dict[str, object]:
+    """What a file of results holds."""
+    return {
+        "triton": triton_version(),
+        "unity-ir": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": options.machine,
+        "programs": asked.programs,
+        "not emitted": asked.refused,
+        "distinct kernels": len(asked.jobs),
+        "targets": summary(rows, len(asked.jobs)),
+        "models": by_model(rows),
+        "violations": [described(row) for row in rows if row.wrong],
+    }
+
+
+# --- the command line
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def _list(known: Sequence[str], what: str, text: str) -> list[str]:
+    found = [name for name in text.split(",") if name]
+    for name in found:
+        if name not in known:
+            raise UnityError(f"unity-aot: no {what} {name!a}; known are {', '.join(known)}")
+    return found
+
+
+def _parser() -> ArgumentParser:
+    parser = _Parser(prog="unity-aot", description="Compiles the kernels of models' programs ahead of time.")
+    parser.add_argument("--version", action="version", version=f"unity-aot {__version__}")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="of the zoo, such as gpt2,layers=2 (default: all)")
+    parser.add_argument("--machine", default="dgx-h100", metavar="M", help="whose plans (default: %(default)s)")
+    parser.add_argument("--plans", default=",".join(PLANS), help="strategies (default: %(default)s)")
+    parser.add_argument("--types", default=",".join(TYPES), help="element types (default: %(default)s)")
+    parser.add_argument("--targets", default=",".join(SHARED_LIMITS), help="GPUs (default: %(default)s)")
+    parser.add_argument("--convolution", default="triton", help="kernels of convolutions, or torch (default: triton)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="compilers at once (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), metavar="S", help="begin no kernel after these")
+    parser.add_argument("--cache", type=Path, default=Path("build/aot.sqlite"), metavar="FILE", help="what is known")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file")
+    parser.add_argument("--all", action="store_true", help="show every kernel, not only those with something wrong")
+    return parser
+
+
+def check(options: Namespace) -> int:
+    """Collect, compile, report."""
+    targets = _list(list(SHARED_LIMITS), "target", options.targets)
+    types = _list(("f32", "bf16", "f16"), "element type", options.types)
+    plans = [p for p in options.plans.split(",") if p]
+    if options.jobs < 1:
+        raise UnityError("unity-aot: --jobs is 1 or more")
+    asked = ask(options.models or names(), plans, types, options.machine, options.convolution)
+    rows = list(compiled(asked, targets, options))
+    show(rows, asked, options.all)
+    for what, reason in asked.refused.items():
+        print(f"not emitted: {what}: {reason}", file=sys.stderr)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report(rows, asked, options), indent=1) + "\n", encoding="utf-8")
+    wrong, left = sum(bool(row.wrong) for row in rows), len(asked.jobs) * len(targets) - len(rows)
+    print(f"{len(asked.jobs)} distinct kernels, {len(rows)} compilations, {wrong} violations, {left} left out")
+    return 1 if wrong or left else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
+    try:
+        return check(_parser().parse_args(argv))
+    except UnityError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}" if error.filename else f"unity-aot: {error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
