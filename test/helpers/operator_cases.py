@@ -199,6 +199,7 @@ def attention(draw: st.DrawFn, operands: str) -> Case:
     b, h, g, i, j, e, d = (draw(sizes) for _ in range(7))
     causal = draw(st.integers(0, 1))
     shapes = {"q": (b, h * g, i, e), "k": (b, h, j, e), "v": (b, h, j, d), "y": (b, h * g, i, d)}
+    shapes |= {"a": shapes["y"], "l": (b, h * g, i)}
     return Case(tuple(shapes[o] for o in operands), {"scale": draw(st.floats(0.1, 2)), "causal": causal})
 
 
@@ -411,6 +412,8 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "add": broadcast(),
     "attention": attention("qkv"),
     "attention_grad": attention("yqkv"),
+    "attention_saved_grad": attention("yqkval"),
+    "attention_saving": attention("qkv"),
     "batch_matmul": batch_matmul("mk", "kn"),
     "batch_matmul_nt": batch_matmul("mk", "nk"),
     "batch_matmul_tn": batch_matmul("km", "kn"),
@@ -493,6 +496,31 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int) 
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, -1e30)
     return scores.softmax(-1) @ v
+
+
+def torch_attention_scores(q: Tensor, k: Tensor, scale: float, causal: int) -> Tensor:
+    scores = scale * q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -1e30)
+    return scores
+
+
+def torch_attention_saving(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, sums: str
+) -> tuple[Tensor, Tensor]:
+    assert sums == "f32"
+    return torch_attention(q, k, v, scale, causal), torch_attention_scores(q, k, scale, causal).logsumexp(-1).float()
+
+
+def torch_attention_saved_grad(
+    y: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, logsum: Tensor, scale: float, causal: int
+) -> tuple[Tensor, ...]:
+    group = q.shape[1] // k.shape[1]
+    whole_k, whole_v = (x.repeat_interleave(group, 1) for x in (k, v))
+    p = (torch_attention_scores(q, k, scale, causal) - logsum[..., None]).exp()
+    ds = scale * p * (y @ whole_v.transpose(-1, -2) - (y * a).sum(-1, keepdim=True))
+    dk, dv = ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ y
+    return ds @ whole_k, *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
 
 
 def torch_attention_grad(y: Tensor, q: Tensor, k: Tensor, v: Tensor, **attributes: Any) -> tuple[Tensor, ...]:
@@ -750,6 +778,8 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "add": torch.add,
     "attention": torch_attention,
     "attention_grad": torch_attention_grad,
+    "attention_saved_grad": torch_attention_saved_grad,
+    "attention_saving": torch_attention_saving,
     "batch_matmul": torch.matmul,
     "batch_matmul_nt": lambda x, y: x @ y.transpose(-1, -2),
     "batch_matmul_tn": lambda x, y: x.transpose(-1, -2) @ y,

@@ -144,6 +144,22 @@ def cnn_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(h.flatten(1) @ w["fc"], batch["labels"])
 
 
+def attention() -> Graph:
+    """Attention over heads of which two share their keys, causal, and what saves of it the backward reads."""
+    x, y = data("x", 4, 6, 16), data("y", 4, 6, 16)
+    q, k, v = (apply("matmul", [x.result, weight(n, 16, s)]).result for n, s in (("q", 16), ("k", 8), ("v", 8)))
+    q, k, v = (apply("split_heads", [h], {"heads": n}).result for h, n in ((q, 4), (k, 2), (v, 2)))
+    h = apply("attention", [q, k, v], {"scale": 0.5, "causal": 1}).result
+    out = apply("matmul", [apply("merge_heads", [h]).result, weight("out", 16, 16)]).result
+    return Graph("attention", (x, y), (apply("mse", [out, y.result]).result,))
+
+
+def attention_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    q, k, v = ((batch["x"] @ w[n]).unflatten(-1, (h, 4)).transpose(1, 2) for n, h in (("q", 4), ("k", 2), ("v", 2)))
+    h = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5, enable_gqa=True)
+    return F.mse_loss(h.transpose(1, 2).flatten(2) @ w["out"], batch["y"])
+
+
 def machine(name: str) -> Machine:
     """
     A preset, or `ideal:2x2`: levels of those sizes on which starting a kernel or a message costs nothing, so that even
@@ -158,6 +174,7 @@ def machine(name: str) -> Machine:
 
 
 MODELS: dict[str, tuple[Callable[[], Graph], Reference]] = {
+    "attention": (attention, attention_torch),
     "cnn": (cnn, cnn_torch),
     "mixed": (mixed, mixed_torch),
     "mlp": (mlp, mlp_torch),

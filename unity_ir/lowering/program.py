@@ -24,6 +24,7 @@ from unity_ir.lowering.kernels.matmul import contraction
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.step import Compiled, Launcher
 from unity_ir.lowering.order import calls, check_order, makers, there
+from unity_ir.lowering.saving import with_savings
 from unity_ir.lowering.schedule import BUCKET_BYTES, Bucket, Schedule, Wait, schedule
 from unity_ir.lowering.spmd import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight, check_step
 from unity_ir.lowering.torch_code import torch_reference
@@ -93,6 +94,8 @@ def emit(
     check_step(program, reference)
     if kernels == "torch":
         matmul = convolution = "torch"
+    else:
+        program = with_savings(program)
     lines = schedule(program, bucket)
     check_order(program.name, calls(program, lines))
     return _Printer(program, reference, lines, matmul, file, kernels, convolution, links).emit()

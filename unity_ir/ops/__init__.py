@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
-from unity_ir.ops.operator import Operator
+from unity_ir.ops.operator import Operator, Saving
 
 
 @cache
@@ -27,6 +27,13 @@ def operators() -> Mapping[str, Operator]:
                 raise ValueError(f"operator {operator.name} is defined twice")
             found[operator.name] = operator
     return MappingProxyType(dict(sorted(found.items())))
+
+
+@cache
+def savings() -> tuple[Saving, ...]:
+    """What backwards may read of their forwards, as the modules of this package say in `SAVINGS`."""
+    modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
+    return tuple(saving for module in modules for saving in getattr(module, "SAVINGS", ()))
 
 
 def operator(name: str) -> Operator:

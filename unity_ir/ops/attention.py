@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unity_ir.ops.operator import Application, Operator, Tensor
+from unity_ir.ops.operator import Application, Operator, Saving, Tensor
 
+_SCORES = (
+    "let s[b, h, g, i, j] = where(gt(causal * (j - i), 0), -1e30, scale * sum[e](q[b, (h g), i, e] * k[b, h, j, e]));"
+)
 _PROBABILITIES = (
-    "let s[b, h, g, i, j] = where(gt(causal * (j - i), 0), -1e30,"
-    " scale * sum[e](q[b, (h g), i, e] * k[b, h, j, e]));"
-    "  let u[b, h, g, i, j] = exp(s[b, h, g, i, j] - max[m](s[b, h, g, i, m]));"
+    f"{_SCORES}  let u[b, h, g, i, j] = exp(s[b, h, g, i, j] - max[m](s[b, h, g, i, m]));"
     "  let p[b, h, g, i, j] = u[b, h, g, i, j] / sum[n](u[b, h, g, i, n]);"
 )
 """The softmax of the scores; with `causal` 1 a position sees only itself and what is before it."""
@@ -40,6 +41,28 @@ ATTENTION_GRAD = Operator(
 )
 """The gradients of queries, keys and values from that of the result, `y`; the probabilities are computed again."""
 
+ATTENTION_SAVING = Operator(
+    f"attention_saving(q, k, v; scale: float, causal: int = 0, sums: dtype = f32)  {_PROBABILITIES}"
+    "  out[b, (h g), i, d] = sum[t](p[b, h, g, i, t] * v[b, h, t, d]);"
+    "  logsum: sums [b, (h g), i] = max[m](s[b, h, g, i, m])"
+    " + log(sum[n](exp(s[b, h, g, i, n] - max[m](s[b, h, g, i, m]))))"
+)
+"""The same, and the logarithm of what every row's exponentials sum to, which a backward can read."""
+
+ATTENTION_SAVED_GRAD = Operator(
+    f"attention_saved_grad(y, q, k, v, a, logsum; scale: float, causal: int = 0)  {_SCORES}"
+    "  let p[b, h, g, i, j] = exp(s[b, h, g, i, j] - logsum[b, (h g), i]);"
+    "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
+    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
+    " * (dp[b, h, g, i, t] - sum[x](y[b, (h g), i, x] * a[b, (h g), i, x]));"
+    "  dq[b, (h g), i, c] = sum[t](ds[b, h, g, i, t] * k[b, h, t, c]);"
+    "  dk[b, h, t, c] = sum[g, i](ds[b, h, g, i, t] * q[b, (h g), i, c]);"
+    "  dv[b, h, t, d] = sum[g, i](p[b, h, g, i, t] * y[b, (h g), i, d])"
+)
+"""`attention_grad` from the result of the forward, `a`, and the logarithms it has saved."""
+
+SAVINGS = (Saving(ATTENTION.name, ATTENTION_GRAD.name, ATTENTION_SAVING.name, ATTENTION_SAVED_GRAD.name),)
+
 ROTARY = Operator(
     "rotary(x; base: float = 10000.0, direction: float = 1.0)"
     "  let angle[s, i] = s * exp(-i * log(base) / size(i));"
@@ -52,4 +75,4 @@ ROTARY = Operator(
 )
 """Rotary position embedding: the two halves of the last dim turned by an angle that grows with the position."""
 
-OPERATORS = (ATTENTION, ATTENTION_GRAD, ROTARY)
+OPERATORS = (ATTENTION, ATTENTION_GRAD, ATTENTION_SAVING, ATTENTION_SAVED_GRAD, ROTARY)

@@ -151,6 +151,19 @@ class Operator:
         return result
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """
+    Operators by name: a forward and its backward, and the same where the forward has results more that the backward
+    reads, which then takes all the forward's results after its own operands. Of the forward only the first is known.
+    """
+
+    forward: str
+    backward: str
+    saving: str
+    saved: str
+
+
 @lru_cache(maxsize=65536)
 def _bind(operator: Operator, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> Analysis:
     line = operator.line

@@ -1,5 +1,6 @@
 """Every kernel compiles for GPUs that are not here, without spills, within shared memory, and with pipelined loops."""
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,8 @@ from covered import bound_of, operand_dtypes, refusal
 from lowered import LOWERED
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.aot import SHARED_LIMITS, Resources, compile_all
+from unity_ir.lowering.aot import SHARED_LIMITS, Job, Resources, compile_all, compile_each
+from unity_ir.lowering.aot_check import violations
 from unity_ir.lowering.kernels.launcher import Compiled, Launcher, launcher, optimizer_launcher
 from unity_ir.ops import operator
 from unity_ir.tdl.bind import bind
@@ -142,6 +144,21 @@ def test_convolutions_on_sm_90() -> None:
 def test_other_targets(target: str) -> None:
     for launch, took in compiled([made(c) for c in [*PRODUCTS[::3], OTHERS[0], OTHERS[4], OTHERS[9]]], target):
         fits(launch, took, target)
+
+
+@pytest.mark.parametrize("target", SHARED_LIMITS)
+def test_attention(target: str) -> None:
+    """Of heads of 64 and 128, forward and backward: within registers, by matrix units, copies beside them."""
+    jobs: list[Job] = []
+    for width, name in itertools.product((64, 128), ("attention_saving", "attention_saved_grad")):
+        heads = ((2, 4, 512, width),) * 3
+        shapes = heads if name == "attention_saving" else (*heads, *heads[:2], heads[0][:3])
+        one = made((name, shapes, {"scale": 0.1, "causal": 1}, "bf16"))
+        jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled if "means" not in c.kernel]
+    assert len(jobs) == 6
+    assert all(job.compiled.expects == ("mma", "pipelined") for job in jobs)
+    for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
+        assert violations(job, outcome, target) == [], (job.compiled, outcome)
 
 
 def test_every_operator(drawn: Any) -> None:

@@ -266,9 +266,10 @@ def test_equal_names_mean_equal_texts(drawn: Any) -> None:
 @pytest.mark.parametrize(("name", "products", "others"), [("attention", 2, 1), ("attention_grad", 5, 2)])
 def test_products_inside_are_matrix_products(name: str, products: int, others: int) -> None:
     one = operator(name)
-    heads, groups = (2, 6, 33, 16), (2, 2, 40, 16)
+    # In float32 these rows are too long for a kernel of attention.
+    heads, groups = (2, 6, 33, 40), (2, 2, 40, 40)
     shapes = ((heads,) if name == "attention_grad" else ()) + (heads, groups, groups)
-    made = launcher(one.bind(shapes, one.attributes({"scale": 0.5})).bound, ("bf16",) * len(shapes))
+    made = launcher(one.bind(shapes, one.attributes({"scale": 0.5})).bound, ("f32",) * len(shapes))
     kernels = [c.kernel for c in made.compiled]
     assert kernels.count("batched_matmul_kernel") == products
     assert len(kernels) == products + others

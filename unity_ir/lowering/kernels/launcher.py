@@ -9,6 +9,8 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.convolutions import convolution, pointwise
+from unity_ir.lowering.kernels.attention import Place, attention_steps
+from unity_ir.lowering.kernels.attention_form import attention
 from unity_ir.lowering.kernels.convolution import convolution_step, gathered
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
@@ -198,6 +200,9 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     starts = {n: names.new(f"{n}_start") for n in offsets}
     name = _name(bound, dtypes, offsets)
     line = simplified(bound, starts)
+    made = _attention_launcher(bound, line, dtypes, starts)
+    if made is not None:
+        return made
     line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
     line = without_ones(simplified(line, starts))
     _check_functions(bound.operator, (r.expr for r in line.results))
@@ -250,6 +255,33 @@ def _convolution_launcher(bound: Bound, dtypes: Sequence[str]) -> Launcher | Non
     body = [*([step.allocation] if step.allocation else []), *step.call, *after, f"return {output.name}"]
     source = _function(name, operands, bound, body)
     return Launcher(name, source, {step.kernel: step.text}, (step.compiled,))
+
+
+def _attention_launcher(bound: Bound, line: Bound, dtypes: Sequence[str], starts: Mapping[str, str]) -> Launcher | None:
+    """The launcher of attention or its gradient; None for anything else, and where positions need 64 bits."""
+    found = None if line.has_windows or needs_int64(line) else attention(line, starts)
+    if found is None:
+        return None
+    names = Names()
+    operands = [names.new(p.name) for p in bound.operands]
+    firsts = [names.new(n) for n in starts.values()]
+    name, like = _name(bound, dtypes, tuple(starts)), _first_float(bound, operands)
+    buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
+    dtype = next(d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating)
+    outputs = [
+        Buffer(names.new(r.name), r.dtype or dtype, TORCH_DTYPES[r.dtype] if r.dtype else f"{like}.dtype")
+        for r in line.results
+    ]
+    place = Place(line, buffers, outputs, like, name, names, dict(zip(starts, firsts, strict=True)))
+    steps = attention_steps(found, place)
+    if steps is None:
+        return None
+    body: list[str] = []
+    for step in steps:
+        body += [*step.before, *([step.allocation] if step.allocation else []), *step.call]
+    body.append(f"return {', '.join(b.name for b in outputs)}")
+    source = _function(name, [*operands, *firsts], bound, body)
+    return Launcher(name, source, {s.kernel: s.text for s in steps}, tuple(s.compiled for s in steps))
 
 
 def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:

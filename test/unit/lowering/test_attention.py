@@ -1,0 +1,177 @@
+"""Attention is found by form, computed without a matrix of scores, and equal to what its line says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from case import Case
+from covered import operand_dtypes
+from kernel_checks import check, random_operands
+
+from unity_ir.lowering.kernels.launcher import launcher
+from unity_ir.ops import operator
+from unity_ir.tdl.bind import bind
+from unity_ir.tdl.evaluate import evaluate
+from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parse import parse_line
+from unity_ir.tdl.syntax import Bound
+
+SOFTMAX = (
+    "let u[b, h, i, j] = exp(s[b, h, i, j] - max[m](s[b, h, i, m]));"
+    "  let p[b, h, i, j] = u[b, h, i, j] / sum[n](u[b, h, i, n]);"
+)
+SUM = "out[b, h, i, d] = sum[t](p[b, h, i, t] * v[b, h, t, d])"
+PRODUCT = "sum[e](q[b, h, i, e] * k[b, h, j, e])"
+HEADS = ((2, 3, 70, 20), (2, 3, 75, 20), (2, 3, 75, 24))
+
+FOUND: list[tuple[str, Any, dict[str, Any]]] = [
+    (f"plain(q, k, v)  let s[b, h, i, j] = {PRODUCT}; {SOFTMAX} {SUM}", HEADS, {}),
+    (
+        f"biased(q, k, v, c)  let s[b, h, i, j] = 0.3 * {PRODUCT} + c[h, i, j]; {SOFTMAX} {SUM}",
+        (*HEADS, (3, 70, 75)),
+        {},
+    ),
+    (
+        f"masked(q, k, v, c: bool)  let s[b, h, i, j] = where(c[b, j], {PRODUCT}, -30); {SOFTMAX} {SUM}",
+        (*HEADS, (2, 75)),
+        {},
+    ),
+    (
+        f"sloped(q, k, v)  let s[b, h, i, j] = tanh({PRODUCT}) - 0.1 * (i - j); {SOFTMAX} {SUM}",
+        HEADS,
+        {},
+    ),
+    (
+        "unshifted(q, k, v)  let u[b, h, i, j] = exp(0.2 * sum[e](k[b, h, j, e] * q[b, h, i, e]));"
+        " out[b, h, i, d] = sum[t](v[b, h, t, d] * (u[b, h, i, t] / sum[n](u[b, h, i, n])))",
+        HEADS,
+        {},
+    ),
+    (
+        "one_head(q, k, v)  let s[i, j] = sum[e](q[i, e] * k[j, e]);"
+        " out[i, d] = sum[t](exp(s[i, t]) / sum[n](exp(s[i, n])) * v[t, d])",
+        ((33, 8), (40, 8), (40, 17)),
+        {},
+    ),
+]
+OTHERS: list[tuple[str, Any]] = [
+    # The sum is over the other dim, of something else, or its maximum is another row's.
+    (
+        "turned(q, k, v)  let u[i, j] = exp(sum[e](q[i, e] * k[j, e]));"
+        " out[i, d] = sum[t](u[i, t] / sum[n](u[n, t]) * v[t, d])",
+        ((20, 8), (20, 8), (20, 9)),
+    ),
+    (
+        "mixed(q, k, v)  let s[i, j] = sum[e](q[i, e] * k[j, e]);"
+        " out[i, d] = sum[t](exp(s[i, t]) / sum[n](exp(2 * s[i, n])) * v[t, d])",
+        ((20, 8), (21, 8), (21, 9)),
+    ),
+    (
+        "shifted(q, k, v)  let s[i, j] = sum[e](q[i, e] * k[j, e]);"
+        " out[i, d] = sum[t](exp(s[i, t] - max[m](s[m, t])) / sum[n](exp(s[i, n] - max[m](s[m, n]))) * v[t, d])",
+        ((20, 8), (21, 8), (21, 9)),
+    ),
+    (
+        "rows(q, k, v)  let s[i, j] = sum[e](q[i, e] * k[j, e]);"
+        " out[i, d] = sum[t](exp(s[i, t]) / sum[n](exp(s[i, n])) * v[t, i, d])",
+        ((20, 8), (21, 8), (21, 20, 9)),
+    ),
+]
+
+
+def kinds(bound: Bound, dtype: str = "f32", starts: tuple[str, ...] = ()) -> list[str]:
+    made = launcher(bound, operand_dtypes(bound, dtype), offsets=starts)
+    return [c.kernel.split("_")[-2] for c in made.compiled]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("line", "shapes", "attributes"), FOUND)
+def test_forms(line: str, shapes: Any, attributes: dict[str, Any], dtype: str, runner: Any) -> None:
+    bound = bind(parse_line(line), shapes, attributes)
+    assert kinds(bound, dtype) == ["forward"]
+    check(bound, random_operands(bound, Case(shapes, {}, 2)), "triton", runner, dtype)
+
+
+@pytest.mark.parametrize(("line", "shapes"), OTHERS)
+def test_what_is_no_attention(line: str, shapes: Any, runner: Any) -> None:
+    bound = bind(parse_line(line), shapes, {})
+    assert "forward" not in kinds(bound)
+    check(bound, random_operands(bound, Case(shapes, {}, 2)), "triton", runner)
+
+
+GRADIENTS = {
+    "attention_grad": ["forward", "means", "rows", "columns"],
+    "attention_saved_grad": ["means", "rows", "columns"],
+}
+LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
+    # Batch, heads, those of keys, rows, columns, features and those of values.
+    ("attention", (1, 2, 2, 150, 150, 24, 17), {"causal": 1}, "f32"),
+    ("attention", (1, 4, 2, 128, 140, 64, 64), {"causal": 1}, "bf16"),
+    ("attention", (2, 1, 1, 50, 33, 80, 100), {}, "bf16"),
+    ("attention_saving", (1, 4, 2, 70, 70, 24, 17), {"causal": 1}, "f32"),
+    ("attention_grad", (1, 2, 2, 100, 100, 24, 17), {"causal": 1}, "f32"),
+    ("attention_grad", (1, 4, 2, 64, 70, 80, 64), {"causal": 1}, "bf16"),
+    ("attention_grad", (2, 1, 1, 50, 33, 24, 20), {}, "f32"),
+    ("attention_saved_grad", (1, 4, 2, 50, 70, 24, 17), {}, "f32"),
+    ("attention_saved_grad", (1, 2, 2, 100, 100, 20, 20), {"causal": 1}, "f32"),
+]
+
+
+def case(name: str, sizes: tuple[int, ...], attributes: dict[str, Any]) -> tuple[Bound, list[Any]]:
+    b, h, g, i, j, e, d = sizes
+    shapes = {"q": (b, h, i, e), "k": (b, g, j, e), "v": (b, g, j, d), "y": (b, h, i, d), "a": (b, h, i, d)}
+    shapes["logsum"] = (b, h, i)
+    one = operator(name)
+    used = tuple(shapes[p.name] for p in one.line.parameters)
+    bound = one.bind(used, one.attributes({"scale": e**-0.5, **attributes})).bound
+    operands = random_operands(bound, Case(used, {}))
+    if "logsum" in [p.name for p in bound.operands]:
+        forward = operator("attention_saving")
+        values = dict(zip([p.name for p in bound.operands], operands, strict=True))
+        whole = forward.bind(
+            tuple(shapes[n] for n in "qkv"), forward.attributes({"scale": e**-0.5, **attributes})
+        ).bound
+        operands[-2:] = map(np.ascontiguousarray, evaluate(whole, [values[n] for n in "qkv"]))
+    return bound, operands
+
+
+@pytest.mark.parametrize(("name", "sizes", "attributes", "dtype"), LARGER)
+def test_several_tiles(name: str, sizes: tuple[int, ...], attributes: dict[str, Any], dtype: str, runner: Any) -> None:
+    bound, operands = case(name, sizes, attributes)
+    assert kinds(bound, dtype) == GRADIENTS.get(name, ["forward"])
+    check(bound, operands, "triton", runner, dtype)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_saved_grad"])
+def test_a_piece_of_a_sequence_is_masked_where_it_lies(name: str, runner: Any) -> None:
+    """Causal attention whose rows are divided: positions count from where the piece starts."""
+    bound, operands = case(name, (1, 2, 2, 96, 96, 16, 16), {"causal": 1})
+    expected = evaluate(bound, operands)
+    part = piece(bound, Configuration({"i": 3}))
+    made = launcher(part, ("f32",) * len(operands), offsets=("i",))
+    assert any("forward" in c.kernel or "rows" in c.kernel for c in made.compiled)
+    by_rows = {"q", "y", "a", "logsum"}
+    total = [np.zeros_like(e) for e in expected]
+    for start in range(0, 96, 32):
+        pieces = [
+            torch.from_numpy(o[:, :, start : start + 32] if p.name in by_rows else o).float().contiguous()
+            for p, o in zip(bound.operands, operands, strict=True)
+        ]
+        for whole, got, result in zip(total, runner.run(made, pieces, start), bound.results, strict=True):
+            own = whole[:, :, start : start + 32] if result.name in ("out", "dq") else whole
+            own += got.double().numpy()
+    for whole, want in zip(total, expected, strict=True):
+        np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_are_never_whole() -> None:
+    """No buffer has both a dim of the queries' positions and one of the keys'."""
+    for name in ("attention", "attention_saving", "attention_grad", "attention_saved_grad"):
+        bound, _ = case(name, (1, 2, 2, 37, 53, 16, 16), {})
+        source = launcher(bound, ("bf16",) * len(bound.operands)).source
+        made = [line for line in source.splitlines() if "torch.empty" in line]
+        assert made
+        assert not any("37" in line and "53" in line for line in made), source
