@@ -28,7 +28,7 @@ from unity_ir.lowering.saving import with_savings
 from unity_ir.lowering.schedule import BUCKET_BYTES, Bucket, Schedule, Wait, schedule
 from unity_ir.lowering.spmd import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight, check_step
 from unity_ir.lowering.torch_code import torch_reference
-from unity_ir.lowering.windows import needs_start
+from unity_ir.lowering.tuning import Table, piece_of
 from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Node, Value
 from unity_ir.pcg.layout import PINNED, SUM, at, pins, role_name
 from unity_ir.pcg.reshard import COLLECTIVES, PINNED_KINDS
@@ -76,12 +76,14 @@ def emit(
     convolution: str = "torch",
     bucket: int = BUCKET_BYTES,
     links: Sequence[str] = (),
+    tuned: Table | None = None,
 ) -> Emitted:
     """
     Print a training step. `reference` is its serial forward; `matmul` says what multiplies matrices, triton or torch,
     `convolution` what convolves (torch's cuDNN unless told otherwise), and `kernels` what does all the rest. A program
     with all in torch runs at full speed on CPUs, and needs no Triton. All-reduces of gradients of fewer bytes than
     `bucket` are done together. `links` are the names of the links each mesh axis is over, for profiles.
+    Where `tuned` has measured an operator's implementations, the faster is taken whatever else is said.
 
     Raises `UnityError` for a program without a backward, operators no kernel covers, and ranks that would wait for each
     other for ever.
@@ -93,12 +95,14 @@ def emit(
         raise UnityError(f"triton: bucket is {bucket}; it must be 0 or more bytes")
     check_step(program, reference)
     if kernels == "torch":
+        if tuned is not None:
+            raise UnityError("triton: with kernels in torch there is nothing to choose; leave out tune or kernels")
         matmul = convolution = "torch"
     else:
         program = with_savings(program)
     lines = schedule(program, bucket)
     check_order(program.name, calls(program, lines))
-    return _Printer(program, reference, lines, matmul, file, kernels, convolution, links).emit()
+    return _Printer(program, reference, lines, matmul, file, kernels, convolution, links, tuned).emit()
 
 
 class _Printer:
@@ -112,6 +116,7 @@ class _Printer:
         kernels: str,
         convolution: str,
         links: Sequence[str],
+        tuned: Table | None = None,
     ):
         self.program = program
         self.reference = reference
@@ -120,6 +125,7 @@ class _Printer:
         self.matmul = matmul
         self.convolution = convolution
         self.kernels = kernels
+        self.tuned = tuned
         self.file = file
         self.launchers: dict[str, Launcher] = {}
         self.alike: dict[object, tuple[Launcher, list[str]]] = {}
@@ -360,14 +366,13 @@ class _Printer:
         return self.alike[key]
 
     def _new_launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
-        program = self.program
-        local = program.local_line(instruction)
-        dtypes = [program.tensors[r].dtype for r in instruction.operands]
-        divided = [v for v in dict.fromkeys(instruction.assignment) if isinstance(v, str) and needs_start(local, v)]
-        made = launcher(local, dtypes, self._implementation(local), divided)
+        piece = piece_of(self.program, instruction)
+        measured = None if self.tuned is None else self.tuned.choice(piece.key)
+        made = launcher(piece.line, piece.dtypes, measured or self._implementation(piece.line), piece.divided)
         self._add(made)
-        axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in divided]
-        return made, [f"ctx.index({a!r}) * {local.extents[v]}" for v, a in zip(divided, axes, strict=True)]
+        axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in piece.divided]
+        starts = zip(piece.divided, axes, strict=True)
+        return made, [f"ctx.index({a!r}) * {piece.line.extents[v]}" for v, a in starts]
 
     def _implementation(self, line: Bound) -> str:
         if all(is_convolution(r, line.extents) for r in line.results):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from xdsl.context import Context
@@ -17,6 +18,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.program import emit
 from unity_ir.lowering.schedule import BUCKET_BYTES
 from unity_ir.lowering.spmd_text import from_op
+from unity_ir.lowering.tuning import read_table
 from unity_ir.machine import load
 from unity_ir.passes.differentiate import Differentiate
 from unity_ir.passes.fuse_collectives import FuseCollectives
@@ -32,6 +34,8 @@ class TritonTarget(Target):
     whole step already, collectives fused. `matmul` says what multiplies matrices: `triton`, or `torch` (cuBLAS);
     `convolution` what convolves: `torch` (cuDNN), or `triton`; `kernels` what does the rest: with `torch`, all is plain
     PyTorch, which is what to run on CPUs. All-reduces of gradients of fewer than `bucket` bytes are done together.
+    `tune` is a table of `unity-tune`: where it has measured an operator on these shapes, the faster implementation is
+    taken.
     """
 
     name = "triton"
@@ -39,6 +43,7 @@ class TritonTarget(Target):
     matmul: str = "triton"
     kernels: str = "triton"
     convolution: str = "torch"
+    tune: str | None = None
     optimizer: str = "sgd"
     lr: float | int = 0.1
     bucket: int = BUCKET_BYTES
@@ -66,6 +71,7 @@ class TritonTarget(Target):
             self.matmul,
             kernels=self.kernels,
             convolution=self.convolution,
+            tuned=None if self.tune is None else read_table(Path(self.tune)),
             bucket=self.bucket,
             links=[machine.levels[level].name for level in levels],
         ).text

@@ -1,0 +1,154 @@
+"""`unity-tune`: measures each operator once, keeps what it has; emission takes what was the faster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering.program import emit
+from unity_ir.lowering.tune_measure import Candidate
+from unity_ir.lowering.tuning import Table, read_table
+from unity_ir.models import build
+from unity_ir.tools import unity_opt, unity_tune
+
+MODEL = "mlp,batch=8,hidden=16,layers=2,classes=4"
+
+
+class Timer:
+    """Stands in for the GPU: what every implementation takes is said, not measured."""
+
+    def __init__(self, **seconds: float | str):
+        self.seconds = seconds
+        self.asked: list[Candidate] = []
+
+    def __call__(self, candidate: Candidate, implementations: Sequence[str]) -> Mapping[str, float | str]:
+        self.asked.append(candidate)
+        return {name: self.seconds[name] for name in implementations}
+
+
+def tuned(path: Path, timer: Timer, *options: str) -> Table:
+    assert unity_tune.main([MODEL, "--out", str(path), *options], timer) == 0
+    return read_table(path)
+
+
+def test_each_operator_is_measured_once(tmp_path: Path) -> None:
+    path, timer = tmp_path / "t.json", Timer(triton=2e-6, torch=1e-6)
+    table = tuned(path, timer)
+    keys = [c.key for c in timer.asked]
+    assert len(keys) == len(set(keys)) == len(table.seconds) > 5
+    assert table.about["device"] == "none"
+    again = Timer(triton=1.0, torch=1.0)
+    assert tuned(path, again).seconds == table.seconds
+    assert not again.asked
+    # In another element type the same shapes are other operators.
+    other = Timer(triton=1.0, torch=1.0)
+    assert len(tuned(path, other, "--types", "bf16").seconds) == 2 * len(table.seconds)
+    assert all("bf16" in c.key for c in other.asked)
+
+
+def test_operands_are_those_of_the_operator(tmp_path: Path) -> None:
+    timer = Timer(triton=1.0, torch=1.0)
+    tuned(tmp_path / "t.json", timer)
+    (loss,) = (c for c in timer.asked if c.key.startswith("cross_entropy_8x4_8"))
+    assert [(o.shape, o.dtype) for o in loss.operands] == [((8, 4), "f32"), ((8,), "i64")]
+    assert loss.operands[1].below == 4
+
+
+@pytest.mark.parametrize("faster", ["triton", "torch"])
+def test_emission_takes_the_faster(faster: str, tmp_path: Path) -> None:
+    slower = {"triton": "torch", "torch": "triton"}[faster]
+    table = tuned(tmp_path / "t.json", Timer(**{faster: 1e-6, slower: 2e-6}))
+    graph = build("mlp", batch=8, hidden=16, layers=2, classes=4)
+    (program,) = unity_tune.programs([MODEL], ["f32"], "data-parallel", "box:1")
+    for matmul in ("triton", "torch"):
+        made = emit(program, graph, matmul, tuned=table)
+        # What updates weights is not chosen.
+        kernels = set(made.kernels) - {"sgd_kernel"}
+        assert bool(kernels) == (faster == "triton")
+    with pytest.raises(UnityError, match="nothing to choose"):
+        emit(program, graph, kernels="torch", tuned=table)
+
+
+def test_what_was_not_measured_is_as_it_is_told(tmp_path: Path) -> None:
+    table = tuned(tmp_path / "t.json", Timer(triton=2e-6, torch=1e-6))
+    graph = build("mlp", batch=8, hidden=16, layers=2, classes=4)
+    (program,) = unity_tune.programs([MODEL], ["f32"], "data-parallel", "box:1")
+    products = {key: row for key, row in table.seconds.items() if "matmul" in key}
+    made = emit(program, graph, tuned=Table(seconds=products))
+    assert "matmul_kernel" not in made.kernels
+    assert len(made.kernels) > 1
+
+
+def test_what_fails_is_said_and_not_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tuned(tmp_path / "a.json", Timer(triton="out of resource: shared memory", torch=1e-6))
+    assert all(row == {"torch": 1e-6} for row in table.seconds.values())
+    assert ", triton: out of resource: shared memory" in capsys.readouterr().err
+    assert tuned(tmp_path / "b.json", Timer(triton=1e-6, torch="out of memory")).seconds == {}
+
+
+def test_time_runs_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timer = Timer(triton=1.0, torch=1.0)
+    assert tuned(tmp_path / "t.json", timer, "--seconds", "1e-9").seconds == {}
+    assert not timer.asked
+    assert "no time was left" in capsys.readouterr().err
+
+
+def test_interruption_keeps_what_there_is(tmp_path: Path) -> None:
+    class Interrupted(Timer):
+        def __call__(self, candidate: Candidate, implementations: Sequence[str]) -> Mapping[str, float | str]:
+            if len(self.asked) == 3:
+                raise KeyboardInterrupt
+            return super().__call__(candidate, implementations)
+
+    path = tmp_path / "t.json"
+    assert unity_tune.main([MODEL, "--out", str(path)], Interrupted(triton=1.0, torch=1.0)) == 130
+    assert len(read_table(path).seconds) == 3
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.json"
+    # Without a GPU and a stand-in.
+    assert unity_tune.main([MODEL, "--out", str(path)]) == 1
+    assert "PyTorch sees no GPU here" in capsys.readouterr().err
+    tuned(path, Timer(triton=1.0, torch=1.0))
+    read: dict[str, Any] = json.loads(path.read_text())
+    read["about"]["torch"] = "1.0"
+    path.write_text(json.dumps(read))
+    capsys.readouterr()
+    assert unity_tune.main([MODEL, "--out", str(path)], Timer(triton=1.0, torch=1.0)) == 1
+    assert "was measured with another torch; name a new file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no table"),
+        ('{"about": {}}', "is no table"),
+        ('{"about": {}, "seconds": {"x": {"cuda": 1}}}', "'x' has no seconds of triton or torch"),
+        ('{"about": {}, "seconds": {"x": {"torch": -1}}}', "'x' has no seconds of triton or torch"),
+        ('{"about": {}, "seconds": {"x": {}}}', "'x' has no seconds of triton or torch"),
+    ],
+)
+def test_what_is_no_table(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(UnityError, match=message):
+        read_table(path)
+
+
+def test_the_target_reads_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.json"
+    tuned(path, Timer(triton=2e-6, torch=1e-6))
+    command = ["--model", MODEL, "--search=data-parallel", "--machine=box:1", "-t", f'triton{{tune="{path}"}}']
+    capsys.readouterr()
+    unity_opt.main(command)
+    assert "matmul_kernel" not in capsys.readouterr().out
+    missing = tmp_path / "none.json"
+    unity_opt.main([*command[:-1], f'triton{{tune="{missing}"}}'])
+    assert "No such file or directory; make it with unity-tune" in capsys.readouterr().err

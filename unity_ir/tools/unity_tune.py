@@ -1,0 +1,165 @@
+"""
+`unity-tune`: measures Triton's and PyTorch's implementation of every operator of models' programs, on the GPU at hand.
+
+    unity-tune bert_large,layers=1 --types bf16 --out h200.json
+    unity-opt model.pcg -t 'triton{tune="h200.json"}'
+
+What a table has is not measured again, so one that was stopped goes on. Without a GPU Triton is its interpreter, whose
+time says nothing, so there is nothing to choose: programs for CPUs are all PyTorch, `-t triton{kernels=torch}`.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, NoReturn
+
+from rich.console import Console
+from rich.table import Table as Shown
+
+from unity_ir import __version__
+from unity_ir.errors import UnityError
+from unity_ir.lowering.spmd import Program, lower
+from unity_ir.lowering.tuning import IMPLEMENTATIONS, Table, read_table
+from unity_ir.machine import load
+from unity_ir.models import from_text
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Optimizer
+from unity_ir.search.run import run
+
+if TYPE_CHECKING:
+    from unity_ir.lowering.tune_measure import Candidate, Measure
+
+
+def programs(models: Sequence[str], types: Sequence[str], plan: str, machine: str) -> Iterator[Program]:
+    """The training steps of models, in each element type."""
+    on = load(machine)
+    for model in models:
+        placed = run(from_text(model), on, plan).graph
+        for dtype in types:
+            yield lower(fuse_collectives(differentiate(in_type(placed, dtype), Optimizer(), on.mesh)), on)
+
+
+def tune(wanted: Iterable[Candidate], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
+    """
+    Add to a table what it lacks, for so many seconds; `refused` gets, by key and implementation, why some have no time.
+
+    An operator of which PyTorch's implementation was not measured is not in the table: there would be no choice.
+    """
+    end = monotonic() + seconds
+    for candidate in wanted:
+        if candidate.key in table.seconds:
+            continue
+        if monotonic() > end:
+            refused[candidate.key] = "no time was left"
+            continue
+        found = measure(candidate, IMPLEMENTATIONS)
+        refused.update({f"{candidate.key}, {n}": s for n, s in found.items() if isinstance(s, str)})
+        row = {n: s for n, s in found.items() if isinstance(s, float)}
+        if "torch" in row:
+            table.seconds[candidate.key] = row
+
+
+def describe() -> dict[str, str]:
+    """What a table says about itself; without a GPU, that there is none."""
+    import torch
+    import triton
+
+    there = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if there else "none",
+        "capability": ".".join(map(str, torch.cuda.get_device_capability())) if there else "none",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "unity-ir": __version__,
+    }
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def _parser() -> ArgumentParser:
+    parser = _Parser(prog="unity-tune", description="Measures what operators' implementations take, for emission.")
+    parser.add_argument("--version", action="version", version=f"unity-tune {__version__}")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="of the zoo, such as gpt2,layers=2")
+    parser.add_argument("--machine", default="box:1", metavar="M", help="whose plan (default: %(default)s)")
+    parser.add_argument("--plan", default="data-parallel", help="the strategy (default: %(default)s)")
+    parser.add_argument("--types", default="f32", help="element types, such as f32,bf16 (default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the table to make or add to")
+    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="begin nothing after these")
+    return parser
+
+
+def work(options: Namespace, measure: Measure | None = None) -> int:
+    """Measure, write, and say what was found. `measure` stands in for the GPU."""
+    import torch
+
+    from unity_ir.lowering.tune_measure import OnGPU, candidates
+
+    if measure is None and not torch.cuda.is_available():
+        raise UnityError(
+            "unity-tune: PyTorch sees no GPU here, where Triton is only its interpreter; run it where there is one, "
+            "or write programs for CPUs with -t triton{kernels=torch}"
+        )
+    if not options.seconds > 0:
+        raise UnityError("unity-tune: --seconds is above 0")
+    about = describe()
+    table = read_table(options.out) if options.out.exists() else Table()
+    different = [k for k, v in about.items() if table.about and table.about.get(k) != v]
+    if different:
+        raise UnityError(f"unity-tune: {options.out} was measured with another {', '.join(different)}; name a new file")
+    table.about = about
+    types = [t for t in options.types.split(",") if t]
+    wanted = candidates(programs(options.models, types, options.plan, options.machine))
+    before, interrupted = len(table.seconds), False
+    refused: dict[str, str] = {}
+    with OnGPU() if measure is None else nullcontext(measure) as timed:
+        try:
+            tune(wanted, timed, table, refused, options.seconds)
+        except KeyboardInterrupt:
+            interrupted = True
+    table.write(options.out)
+    for what, reason in refused.items():
+        print(f"not measured: {what}: {reason}", file=sys.stderr)
+    show(table)
+    print(f"{options.out}: {len(table.seconds) - before} operators measured, {len(table.seconds)} in all")
+    return 130 if interrupted else 0
+
+
+def show(table: Table) -> None:
+    """How often each implementation is the faster, and by how much it can be."""
+    shown = Shown(title="faster implementations", title_justify="left")
+    for heading in ("implementation", "operators", "most times as fast"):
+        shown.add_column(heading)
+    for name in IMPLEMENTATIONS:
+        own = [row for key, row in table.seconds.items() if table.choice(key) == name]
+        ratios = [max(row.values()) / row[name] for row in own]
+        shown.add_row(name, str(len(own)), f"{max(ratios, default=1.0):.2f}")
+    Console().print(shown)
+
+
+def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> int:
+    """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
+    try:
+        return work(_parser().parse_args(argv), measure)
+    except UnityError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}" if error.filename else f"unity-tune: {error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
