@@ -77,7 +77,10 @@ def build(backend: str) -> Context:
             )  # fmt: skip
         if "RANK" not in os.environ:
             os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
-        dist.init_process_group(backend)
+        store, rank, world = next(dist.rendezvous("env://"))
+        # After a restart torchrun's store may still hold where the ranks were that have gone.
+        store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     if dist.get_world_size() != WORLD:
         fail(f"this plan is for {WORLD} ranks, not {dist.get_world_size()}; run torchrun --nproc-per-node {WORLD}")
     return Context(backend)
