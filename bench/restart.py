@@ -3,10 +3,10 @@ Kill ranks of a training run at random and see that it ends with the same bits.
 
     python bench/restart.py [--kills 20] [--json FILE]
 
-A small GPT of the zoo on 4 gloo ranks under `torchrun --max-restarts`, with a checkpoint every few steps. Each kill is a
-SIGKILL to a rank drawn at random, right after a step drawn at random (so sometimes while a checkpoint is written); torchrun
-starts all ranks again, and they go on from the last complete checkpoint. The final parameters must equal those of a run
-that nobody disturbed, bit for bit.
+A small GPT of the zoo on 4 gloo ranks under `torchrun --max-restarts`, with a checkpoint every few steps. Each kill is
+a SIGKILL to a rank drawn at random, right after a step drawn at random (so sometimes while a checkpoint is written);
+torchrun starts all ranks again, and they go on from the last complete checkpoint. The final parameters must equal those
+of a run that nobody disturbed, bit for bit.
 """
 
 from __future__ import annotations

@@ -22,7 +22,13 @@ PLANS = ["joint", "data-parallel", *(f"random-{seed}" for seed in range(3))]
 
 
 def program(
-    graph: Graph, where: str, plan: str, optimizer: str = "sgd", matmul: str = "triton", bucket: int = BUCKET_BYTES
+    graph: Graph,
+    where: str,
+    plan: str,
+    optimizer: str = "sgd",
+    matmul: str = "triton",
+    bucket: int = BUCKET_BYTES,
+    kernels: str = "triton",
 ) -> str:
     """The text of a plan's program."""
     on = machine(where)
@@ -30,7 +36,7 @@ def program(
     placed = run(graph, on, strategy, seed=int(seed)).graph
     settings = Optimizer(optimizer, 0.1 if optimizer == "sgd" else 1e-3)
     step = fuse_collectives(differentiate(placed, settings, on.mesh))
-    return emit(lower(step, on), graph, matmul, bucket=bucket).text
+    return emit(lower(step, on), graph, matmul, bucket=bucket, kernels=kernels).text
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -1,0 +1,192 @@
+"""
+Train on real data on 4 gloo ranks, and beside it the same in plain PyTorch: the losses of every step.
+
+    python bench/train.py [digits] [gpt] [--steps 200] [--json FILE]
+
+digits: LeNet-5 of the zoo on scikit-learn's images of handwritten digits (8 x 8, every pixel as 4 x 4), SGD.
+gpt:    GPT-2 of the zoo, two layers, on the characters of Python's own documentation (`pydoc_data`), Adam.
+
+PyTorch's side is written by hand below, starts from the weights that the program writes before its first step, and
+reads the same batches. Exits with 1 if a loss is further than 1e-3 from PyTorch's, as a part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from models import processor
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+BIN = Path(sys.executable).parent
+RANKS = 4
+WITHIN = 1e-3
+GPT = {"batch": 16, "sequence": 32, "layers": 2, "hidden": 64, "heads": 4, "vocabulary": 96}
+Tensors = Mapping[str, Tensor]
+
+
+# --- the same models in PyTorch
+
+
+def lenet(w: Tensors, x: Tensor, labels: Tensor) -> Tensor:
+    for name in ("conv1", "conv2"):
+        x = F.avg_pool2d(torch.tanh(F.conv2d(x, w[f"{name}.weight"], w[f"{name}.bias"])), 2)
+    x = x.flatten(1)
+    for name in ("fc1", "fc2"):
+        x = torch.tanh(x @ w[f"{name}.weight"] + w[f"{name}.bias"])
+    return F.cross_entropy(x @ w["fc3.weight"] + w["fc3.bias"], labels)
+
+
+def gpt(w: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
+
+    x = F.embedding(tokens, w["wte.weight"]) + w["wpe.weight"]
+    for i in range(GPT["layers"]):
+        qkv = linear(f"h.{i}.attn.c_attn", norm(f"h.{i}.ln_1", x)).chunk(3, -1)
+        heads = (t.unflatten(-1, (GPT["heads"], -1)).transpose(1, 2) for t in qkv)
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + linear(f"h.{i}.attn.c_proj", mixed)
+        x = x + linear(f"h.{i}.mlp.c_proj", F.gelu(linear(f"h.{i}.mlp.c_fc", norm(f"h.{i}.ln_2", x))))
+    return F.cross_entropy((norm("ln_f", x) @ w["wte.weight"].T).flatten(0, 1), labels.flatten())
+
+
+# --- data
+
+
+def digits_data() -> dict[str, Any]:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = (found.images / 16).repeat(4, 1).repeat(4, 2)[:, None]
+    return {"x": images.astype(np.float32), "labels": found.target.astype(np.int64)}
+
+
+def gpt_data() -> dict[str, Any]:
+    """Rows of text, and the same one character later; what is not plain ASCII is a space."""
+    from pydoc_data.topics import topics
+
+    text = "".join(topics[name] for name in sorted(topics))[:400_000]
+    codes = np.array([ord(c) - 32 if " " <= c <= "~" else 95 if c == "\n" else 0 for c in text], dtype=np.int64)
+    rows = (len(codes) - 1) // GPT["sequence"]
+    end = rows * GPT["sequence"]
+    return {"tokens": codes[:end].reshape(rows, -1), "labels": codes[1 : end + 1].reshape(rows, -1)}
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    optimizer: str
+    lr: float
+    plain: Callable[..., Tensor]
+    data: Callable[[], dict[str, Any]]
+
+
+CASES = {
+    "digits": Case("lenet,batch=64,image=32", "sgd", 0.1, lenet, digits_data),
+    "gpt": Case("gpt2," + ",".join(f"{k}={v}" for k, v in GPT.items()), "adam", 0.001, gpt, gpt_data),
+}
+
+
+# --- both sides
+
+
+def torchrun(path: Path, *options: str) -> str:
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(RANKS), str(path), "--backend", "gloo"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return done.stdout
+
+
+def plain_losses(case: Case, path: Path, weights: Path, data: Path, steps: int) -> list[float]:
+    """PyTorch's, from the same weights on the same batches."""
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    program: Any = module_from_spec(spec)
+    spec.loader.exec_module(program)
+    w = {n: t.requires_grad_() for n, t in load_file(weights).items()}
+    make = torch.optim.SGD if case.optimizer == "sgd" else torch.optim.Adam
+    optimizer = make(w.values(), lr=case.lr)
+    batches, out = program.Data(data), []
+    for t in range(steps):
+        optimizer.zero_grad()
+        loss = case.plain(w, **batches.batch(t))
+        loss.backward()
+        optimizer.step()
+        out.append(loss.item())
+    return out
+
+
+def run(name: str, steps: int, folder: Path, search: str = "data-parallel") -> dict[str, Any]:
+    """Both losses of every step, and how far they are apart at most."""
+    case = CASES[name]
+    path, data, weights = folder / f"{name}.py", folder / f"{name}.npz", folder / f"{name}.safetensors"
+    target = f"triton{{kernels=torch optimizer={case.optimizer} lr={case.lr}}}"
+    emit = [str(BIN / "unity-opt"), f"--model={case.model}", f"--search={search}", f"--machine=box:{RANKS}"]
+    subprocess.run([*emit, "-t", target, "-o", str(path)], check=True)
+    np.savez(data, **case.data())
+    torchrun(path, "--steps", "0", "--weights-out", str(weights))
+    begin = time.perf_counter()
+    text = torchrun(path, "--steps", str(steps), "--data", str(data))
+    seconds = time.perf_counter() - begin
+    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", text, re.M)]
+    plain = plain_losses(case, path, weights, data, steps)
+    apart = max(abs(a - b) / abs(b) for a, b in zip(losses, plain, strict=True))
+    return {
+        "model": case.model,
+        "plan": search,
+        "ranks": RANKS,
+        "optimizer": case.optimizer,
+        "lr": case.lr,
+        "steps": steps,
+        "largest relative difference": apart,
+        "first loss": losses[0],
+        "last loss": losses[-1],
+        "seconds": round(seconds, 1),
+        "losses": losses,
+        "plain": [round(loss, 6) for loss in plain],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Losses of real training beside PyTorch's.")
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--search", default="data-parallel")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"processor": processor(), "torch": torch.__version__}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.cases:
+            found[name] = result = run(name, options.steps, Path(folder), options.search)
+            shown = {k: v for k, v in result.items() if not isinstance(v, list)}
+            print(name, json.dumps(shown), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return int(any(found[name]["largest relative difference"] > WITHIN for name in options.cases))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
