@@ -96,6 +96,7 @@ def disturbed(path: Path, ranks: int, steps: int, kills: int, random: Random, *o
         if run.poll() is None and sys.exc_info()[0] is not None:
             run.kill()
         code = run.wait()
+        run.stdout.close()
     if code:
         raise SystemExit("".join(tail) + f"torchrun ended with {code} after {done} kills")
     return done, [losses[s] for s in sorted(losses)]

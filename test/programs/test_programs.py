@@ -29,12 +29,13 @@ def program(
     matmul: str = "triton",
     bucket: int = BUCKET_BYTES,
     kernels: str = "triton",
+    lr: float | None = None,
 ) -> str:
     """The text of a plan's program."""
     on = machine(where)
     strategy, _, seed = plan.partition("-") if plan.startswith("random") else (plan, "", "0")
     placed = run(graph, on, strategy, seed=int(seed)).graph
-    settings = Optimizer(optimizer, 0.1 if optimizer == "sgd" else 1e-3)
+    settings = Optimizer(optimizer, lr or (0.1 if optimizer == "sgd" else 1e-3))
     step = fuse_collectives(differentiate(placed, settings, on.mesh))
     return emit(lower(step, on), graph, matmul, bucket=bucket, kernels=kernels).text
 
