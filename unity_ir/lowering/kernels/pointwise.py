@@ -12,6 +12,8 @@ from unity_ir.tdl.syntax import NOT_FLOATING, Cases, Expr, Name, Segments, acces
 BLOCK = 8192
 """Elements per program: the interpreter's time is per tile, whatever its size, and 16 warps hold such a tile."""
 
+SMALLEST_BLOCK = 128
+
 
 def pointwise_step(stage: Stage) -> Step:
     """The kernel of a stage without reducers: broadcasts, permutations, composite dims, segments, indices as values."""
@@ -19,7 +21,9 @@ def pointwise_step(stage: Stage) -> Step:
     extents = {**stage.extents, **whole}
     names = tuple(n for i in stage.result.indices for n in (whole if isinstance(i, Segments) else index_names(i)))
     size = prod(extents[n] for n in names)
-    block = min(power_of_two(size), BLOCK)
+    # Every branch has addresses and loads of its own.
+    branches = len(stage.expr.branches) if isinstance(stage.expr, Cases) else 1
+    block = min(power_of_two(size), max(BLOCK // power_of_two(branches), SMALLEST_BLOCK))
     kernel = Kernel(stage, extents)
     writer = kernel.writer
     flat = stage.family is not None and not stage.wide and _is_flat(stage, names)
