@@ -244,7 +244,7 @@ def convolution_step(stage: Stage, of: Gathered) -> tuple[Step, tuple[str, ...]]
     form = of.of.form
     image, other = stage.buffers[of.of.image.tensor], stage.buffers[of.of.other.tensor]
     a, b = (other, image) if form == "weight" else (image, other)
-    block_m, block_n, block_k, warps, stages = blocks(m, n, k, form == "weight" and a.dtype == "f32")
+    block_m, block_n, block_k, warps, stages = blocks(m, n, k, form, a.dtype)
     tiles = -(-m // block_m) * -(-n // block_n)
     constants: dict[str, Scalar] = {**of.geometry}
     grid: tuple[int, ...] = (tiles, of.groups)
@@ -276,10 +276,12 @@ def convolution_step(stage: Stage, of: Gathered) -> tuple[Step, tuple[str, ...]]
     return Step(name, text, grid, arguments, constants, warps, stages, allocation, expects=expects), after
 
 
-def blocks(m: int, n: int, k: int, narrow: bool) -> tuple[int, int, int, int, int]:
+def blocks(m: int, n: int, k: int, form: str, dtype: str) -> tuple[int, int, int, int, int]:
     """
-    Tile sizes, warps and pipeline stages. Tiles are smaller than those of matrix products, as addresses take registers.
+    Tile sizes, warps and pipeline stages. Tiles are smaller than those of matrix products, as addresses take registers,
+    and those of float32, whose exact products hold whole rows of both factors, the smallest.
     """
+    exact = dtype == "f32"
     block_m = min(64, max(16, power_of_two(m)))
-    block_n = min(32 if narrow else 64, max(16, power_of_two(n)))
-    return block_m, block_n, min(32, max(16, power_of_two(k))), 4, 3
+    block_n = min(32 if exact and form == "weight" else 64, max(16, power_of_two(n)))
+    return block_m, block_n, min(16 if exact else 32, max(16, power_of_two(k))), 4, 3

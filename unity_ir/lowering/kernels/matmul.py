@@ -185,7 +185,7 @@ def matmul_step(stage: Stage, of: Contraction) -> Step:
     # Copies to shared memory run beside the arithmetic if they are of 16 bytes, or of one float32.
     strides = [*of.x_strides.values(), *of.w_strides.values()]
     half = x.dtype != "f32" and all(s % 8 == 0 or s == 1 for s in strides)
-    block_m, block_n, block_k, warps, stages = _blocks(sizes["m"], sizes["n"], sizes["k"], half)
+    block_m, block_n, block_k, warps, stages = _blocks(sizes["m"], sizes["n"], sizes["k"], half, x.dtype == "f32")
     batched = sizes["b"] > 1
     name = "batched_matmul_kernel" if batched else "matmul_kernel"
     integers = {
@@ -241,14 +241,17 @@ def _expects(of: Contraction, dtype: str) -> tuple[str, ...]:
     return ("mma", "pipelined") if wide else ("mma",)
 
 
-def _blocks(m: int, n: int, k: int, half: bool) -> tuple[int, int, int, int, int]:
+def _blocks(m: int, n: int, k: int, half: bool, exact: bool) -> tuple[int, int, int, int, int]:
     """
-    Tile sizes, warps and pipeline stages for a product of these sizes; larger tiles for aligned operands of 16 bits.
+    Tile sizes, warps and pipeline stages for a product of these sizes; larger tiles for aligned operands of 16 bits,
+    more warps for `exact` products of float32, whose threads hold whole rows of both factors.
 
     Large tiles read the operands the fewest times, and the interpreter's time is per tile. They are checked to fit
     registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).
     """
     block_m = min(128 if half else 64, max(16, power_of_two(m)))
-    block_n = min(128, max(16, power_of_two(n)))
+    # A row of few threads would hold too much of a wide tile.
+    block_n = min(64 if block_m <= 32 else 128, max(16, power_of_two(n)))
     block_k = min(64 if half else 32, max(16, power_of_two(k)))
-    return block_m, block_n, block_k, 4 if block_m * block_n < 4096 else 8, 3
+    warps = 4 if block_m * block_n < (1024 if exact else 4096) else 8
+    return block_m, block_n, block_k, warps, 3

@@ -31,6 +31,8 @@ TILE = 8192
 """Elements of a tile: the interpreter's time is per tile, whatever its size, and 16 warps hold a few of them."""
 LONGEST_ROW = 16384
 """Rows up to this long are one tile, loaded once; longer ones are read in a loop, once per reduction."""
+LOOPED = 4096
+"""Columns of a tile in such a loop: what is kept from tile to tile takes registers beside it."""
 ROWS_IN_A_SEGMENT = 64
 """Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
 TILES_PER_PROGRAM = 8
@@ -268,7 +270,7 @@ def _tiling(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> _T
         widths = {g: min(power_of_two(prod(g)), TILE // ROWS_IN_A_SEGMENT) for g in groups}
         return _Tiling(min(count, TILE // max(widths.values())), widths)
     widths = {g: power_of_two(prod(g)) for g in groups}
-    widths = {g: w if w <= LONGEST_ROW else TILE for g, w in widths.items()}
+    widths = {g: w if w <= LONGEST_ROW else LOOPED for g, w in widths.items()}
     height = max(1, min(count, TILE // max(widths.values())))
     return _Tiling(height, widths)
 
