@@ -2,7 +2,7 @@
 Table 2 of Unity again, for `--search=unity`: seconds of the search with everything, without splitting the graph, and
 without splitting it and keeping nothing from one candidate to the next.
 
-    python bench/unity_table2.py [MODEL ..] [--nodes 1,2,4,8] [--limit 600] [--budget N] [--json FILE]
+    python bench/unity_table2.py [MODEL ..] [--nodes 1,2,4,8] [--limit 60] [--budget N] [--json FILE]
 
 On N nodes of Summit, 6 GPUs each, with the batch of the paper for each GPU. Each search runs in a process of its own
 and is stopped at the limit, "> limit". The paper's are of ResNeXt-50, in C++. A search costs so many candidates for
@@ -86,8 +86,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Unity's Table 2 again.")
     parser.add_argument("models", nargs="*", default=["resnext50"])
     parser.add_argument("--nodes", default="1,2,4,8")
-    parser.add_argument("--limit", type=float, default=600)
-    parser.add_argument("--budget", type=int, default=300)
+    parser.add_argument("--limit", type=float, default=60)
+    parser.add_argument("--budget", type=int, default=30)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     unknown = [m for m in options.models if m not in SAMPLES]

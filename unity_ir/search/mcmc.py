@@ -115,17 +115,19 @@ def mcmc(
     settings: Settings | None = None,
     progress: Callable[[int, float], None] | None = None,
     space: Mapping[Node, Sequence[Assignment]] | None = None,
+    plans: Mapping[str, Assignments] | None = None,
 ) -> Found:
     """
     The fastest plan found for a serial graph. `progress` is told the proposals made and the best time. With `space`,
-    assignments are drawn from it only, as are those of plans to start from that are not in it.
+    assignments are drawn from it only, as are those of plans to start from that are not in it. `plans` are more plans
+    to start from, before those that the settings name.
 
     Raises `UnityError` for settings that cannot be, and if a graph has nothing to place.
     """
     settings = settings or Settings()
     _check(settings)
     random = Random(settings.seed)
-    starts = _starts(graph, machine, optimizer, settings.starts, random, space)
+    starts = {**(plans or {}), **_starts(graph, machine, optimizer, settings.starts, random, space)}
     search = _Search(graph, machine, optimizer, settings, random, space)
     best: tuple[int, Assignments] | None = None
     chains: list[Chain] = []

@@ -15,7 +15,8 @@ class SearchResult:
     """
     The plan, what it costs, how it was derived, and a bound.
 
-    `bound` is the least time (seconds) any placement of the final, rewritten graph can have under the cost model.
+    `bound` is the least time (seconds) any placement of the final, rewritten graph can have under the cost model, if
+    all devices do the same.
     """
 
     strategy: str
@@ -31,8 +32,10 @@ class SearchResult:
     """What the joint search found, which `search.explain` explains."""
     interrupted: bool = False
     """Whether Ctrl-C ended it: this is the best plan until then."""
+    at_once: float | None = None
+    """Seconds of a plan with operators side by side, simulated; `cost` adds them up."""
 
     @property
     def gap(self) -> float | None:
         """How far above the bound the plan is, as a fraction."""
-        return None if not self.bound else max(0.0, self.cost.time / self.bound - 1)
+        return None if not self.bound else max(0.0, (self.at_once or self.cost.time) / self.bound - 1)

@@ -23,6 +23,7 @@ from unity_ir.search.portfolio import fastest_by_hand
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
 from unity_ir.search.sequential import sequential
+from unity_ir.search.spread import spread
 from unity_ir.search.tofu import VARIANTS, tofu
 from unity_ir.search.unity import Options, unity
 
@@ -115,6 +116,9 @@ def _searched(
     bound, own = found.bound, plan
     if bound is None and not found.interrupted:
         plan, priced, bound = certified(found.rewritten, machine, optimizer, plan, priced)
+    beside = None if found.interrupted else spread(found.rewritten, machine, optimizer, plan, priced)
+    if beside is not None:
+        plan, priced, _ = beside
     return SearchResult(
         strategy,
         plan,
@@ -124,6 +128,7 @@ def _searched(
         found.explored,
         joint=found if other is None and plan is own else None,
         interrupted=found.interrupted,
+        at_once=None if beside is None else beside[2],
     )
 
 

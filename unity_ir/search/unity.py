@@ -30,15 +30,23 @@ from unity_ir.search.substitutions import Candidate, Substitutions
 Progress = Callable[[int, float], None]
 
 
+CANDIDATES = 10_000
+"""Of a whole graph, ..."""
+
+FEWEST, MOST = 10, 300
+"""... but for every operator at least and at most so many."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """
     `alpha`: how much worse than the best a candidate may be and still be rewritten. `budget`: candidates costed for
-    every operator of a part. `split` and `cache` are what Table 2 of the paper switches off.
+    every operator of a part; by default as many as make `CANDIDATES` for a whole graph. `split` and `cache` are what
+    Table 2 of the paper switches off.
     """
 
     alpha: float = 1.05
-    budget: int = 300
+    budget: int | None = None
     split: bool = True
     cache: bool = True
     least: int = 10
@@ -47,7 +55,7 @@ class Options:
     def __post_init__(self) -> None:
         if not self.alpha >= 1:
             raise UnityError(f"search: alpha is {self.alpha}; it is at least 1")
-        if self.budget < 1:
+        if self.budget is not None and self.budget < 1:
             raise UnityError(f"search: budget is {self.budget}; it is at least 1")
 
 
@@ -93,10 +101,13 @@ class _Search:
         self.rules = rules
         self.progress = progress
         self.explored = 0
+        self.budget = FEWEST
         self._found: dict[object, Selection] = {}
 
     def run(self, graph: Graph) -> tuple[Candidate, float]:
         """The best candidate of a whole graph."""
+        operators = sum(n.is_compute for n in graph.nodes())
+        self.budget = self.options.budget or min(MOST, max(FEWEST, CANDIDATES // max(1, operators)))
         pieces = parts(graph, self.machine, self.rules, self.options.least) if self.options.split else [Piece(graph)]
         if len(pieces) == 1:
             best = self.select(Piece(graph), self.rules)
@@ -140,7 +151,7 @@ class _Search:
         The queue of section 5.1, for all pairs of partitionings at once: a candidate's priority is how near it comes to
         the best of the pair it suits best, then how little it costs for any.
         """
-        alpha, budget = self.options.alpha, self.options.budget * max(1, len(piece.flow.nodes))
+        alpha, budget = self.options.alpha, self.budget * max(1, len(piece.flow.nodes))
         substitutions = Substitutions(rules, self.machine.devices)
         best = np.full((max(1, len(piece.entries)), max(1, len(piece.exits))), np.inf)
         queue: list[tuple[float, float, int, Candidate, Floats]] = []

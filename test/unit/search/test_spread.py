@@ -1,0 +1,74 @@
+"""Operators side by side on parts of the machine: faster where it is said to be, and valid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import boxes
+
+from unity_ir.cost.plan import cost
+from unity_ir.machine import load
+from unity_ir.models import build
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.layout import pins, place
+from unity_ir.search import run
+from unity_ir.search.joint import joint
+from unity_ir.search.spread import spread
+from unity_ir.simulate.report import simulated
+
+
+def xdl(**keys: int) -> Graph:
+    return build("xdl", **{"batch": 6144, **keys})
+
+
+def test_tables_side_by_side_are_faster_than_all_devices_alike():
+    graph, machine = xdl(), load("summit:1")
+    alike = joint(graph, machine, (), Optimizer())
+    found = run(graph, machine)
+    assert found.at_once is not None
+    times = [simulated(plan, cost(plan, machine, Optimizer())).waiting for plan in (found.graph, alike.graph)]
+    assert found.at_once == times[0]
+    assert times[0] < 0.7 * times[1]
+    placement = place(found.graph, machine.mesh)
+    tables = {pins(placement.layouts[n.result]) for n in found.graph.weights() if n.name.startswith("table")}
+    assert len(tables) > 1
+    assert all(tables)
+    for strategy in ("data-parallel", "expert", "tofu"):
+        other = run(graph, machine, strategy)
+        assert found.at_once <= simulated(other.graph, other.cost).waiting * (1 + 1e-9)
+
+
+def test_what_is_side_by_side_computes_the_same():
+    graph, machine = xdl(batch=8, rows=1009, features=3, hidden=8, bag=2), boxes(2, 2)
+    alike = joint(graph, machine, (), Optimizer())
+    slow = cost(alike.graph, machine, Optimizer())
+    found = spread(graph, machine, Optimizer(), alike.graph, slow)
+    assert found is not None
+    plan, _, seconds = found
+    assert seconds < simulated(alike.graph, slow).waiting
+    assert erase(plan).outputs == graph.outputs
+    random = np.random.default_rng(0)
+    inputs = {
+        n.name: random.integers(0, 1009, n.types[0].shape)
+        if n.types[0].dtype == "i64"
+        else random.random(n.types[0].shape)
+        for n in graph.inputs
+    }
+    weights = {n.name: random.standard_normal(n.types[0].shape) for n in graph.weights()}
+    serial = differentiate(graph, Optimizer())
+    whole = interpret(serial, inputs, weights)
+    expected = {u.weight.node.name: whole[u.grad] for u in serial.updates}
+    step = differentiate(plan, Optimizer(), machine.mesh)
+    pieces = interpret_pieces(step, inputs, weights)
+    for u in step.updates:
+        got = join(pieces[u.grad], u.grad.type)
+        np.testing.assert_allclose(got, expected[u.weight.node.name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("graph", [build("mlp", batch=64, hidden=64, layers=3), xdl(tables=1)])
+def test_no_operators_side_by_side_in_a_chain(graph: Graph):
+    alike = joint(graph, load("summit:1"), (), Optimizer())
+    priced = cost(alike.graph, load("summit:1"), Optimizer())
+    assert spread(graph, load("summit:1"), Optimizer(), alike.graph, priced) is None

@@ -1,0 +1,124 @@
+"""
+Operators alike side by side, each on a part of the machine: embedding tables, towers, experts.
+
+The exact search has all devices do the same. Where branches at once pay, a plan is put together from the exact one or
+one by hand, with alike operators that do not depend on each other pinned in turn along the innermost axes; the best
+few are improved by a short walk (`search/mcmc.py`), scored by the simulator with every move waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from unity_ir.cost.plan import PlanCost, cost
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Node, Optimizer
+from unity_ir.pcg.layout import PINNED, REPEAT, GridRole, at
+from unity_ir.search.data_parallel import data_parallel
+from unity_ir.search.expert import expert
+from unity_ir.search.mcmc import Assignments, Settings, assignments_of, mcmc
+from unity_ir.search.memory import needed
+from unity_ir.simulate.choices import fits
+from unity_ir.simulate.delta import Simulation
+from unity_ir.simulate.report import simulated
+from unity_ir.simulate.streams import TICKS
+
+OPERATORS = 120
+"""Of graphs of more, simulating so many plans takes longer than the exact search."""
+
+BRANCHES = 16
+"""Devices told apart at most."""
+
+KEPT = 2
+"""Plans that are improved by a walk."""
+
+BUDGET = 4000
+"""Proposals of all walks."""
+
+WORTH = 0.995
+"""The exact plan, which comes with a proof, stands unless another takes less than this part of its time."""
+
+
+def spread(
+    graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost
+) -> tuple[Graph, PlanCost, float] | None:
+    """
+    A plan of a serial graph that the simulator finds faster than `plan`, its cost, and its simulated seconds.
+
+    None if there is none that fits.
+    """
+    sets = _alike(graph)
+    if not sets or machine.devices == 1 or sum(n.is_compute for n in graph.nodes()) > OPERATORS:
+        return None
+    scored: list[tuple[int, int, Assignments]] = []
+    for number, assignments in enumerate(_plans(graph, machine, optimizer, plan, sets)):
+        axes = tuple(sorted({i for a in assignments.values() for i, r in enumerate(a) if _pinned(r)}))
+        made = Simulation(graph, machine, assignments, optimizer, False, axes)
+        scored.append((made.makespan, number, assignments))
+    best = simulated(plan, priced, optimizer).waiting
+    starts = {str(number): a for makespan, number, a in sorted(scored, key=lambda s: s[:2])[:KEPT]}
+    if not starts or min(scored)[0] / TICKS > 2 * best:
+        return None
+    settings = Settings(budget=BUDGET, starts=(), overlap=False, pinning=0.5)
+    found = mcmc(graph, machine, optimizer, settings, plans=starts).graph
+    other = cost(found, machine, optimizer)
+    seconds = simulated(found, other, optimizer).waiting
+    fits_memory = needed(found, other, optimizer) <= machine.device.memory
+    return (found, other, seconds) if seconds < WORTH * best and fits_memory else None
+
+
+def _pinned(role: GridRole) -> bool:
+    return isinstance(role, int) and role <= PINNED
+
+
+def _alike(graph: Graph) -> list[list[Node]]:
+    """Operators on matrices of weights, alike and none on the way to another, in sets of two or more."""
+    above: dict[Node, frozenset[Node]] = {}
+    sets: dict[object, list[Node]] = {}
+    for node in graph.nodes():
+        above[node] = frozenset().union(*({v.node, *above[v.node]} for v in node.operands))
+        if node.is_compute and any(v.node.op == "weight" and len(v.shape) > 1 for v in node.operands):
+            key = (node.op, node.attributes, tuple(v.type for v in node.operands))
+            others = sets.setdefault(key, [])
+            if not any(o in above[node] for o in others):
+                others.append(node)
+    return [s for s in sets.values() if len(s) > 1]
+
+
+def _plans(
+    graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, sets: Sequence[Sequence[Node]]
+) -> Iterator[Assignments]:
+    """The plan and those by hand; each with a set spread over inner axes, and what else it does on the outer ones."""
+    rests = [assignments_of(plan, machine)]
+    for by_hand in (lambda: data_parallel(graph, machine), lambda: expert(graph, machine, optimizer)):
+        try:
+            rests.append(assignments_of(by_hand(), machine))
+        except UnityError:
+            continue  # such as a batch that is not divisible
+    sizes = machine.mesh.sizes
+    for rest in rests:
+        for nodes in sets:
+            for outer in range(len(sizes)):
+                if prod(sizes[outer:]) > BRANCHES:
+                    continue
+                for role in (None, REPEAT, *nodes[0].analysis.splittable):
+                    yield from _spread(rest, nodes, machine, outer, role)
+
+
+def _spread(
+    rest: Assignments, nodes: Sequence[Node], machine: Machine, outer: int, role: GridRole | None
+) -> Iterator[Assignments]:
+    sizes = machine.mesh.sizes
+    new = dict(rest)
+    for i, node in enumerate(nodes):
+        coordinates: list[int] = []
+        for size in reversed(sizes[outer:]):
+            coordinates.append(i % size)
+            i //= size
+        before = rest[node][:outer] if role is None else (role,) * outer
+        new[node] = (*before, *map(at, reversed(coordinates)))
+        if not fits(node, new[node], machine.mesh):
+            return
+    yield new
