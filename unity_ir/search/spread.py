@@ -58,7 +58,7 @@ def spread(
         made = Simulation(graph, machine, assignments, optimizer, False, axes)
         scored.append((made.makespan, number, assignments))
     best = simulated(plan, priced, optimizer).waiting
-    starts = {str(number): a for makespan, number, a in sorted(scored, key=lambda s: s[:2])[:KEPT]}
+    starts = {str(number): a for _, number, a in sorted(scored, key=lambda s: s[:2])[:KEPT]}
     if not starts or min(scored)[0] / TICKS > 2 * best:
         return None
     settings = Settings(budget=BUDGET, starts=(), overlap=False, pinning=0.5)
