@@ -27,11 +27,8 @@ from unity_ir.search.space import FREE_MOVE, AxisGroup, Spaces
 TABLES = 60_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
 
-STEPS = 1_000_000_000
-"""Sums in one pass of messages, about, up to which they are passed: some ten seconds."""
-
-THOROUGH = 10_000_000_000
-"""Likewise where a good bound is worth a minute."""
+STEPS = 6_000_000_000
+"""Sums in one pass of messages, about, up to which they are passed: some five seconds."""
 
 ROWS = 3_000_000
 """Configurations of one operator, likewise."""
@@ -45,11 +42,11 @@ MERGES = (2, 1, 0)
 CLOSE = 5e-4
 """A plan this near the bound (as a part of it) is good enough."""
 
-NEAR = 5e-3
-"""This near, it is not worth telling more layouts apart."""
+NEAR = 3e-3
+"""A bound this near a plan is not worth more messages."""
 
-SLOW = 1e-4
-"""So is a bound that a pass raises by less."""
+SLOW = 2e-3
+"""A bound that passes raise by less, and that leaves half the rows, is not worth another."""
 
 ROUNDED = 1e-9
 """What sums may be wrong by, as a part of them."""
@@ -102,7 +99,7 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float
     The bound after as many messages as it takes to be near what is known: first where few layouts are told apart, and
     of finer ones only those with rows that may still be part of something better.
     """
-    best, coarse = _alone(graph, machine, optimizer), None
+    best, coarse = 0.0, None
     for merge in MERGES:
         spaces = Spaces(machine, by_count=True, merge=merge)
         terms = Terms(Solver(spaces, optimizer, stepwise=True), graph)
@@ -118,15 +115,18 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float
         if known <= best * (1 + NEAR):
             break
         coarse = terms, problem.rows
-    return best
+    return best or _alone(graph, machine, optimizer)
 
 
 def _passed(messages: Messages, known: float) -> float:
-    best, limit = 0.0, known * (1 + ROUNDED)
+    """The bound after passes there and back, until it is near what is known, or these hardly help."""
+    limit, best = known * (1 + ROUNDED), messages.bound
     for _ in range(PASSES):
-        if known > messages.forward(limit) * (1 + CLOSE):
-            messages.backward(limit)
-        if messages.bound < best * (1 + SLOW) or known <= messages.bound * (1 + CLOSE):
+        rows = messages.rows
+        for passed in (messages.forward, messages.backward):
+            if known <= passed(limit) * (1 + NEAR):
+                return min(known, messages.bound)
+        if messages.bound < best * (1 + SLOW) and 2 * messages.rows > rows:
             break
         best = messages.bound
     return min(known, messages.bound)

@@ -1,9 +1,9 @@
 """
 Which rows of a problem are left when a coarser one, in which fewer dims are told apart, has dropped some.
 
-What a row of the finer problem makes and needs is, with dims merged, what one of the coarser makes and needs; that costs
-no more, and what links cost there is no more either. So a choice with the finer row is no better than one with the
-coarser, and where no good choice has the coarser row, none has the finer.
+What a row of the finer problem makes and needs is, with dims merged, what one of the coarser makes and needs; that
+costs no more, and what links cost there is no more either. So a choice with the finer row is no better than one with
+the coarser, and where no good choice has the coarser row, none has the finer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unity_ir.search.space import Ints, LayoutSpace
 
 
 def finer(coarse: Terms, rows: Sequence[Ints], terms: Terms) -> list[Ints]:
-    """For each variable of the finer terms, its rows whose coarser ones are among `rows`, by variable of the coarser."""
+    """Per variable of the finer terms, its rows whose coarser ones are among `rows`, by variable of the coarser."""
     above: dict[tuple[int, int], Ints] = {}
     seen: dict[tuple[int, int, bytes], Ints] = {}
     out: list[Ints] = []
@@ -45,7 +45,7 @@ def _layouts(value: Value, coarse: Terms, terms: Terms) -> Ints:
 
 def _merged(space: LayoutSpace, into: LayoutSpace) -> Ints:
     """The layouts of a space, with more dims merged."""
-    counts = np.zeros((len(space), len(space.groups), into.roles), dtype=np.int64)
+    counts = np.zeros((len(space), len(space.groups), into.roles), dtype=np.int8)
     dims = dict(zip(space.merged, into.merged, strict=True))
     for role in range(space.roles):
         to = dims[role] if role < space.rank else role - space.rank + into.rank

@@ -30,6 +30,11 @@ class Messages:
         self.last = -np.inf
         """The bound after the last pass: rounded, it may be a little less than the one before."""
 
+    @property
+    def rows(self) -> int:
+        """Rows that are left."""
+        return sum(map(len, self.problem.rows))
+
     def forward(self, known: float = np.inf) -> float:
         """
         A pass from the first variable to the last; returns the bound after it. Rows that only choices worse than

@@ -27,6 +27,7 @@ from unity_ir.tdl.syntax import NOT_FLOATING
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int8]
 Singles = npt.NDArray[np.float32]
 
 FREE_MOVE = 1e-12
@@ -35,6 +36,10 @@ FREE_MOVE = 1e-12
 
 DENSE = 256
 """Layouts up to which shortest paths are found through one layout after the other rather than by relaxing moves."""
+
+
+SCATTERED = 20
+"""Of so many seconds between layouts less than one must have got less for these to be looked at one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +81,42 @@ def counted(machine: Machine) -> tuple[AxisGroup, ...]:
     return tuple(AxisGroup(tuple(axes), (of,), len(axes)) for of, axes in alike.items())
 
 
-def role_counts(groups: Sequence[AxisGroup], roles: int) -> Ints:
+@lru_cache(maxsize=16)
+def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
     """Every way to give the axes of all groups roles: [ways, group, role], how many of the group have the role."""
     each = [_compositions(group.count, roles) for group in groups]
     at = np.indices(tuple(map(len, each))).reshape(len(each), prod(map(len, each)))
-    out = np.zeros((at.shape[1], len(groups), roles), dtype=np.int64)
+    out = np.zeros((at.shape[1], len(groups), roles), dtype=np.int8)
     for group, (ways, chosen) in enumerate(zip(each, at, strict=True)):
         out[:, group] = ways[chosen]
+    out.setflags(write=False)
+    return out
+
+
+@lru_cache(maxsize=16)
+def role_degrees(groups: tuple[AxisGroup, ...], roles: int) -> Ints:
+    """The degree of every role in each of `role_counts`: [ways, role]."""
+    out = degrees_of(role_counts(groups, roles), groups)
+    out.setflags(write=False)
+    return out
+
+
+def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
+    """The degree of every role: [ways, role]."""
+    out = np.ones((len(counts), counts.shape[2]), dtype=np.int64)
+    for i, group in enumerate(groups):
+        out *= np.array([group.size**n for n in range(group.count + 1)], dtype=np.int64)[counts[:, i]]
     return out
 
 
 @cache
-def _compositions(number: int, parts: int) -> Ints:
+def _compositions(number: int, parts: int) -> Counts:
     """Every way to write a number as an ordered sum of so many parts: [ways, parts], most in the first ones first."""
     if parts == 1:
-        return np.array([[number]], dtype=np.int64)
+        return np.array([[number]], dtype=np.int8)
     return np.concatenate(
         [np.insert(_compositions(number - first, parts - 1), 0, first, axis=1) for first in range(number, -1, -1)]
     )
-
-
-def degrees_of(counts: Ints, groups: Sequence[AxisGroup]) -> Ints:
-    """The degree of every role: [ways, role]."""
-    sizes = np.array([c.size for c in groups], dtype=np.int64)
-    return np.prod(sizes[None, :, None] ** counts, axis=1)
 
 
 @cache
@@ -113,7 +130,7 @@ def _ranks(number: int, parts: int) -> Ints:
     return out
 
 
-def _rank(ways: Ints, number: int) -> Ints:
+def _rank(ways: Counts, number: int) -> Ints:
     """The places of compositions [ways, parts] of a number among all of them."""
     parts = ways.shape[1]
     ranks = _ranks(number, parts)
@@ -124,7 +141,7 @@ def _rank(ways: Ints, number: int) -> Ints:
     return out
 
 
-def code(groups: Sequence[AxisGroup], counts: Ints) -> Ints:
+def code(groups: Sequence[AxisGroup], counts: Counts) -> Ints:
     """A number for each row of counts [way, group, role], its own."""
     roles = counts.shape[2]
     out = np.zeros(len(counts), dtype=np.int64)
@@ -159,11 +176,11 @@ class LayoutSpace:
         self.item = ELEMENT_BYTES[dtype]
         self.roles = self.rank + 3
         counts = role_counts(groups, self.roles)
-        degrees = degrees_of(counts, groups)
+        degrees = role_degrees(groups, self.roles)
         fits = np.all(np.array(shape, dtype=np.int64) % degrees[:, : self.rank] == 0, axis=1)
         if dtype in NOT_FLOATING:
             fits &= degrees[:, self.role(SUM)] == 1
-        self.counts: Ints = counts[fits]
+        self.counts: Counts = counts[fits]
         self.degrees: Ints = degrees[fits]
         self._number = np.full(prod(comb(g.count + self.roles - 1, g.count) for g in groups), -1)
         self._number[code(self.groups, self.counts)] = np.arange(len(self.counts))
@@ -175,7 +192,7 @@ class LayoutSpace:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def find(self, counts: Ints) -> Ints:
+    def find(self, counts: Counts) -> Ints:
         """The layout numbers of rows [ways, group, role]; -1 for one that does not fit the shape."""
         return self._number[code(self.groups, counts)]
 
@@ -229,7 +246,7 @@ class LayoutSpace:
         """The layouts without REPEAT: between it and COPY all moves are free, so these stand for the others."""
         return np.flatnonzero(np.all(self.counts[:, :, self.role(REPEAT)] == 0, axis=1))
 
-    def _standing_for(self, counts: Ints) -> Ints:
+    def _standing_for(self, counts: Counts) -> Ints:
         number = np.full(len(self), -1)
         number[self._stays] = np.arange(len(self._stays))
         counts[:, :, self.role(COPY)] += counts[:, :, self.role(REPEAT)]
@@ -253,22 +270,27 @@ class LayoutSpace:
 
     def least(self, sources: Ints, targets: Ints) -> Singles:
         """
-        Seconds of the cheapest moves [source, target] between layouts without REPEAT, in single precision: at most
-        2**-24 of them too much.
+        Seconds of the cheapest moves [source, target] between layouts without REPEAT, in single precision and not too
+        much. Where most are asked for, [layout, layout] whether asked for or not: what is not is any number.
         """
         filled, seconds = self._least
+        n = len(filled)
         missing = sources[~filled[sources]]
-        if len(missing) and len(filled) <= DENSE:
-            seconds[:], filled[:] = self._cheapest, True
-        elif len(missing):
-            seconds[missing], filled[missing] = self.from_layouts(missing), True
-        return seconds[np.ix_(sources, targets)]
+        if len(missing):
+            # No way of the cheapest visits a layout twice.
+            seconds[missing] = self.from_layouts(missing, single=True) * np.float32(1 - (n + 2) * 2.0**-23)
+            filled[missing] = True
+        return seconds if self.mostly(len(sources), len(targets)) else seconds[np.ix_(sources, targets)]
+
+    def mostly(self, sources: int, targets: int) -> bool:
+        """Whether so many are most of the layouts without REPEAT."""
+        return 3 * sources * targets > len(self._stays) ** 2
 
     @cached_property
     def _least(self) -> tuple[npt.NDArray[np.bool_], Singles]:
         """From which layouts there are seconds yet, and those."""
         n = len(self._stays)
-        return np.zeros(n, dtype=bool), np.empty((n, n), dtype=np.float32)
+        return np.zeros(n, dtype=bool), np.zeros((n, n), dtype=np.float32)
 
     @cached_property
     def _cheapest(self) -> Floats:
@@ -285,37 +307,46 @@ class LayoutSpace:
             np.minimum(seconds, through, out=seconds)
         return seconds
 
-    def from_layouts(self, sources: Ints) -> Floats:
-        """Seconds of the cheapest moves from some of the layouts of `_stays` to all, relaxed until none is less."""
-        n = len(self._stays)
-        to_all = np.full((n, len(sources)), np.inf)  # [target, source]: rows, which are copied, lie together
+    def from_layouts(self, sources: Ints, single: bool = False) -> Floats:
+        """
+        Seconds of the cheapest moves from some of the layouts of `_stays` to all, relaxed until none is less.
+
+        In single precision each sum along the way may be 2**-24 of it too much.
+        """
+        n, moves = len(self._stays), self._moves
+        # [target, source]: rows, which are copied, lie together.
+        to_all = np.full((n, len(sources)), np.inf, dtype=np.float32 if single else np.float64)
         to_all[sources, np.arange(len(sources))] = 0.0
-        moves = self._moves
-        changed, done = np.zeros(n, dtype=np.int64), [-1] * len(moves.kinds)
-        step, last, number = 0, 0, 0
-        # One set of moves after the other, from where something changed since it was last looked at.
-        while moves.kinds and number - last <= len(done):
-            at = number % len(done)
-            number += 1
-            lie = moves.lie[at]
-            source, target, seconds = moves.sources[lie], moves.targets[lie], self._move_seconds[lie]
-            due = np.flatnonzero(changed[source] > done[at])
-            done[at] = step
-            if len(due) < len(source):
-                source, target, seconds = source[due], target[due], seconds[due]
-            if not len(source):
-                continue
-            found = to_all[source]
-            found += seconds[:, None]
-            before = to_all[target]
-            np.minimum(found, before, out=found)
-            better = np.flatnonzero((found < before).any(axis=1))
-            if len(better):
-                step += 1
-                last = number
-                to_all[target[better]] = found[better]
-                changed[target[better]] = step
+        seconds = self._move_seconds.astype(to_all.dtype)
+        sets = [(moves.sources[at], moves.targets[at], seconds[at][:, None]) for at in moves.lie if at.stop > at.start]
+        while sets:
+            before = to_all.copy()
+            for source, target, of_move in sets:
+                found = to_all[source]
+                found += of_move
+                to_all[target] = np.minimum(found, to_all[target], out=found)
+            better = np.flatnonzero((to_all < before).reshape(-1))
+            if len(better) * SCATTERED < to_all.size:
+                self._settle(to_all.reshape(-1), better, len(sources), seconds)
+                break
         return np.ascontiguousarray(to_all.T)
+
+    def _settle(self, to_all: Floats, better: Ints, columns: int, seconds: Floats) -> None:
+        """Relax on from those places of [target, source], flat, that got less, one by one."""
+        moves = self._moves
+        order = np.argsort(moves.sources, kind="stable")
+        starts = np.searchsorted(moves.sources[order], np.arange(len(self._stays) + 1))
+        while len(better):
+            row, column = np.divmod(better, columns)
+            leave = starts[row + 1] - starts[row]
+            first = np.repeat(starts[row] - np.cumsum(leave) + leave, leave)
+            move = order[first + np.arange(len(first))]
+            found = np.repeat(to_all[better], leave) + seconds[move]
+            place = moves.targets[move] * columns + np.repeat(column, leave)
+            less = found < to_all[place]
+            place = place[less]
+            np.minimum.at(to_all, place, found[less])
+            better = np.unique(place)
 
     @cached_property
     def _moves(self) -> Moves:
@@ -406,7 +437,7 @@ def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
     for amount in product(*(range(group.count + 1) for group in groups)):
         if not any(amount):
             continue
-        taken = np.array(amount, dtype=np.int64)
+        taken = np.array(amount, dtype=np.int8)
         sizes: dict[int, int] = {}
         for axis_group, k in zip(groups, amount, strict=True):
             for level, size in axis_group.levels:
@@ -437,7 +468,7 @@ def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
                 total += len(source)
     none = np.zeros(0, dtype=np.int64)
     return Moves(
-        degrees_of(every, groups),
+        role_degrees(groups, rank + 2),
         np.concatenate([none, *sources]),
         np.concatenate([none, *targets]),
         np.repeat(np.arange(len(kinds)), [len(s) for s in sources]).astype(np.int64),

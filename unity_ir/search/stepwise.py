@@ -31,7 +31,7 @@ class _End:
 
     there: Ints
     theres: Ints
-    """The places, among layouts without REPEAT, of those numbers."""
+    """Which layouts without REPEAT these are."""
     back: Ints
     backs: Ints
 
@@ -68,12 +68,6 @@ class _End:
         return (out + alone[:, None]).min(axis=0)[other.there]
 
 
-def _end(there: Ints, back: Ints) -> _End:
-    theres, of_there = np.unique(there, return_inverse=True)
-    backs, of_back = np.unique(back, return_inverse=True)
-    return _End(of_there.reshape(-1), theres, of_back.reshape(-1), backs)
-
-
 @dataclass(frozen=True, eq=False)
 class StepwiseBetween:
     """As `Between`, for messages only."""
@@ -96,7 +90,16 @@ class StepwiseBetween:
     def _ends(self) -> tuple[_End, _End]:
         there, back = self.space.stands
         made, needs = self.made.layouts, self.needs.layouts[self._nowhere :]
-        return _end(there[made], back[made]), _end(there[needs], back[needs])
+        of_made, of_needs = self._numbered(there[made], there[needs])
+        back_needs, back_made = self._numbered(back[needs], back[made])
+        return _End(*of_made, *back_made), _End(*of_needs, *back_needs)
+
+    def _numbered(self, sources: Ints, targets: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+        """Layouts by number, and which are numbered: those there are, if they are few."""
+        some, targeted = np.unique(sources), np.unique(targets)
+        if self.space.mostly(len(some), len(targeted)):
+            return (sources, some), (targets, targeted)
+        return (np.searchsorted(some, sources), some), (np.searchsorted(targeted, targets), targeted)
 
     @cached_property
     def _out(self) -> Singles:

@@ -15,7 +15,7 @@ from unity_ir.cost.table import distinct, seconds
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.layout import COPY, REPEAT, GridRole, operand_role, result_role
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.search.space import Floats, Ints, LayoutSpace, Spaces, degrees_of, role_counts
+from unity_ir.search.space import Counts, Floats, Ints, LayoutSpace, Spaces, role_counts, role_degrees
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class OperatorTable:
 
     roles: tuple[GridRole, ...]
     """What the columns of a row's counts stand for."""
-    counts: Ints
+    counts: Counts
     """[row, group, role]: 1 for the role of each group of axes"""
     operands: tuple[Ints, ...]
     """Per operand, the layout number each row needs."""
@@ -58,7 +58,7 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
     carriers = analysis.carriers if spaces.hybrids else ()
     roles: tuple[GridRole, ...] = (*variables, COPY, REPEAT, *carriers)
     counts = role_counts(spaces.groups, len(roles))
-    degrees = degrees_of(counts, spaces.groups)
+    degrees = role_degrees(spaces.groups, len(roles))
     extents = np.array([analysis.bound.extents[v] for v in variables], dtype=np.int64)
     fits = np.all(extents % degrees[:, : len(variables)] == 0, axis=1)
     counts, degrees = counts[fits], degrees[fits]
@@ -116,9 +116,9 @@ def _same(node: Node, needed: Sequence[Ints]) -> Ints:
     return same
 
 
-def _project(counts: Ints, roles: Sequence[int], space: LayoutSpace) -> Ints:
+def _project(counts: Counts, roles: Sequence[int], space: LayoutSpace) -> Counts:
     """Counts of grid roles as counts of a tensor's roles, to which `roles` takes each of them."""
-    out = np.zeros((len(counts), counts.shape[1], space.roles), dtype=np.int64)
+    out = np.zeros((len(counts), counts.shape[1], space.roles), dtype=np.int8)
     for column, role in enumerate(roles):
         out[:, :, space.role(role)] += counts[:, :, column]
     return out
@@ -131,7 +131,7 @@ def _seconds(
 
 
 def _halo_seconds(
-    node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], counts: Ints, spaces: Spaces
+    node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], counts: Counts, spaces: Spaces
 ) -> Floats:
     """Seconds of the halo exchanges, per row of counts [row, group, variable], there and, for gradients, back."""
     out = np.zeros(len(counts))
@@ -151,7 +151,7 @@ def _halo_seconds(
     if not len(some):
         return out
     counts = counts[some][:, :, matter]
-    first, inverse = distinct(counts.reshape(len(counts), -1))
+    first, inverse = distinct(counts.reshape(len(counts), -1).astype(np.int64))
     each: list[float] = []
     for row in counts[first]:
         sizes = {variables[v]: _level_sizes(row[:, i], spaces) for i, v in enumerate(matter)}
@@ -174,16 +174,19 @@ def _halo_bytes(
 ) -> Floats:
     """Per row, of the operands whose halos are exchanged."""
     total = np.zeros(len(degrees))
-    if node.analysis.operand_halos:
-        rows, inverse = np.unique(degrees, axis=0, return_inverse=True)
-        exchanged = [{e.operand for e in exchanges(node, dict(zip(variables, r, strict=True)))} for r in rows.tolist()]
+    halos = node.analysis.operand_halos
+    if halos:
+        matter = [i for i, v in enumerate(variables) if any(v in node.analysis.operand_dims[p] for p in halos)]
+        first, inverse = distinct(degrees[:, matter])
+        rows = degrees[first].tolist()
+        exchanged = [{e.operand for e in exchanges(node, dict(zip(variables, row, strict=True)))} for row in rows]
         for i, value in enumerate(node.operands):
-            has = np.array([i in operands for operands in exchanged])[inverse.reshape(-1)]
+            has = np.array([i in operands for operands in exchanged])[inverse]
             total += has * spaces.of(value.type.shape, value.type.dtype).bytes[needed[i]]
     return total
 
 
-def _level_sizes(counts: Ints, spaces: Spaces) -> dict[int, int]:
+def _level_sizes(counts: Counts, spaces: Spaces) -> dict[int, int]:
     """Devices along each level that the chosen groups make."""
     sizes: dict[int, int] = {}
     for group, count in zip(spaces.groups, counts.tolist(), strict=True):
