@@ -66,6 +66,18 @@ def test_another_forward_is_left_alone(change: str) -> None:
     assert with_savings(changed) == changed
 
 
+def test_a_backward_divided_otherwise_is_left_alone() -> None:
+    made = program(attention(), "ideal:2", "data-parallel")
+    body = tuple(
+        replace(i, assignment=("h",) * len(i.assignment))
+        if isinstance(i, Compute) and i.operator == "attention_grad"
+        else i
+        for i in made.body
+    )
+    changed = replace(made, body=body)
+    assert with_savings(changed) == changed
+
+
 def test_a_divided_value_saves_nothing() -> None:
     """Pieces along the values' features would each make the same sums, not parts of them."""
     made = program(attention(), "ideal:2", "data-parallel")
