@@ -73,7 +73,7 @@ def text(
     if simulated is not None:
         console.print(f"  peak           {bytes_text(simulated.peak)} per device at once, overlapped")
     if bound:
-        gap = max(0.0, plan.time / bound - 1)
+        gap = plan.time / bound - 1
         console.print(f"  bound          {seconds_text(bound)} for any placement of this graph: gap {gap:.2%}")
     if derivation is not None:
         console.print(f"  derivation     {', '.join(derivation) or 'no rewrite'}")

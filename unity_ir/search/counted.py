@@ -19,10 +19,11 @@ from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.assign import assign
-from unity_ir.search.exact import Solver, Terms
+from unity_ir.search.exact import Solver
 from unity_ir.search.finer import finer
 from unity_ir.search.messages import Messages
-from unity_ir.search.space import FREE_MOVE, AxisGroup, Spaces
+from unity_ir.search.shared import ROUNDED, SharedTerms, certain, sharpened
+from unity_ir.search.space import AxisGroup, Spaces
 
 TABLES = 60_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
@@ -48,9 +49,6 @@ NEAR = 3e-3
 SLOW = 2e-3
 """A bound that passes raise by less, and that leaves half the rows, is not worth another."""
 
-ROUNDED = 1e-9
-"""What sums may be wrong by, as a part of them."""
-
 
 def certified(
     serial: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost, steps: int = STEPS
@@ -73,9 +71,7 @@ def bound(
     The plan is a parallel graph, and not always better.
     """
     least, plan = _bound(graph, machine, optimizer, known, steps)
-    # Free moves count a little in the search, and nothing in a plan.
-    free = FREE_MOVE * 4 * len(machine.mesh.sizes) * sum(len(n.operands) + len(n.results) for n in graph.nodes())
-    return max(0.0, least * (1 - ROUNDED) - free), plan
+    return certain(least, graph, machine), plan
 
 
 def _bound(
@@ -87,7 +83,7 @@ def _bound(
     groups = Spaces(machine, by_count=True).groups
     if _tables(graph, groups) <= TABLES and _rows(graph, groups) <= ROWS:
         solver = Solver(Spaces(machine, by_count=True), optimizer)
-        found = solver.solve(graph)
+        found = sharpened(solver, graph, solver.solve(graph))
         return found.bound, assign(graph, found, solver) if known > found.bound * (1 + CLOSE) else None
     if _rows(graph, groups) <= ROWS:
         return _messages(graph, machine, optimizer, known, steps), None
@@ -102,7 +98,7 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float
     best, coarse = 0.0, None
     for merge in MERGES:
         spaces = Spaces(machine, by_count=True, merge=merge)
-        terms = Terms(Solver(spaces, optimizer, stepwise=True), graph)
+        terms = SharedTerms(Solver(spaces, optimizer, stepwise=True), graph)
         problem = terms.problem()
         if coarse is not None:
             left = finer(*coarse, terms)

@@ -8,7 +8,8 @@ The fastest parallelization of one serial graph, exactly.
       + sum over their uses of  reshard(l_value -> needed(c_user))
 
 `reshard` counts the forward and, where there is one, the backward. A value with one user needs no relay. A relay is
-where several users share what they can of the way.
+where several users share what they can of the way; that those which need one layout share the rest of it, too, is not
+counted here but in `search/shared.py`.
 
 Rows that others stand in for are left out at once (`search/problem.py`). Messages give a lower bound, and for every row
 how much worse than that any choice with it must be (`search/messages.py`). A good choice is found by elimination among
@@ -86,8 +87,8 @@ class Solver:
     stepwise: bool = False
     """Whether only messages will be passed: no row is left out, and no table of all pairs of layouts made."""
     _tables: dict[tuple[object, ...], OperatorTable] = field(default_factory=dict[tuple[object, ...], OperatorTable])
-    _kinds: dict[tuple[object, ...], Kind] = field(default_factory=dict[tuple[object, ...], Kind])
-    _between: dict[tuple[object, ...], Way] = field(default_factory=dict[tuple[object, ...], Way])
+    kinds: dict[tuple[object, ...], Kind] = field(default_factory=dict[tuple[object, ...], Kind])
+    ways: dict[tuple[object, ...], Way] = field(default_factory=dict[tuple[object, ...], Way])
     memo: Memo = field(default_factory=Memo)
     _leaves: dict[tuple[object, ...], tuple[Floats, Ints]] = field(
         default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
@@ -126,22 +127,25 @@ class Solver:
         results: Sequence[bool | None],
         keeps: Kept | None = None,
         whole: bool = False,
+        shared: frozenset[Value] = frozenset(),
     ) -> Kind:
         """
         The rows of an operator that any optimum needs.
 
         `single` are the leaves that only it reads; `results` says of each result whether a gradient comes back to it,
-        or None if nobody reads it; `whole` leaves none out.
+        or None if nobody reads it; `whole` leaves none out. Operands in `shared` may be where a row needs them because
+        others need them there, too: only a row that needs the same stands in for it.
         """
         table = self.table(node, with_gradient)
         user = node in with_gradient
         kept = NOTHING if keeps is None else keeps
         flags = (kept.results(node), kept.operands(node), node in kept.may_recompute)
         leaves = tuple(v in single and v.node.op == "weight" for v in node.operands)
-        key = (id(table), tuple(v in single for v in node.operands), leaves, tuple(results), flags, whole)
-        if key not in self._kinds:
-            self._kinds[key] = self._make_kind(table, node, with_gradient, user, single, results, flags, whole)
-        return self._kinds[key]
+        same = tuple(v in shared for v in node.operands)
+        key = (id(table), tuple(v in single for v in node.operands), leaves, tuple(results), flags, whole, same)
+        if key not in self.kinds:
+            self.kinds[key] = self._make_kind(table, node, with_gradient, user, single, results, flags, whole, same)
+        return self.kinds[key]
 
     def _make_kind(
         self,
@@ -153,6 +157,7 @@ class Solver:
         results: Sequence[bool | None],
         kept: tuple[tuple[bool, ...], tuple[bool, ...], bool],
         whole: bool,
+        same: tuple[bool, ...],
     ) -> Kind:
         made, read, may = kept
         seconds = self.price.rows(table, made, may)
@@ -169,7 +174,8 @@ class Solver:
             needs.append(need)
             if self.stepwise:
                 continue
-            ends.append((need, self._everywhere(value, user and value.node in with_gradient, read[i]).T))
+            apart = self._everywhere(value, user and value.node in with_gradient, read[i])
+            ends.append((need, np.where(np.eye(len(apart)), 0.0, np.inf) if same[i] else apart.T))
         for i, training in enumerate(results):
             if training is not None and not self.stepwise:
                 ends.append((table.results[i], self._everywhere(node.results[i], training, made[i])))
@@ -188,25 +194,25 @@ class Solver:
     def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Kind:
         """The layouts in which users may find a shared value or a leaf."""
         key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient, kept)
-        if key not in self._kinds:
+        if key not in self.kinds:
             rows = np.arange(len(self.space(value)))
             leaf = value.node.is_leaf
             seconds = self.leaf(value, with_gradient, True, kept)[0] if leaf else np.zeros(len(rows))
             needs = () if leaf else (port(rows),)
-            self._kinds[key] = Kind(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
-        return self._kinds[key]
+            self.kinds[key] = Kind(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
+        return self.kinds[key]
 
     def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> Way:
         """What stands between two ports of a value."""
         key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
-        if key not in self._between:
+        if key not in self.ways:
             space = self.space(value)
-            self._between[key] = (
+            self.ways[key] = (
                 StepwiseBetween(made, needs, space, training)
                 if self.stepwise
                 else between(space, made, needs, training, self.price, kept)
             )
-        return self._between[key]
+        return self.ways[key]
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
         """What a leaf costs by the layout in which those who read it find it, and the layout it best rests in then."""
@@ -341,7 +347,7 @@ class Terms:
         """The least choice among the rows that a problem of this graph has left."""
         seconds, chosen, bound = _minimum(problem, self.solver.memo)
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
-        layouts = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Value)}
+        layouts = {key: self.found(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
         rests = {
             v: int(self.solver.leaf(v, self.with_gradient, True, self.keeps.value(v))[1][found])
             for v, found in layouts.items()
@@ -354,6 +360,14 @@ class Terms:
         among, left = sum(k.among for k in self.kinds), sum(map(len, problem.rows))
         again = frozenset(n for n in self.keeps.may_recompute if self._recomputes(n, rows[n]))
         return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
+
+    def found(self, value: Value, row: int) -> int:
+        """The layout in which users find a value, by the row of its relay."""
+        return row
+
+    def shared(self) -> frozenset[Value]:
+        """Values that may be where an operator needs them because others need them there, too."""
+        return frozenset()
 
     def _recomputes(self, node: Node, row: int) -> bool:
         table = self.solver.table(node, self.with_gradient)
@@ -372,17 +386,14 @@ class Terms:
         self.kinds.append(kind)
         return self.numbers[key]
 
-    def _link(
-        self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool, kept: bool
-    ) -> None:
-        self.links.append(Link(source, target, self.solver.between(value, made, needs, training, kept)))
-
     def _operator(self, node: Node) -> None:
         single = [v for v in dict.fromkeys(node.operands) if v.node.is_leaf and not self.relayed(v)]
         results = [
             self.training(v, [user for user, _ in self.uses[v]]) if v in self.uses else None for v in node.results
         ]
-        kind = self.solver.kind(node, self.with_gradient, single, results, self.keeps, node is self.whole)
+        kind = self.solver.kind(
+            node, self.with_gradient, single, results, self.keeps, node is self.whole, self.shared()
+        )
         own = self._enter(node, kind)
         ports = iter(kind.needs)
         for i, value in enumerate(node.operands):
@@ -400,5 +411,18 @@ class Terms:
                 kept = self.keeps.results(node)[i]
                 self._link(value, own, kind.made[i], relay, self.kinds[relay].needs[0], training, kept)
 
+    def _link(
+        self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool, kept: bool
+    ) -> None:
+        self.links.append(Link(source, target, self.way(value, source, made, needs, training, kept)))
+
+    def way(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> Way:
+        """What stands between the variable where a value is and another."""
+        return self.solver.between(value, made, needs, training, kept)
+
+    def relay(self, value: Value) -> Kind:
+        """The rows of a relay."""
+        return self.solver.relay(value, self.with_gradient, self.keeps.value(value))
+
     def _relay(self, value: Value) -> int:
-        return self._enter(value, self.solver.relay(value, self.with_gradient, self.keeps.value(value)))
+        return self._enter(value, self.relay(value))

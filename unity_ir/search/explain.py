@@ -98,7 +98,11 @@ def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
     for how, rows in classes.items():
         problem = terms.problem()
         problem.keep(terms.numbers[node], np.isin(np.arange(len(table)), rows))
-        out.append(_alternative(how, node, terms.plan(problem), ledger, found.price))
+        best = _alternative(how, node, terms.plan(problem), ledger, found.price)
+        if found.plan.rows[node] in rows:
+            # It may share moves in a way that the plans of the sum, in which each operator pays, do not.
+            best = min(best, _alternative(how, node, found.plan, ledger, found.price), key=lambda a: a.priced)
+        out.append(best)
     return sorted(out, key=lambda a: (a.priced, a.divided))
 
 

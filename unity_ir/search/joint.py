@@ -21,6 +21,7 @@ from unity_ir.rules.rule import Rule
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.groups import solve
 from unity_ir.search.realise import realise
+from unity_ir.search.shared import certain, sharpened
 
 MOST = 8
 """Graphs that are rewritten once more or priced, at least, whatever the budget."""
@@ -29,13 +30,19 @@ Progress = Callable[[int, float], None]
 """Called with the graphs explored and the best time so far (seconds)."""
 
 
+_Found = tuple[float, Graph, ExactPlan, tuple[Application, ...]]
+"""Seconds, a graph, its plan, and how it was derived."""
+
+
 @dataclass(frozen=True)
 class JointPlan:
     """What the joint search found."""
 
     graph: Graph
     bound: float | None
-    """Seconds no placement of `rewritten` is below; None where neighbouring axes were searched together."""
+    """
+    Seconds no placement of `rewritten` is below; None where neighbouring axes were searched together, or Ctrl-C came.
+    """
     derivation: tuple[Application, ...]
     explored: int
     rewritten: Graph
@@ -69,24 +76,27 @@ def joint(
     most = max(MOST, budget // max(1, sum(n.is_compute for n in graph.nodes())))
     tie = count()
     solver, plan = solve(graph, machine, optimizer) if solver is None else (solver, solver.solve(graph))
-    best: tuple[float, Graph, ExactPlan, tuple[Application, ...]] = (plan.seconds, graph, plan, ())
+    best: _Found = (plan.seconds, graph, plan, ())
     queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
     seen = {graph.outputs}
+    ends: list[_Found] = []
     interrupted = False
 
-    def enter(after: Graph, steps: tuple[Application, ...]) -> None:
+    def enter(after: Graph, steps: tuple[Application, ...]) -> _Found | None:
         """Prices a graph, unless it has been."""
         nonlocal best
         if after.outputs in seen:
-            return
+            return None
         seen.add(after.outputs)
         plan = solver.solve(after)
+        found = plan.seconds, after, plan, steps
         if plan.seconds < best[0] * (1 - 1e-9):
-            best = (plan.seconds, after, plan, steps)
+            best = found
         if plan.seconds <= alpha * best[0]:
             heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
         if progress is not None:
             progress(len(seen), best[0])
+        return found
 
     try:
         if rules and machine.devices > 1:
@@ -94,7 +104,8 @@ def joint(
             alone = joint(graph, one_device(machine), rules, optimizer, alpha, budget)
             if alone.interrupted:
                 raise KeyboardInterrupt
-            enter(alone.rewritten, alone.derivation)
+            end = enter(alone.rewritten, alone.derivation)
+            ends += [] if end is None else [end]
         for rule in rules:
             # For large graphs the budget ends before rewrites of rewrites.
             _, candidate, _, derivation = best
@@ -111,10 +122,23 @@ def joint(
                     break
     except KeyboardInterrupt:
         interrupted = True
+    bound = None
+    if not interrupted:
+        try:
+            best = _sharpest(solver, [best, *(end for end in ends if end is not best)])
+            bound = certain(best[2].bound, best[1], machine) if solver.spaces.axis_by_axis else None
+        except KeyboardInterrupt:
+            interrupted = True
     _, rewritten, plan, derivation = best
-    bound = plan.bound if solver.spaces.axis_by_axis else None
     graph = realise(rewritten, plan, solver)
     return JointPlan(graph, bound, derivation, len(seen), rewritten, plan, solver, interrupted=interrupted)
+
+
+def _sharpest(solver: Solver, found: Sequence[_Found]) -> _Found:
+    """The fastest of some graphs' plans when operators share moves; of equal ones the first."""
+    sharp = [(sharpened(solver, graph, plan), graph, derivation) for _, graph, plan, derivation in found]
+    plan, graph, derivation = min(sharp, key=lambda s: s[0].seconds * (1 - 1e-9 * (s[1] is found[0][1])))
+    return plan.seconds, graph, plan, derivation
 
 
 def one_device(machine: Machine) -> Machine:

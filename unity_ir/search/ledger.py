@@ -117,6 +117,8 @@ class Ledger:
         for way in self.ways:
             self._touching[way.source].append(way)
             self._touching[way.target].append(way)
+        relays = [n for key, n in self._numbers.items() if isinstance(key, Value) and terms.relayed(key)]
+        self._shared = [[w for w in self._touching[n] if w.source == n] for n in relays]
 
     def _rows(self, node: Node) -> int:
         return len(self.solver.table(node, self._terms.with_gradient))
@@ -175,7 +177,21 @@ class Ledger:
         return ExactPlan(self.costs(choice)[0], rows, layouts, rests, again, bound, every, every)
 
     def costs(self, choice: Choice) -> tuple[float, float]:
-        """Seconds and bytes."""
+        """Seconds and bytes, as `cost.plan` has them: users that find a value in one layout share it."""
+        seconds, bytes = self._charged(choice)
+        for ways in self._shared:
+            alike: dict[int, list[tuple[float, float]]] = {}
+            for way in ways:
+                need = int(way.needs[choice[way.target]])
+                s, b = way.at(choice[way.source], choice[way.target])
+                alike.setdefault(need, []).append((float(s), float(b)))
+            for each in alike.values():
+                seconds -= sum(s for s, _ in each) - max(s for s, _ in each)
+                bytes -= sum(b for _, b in each) - max(b for _, b in each)
+        return seconds, bytes
+
+    def _charged(self, choice: Choice) -> tuple[float, float]:
+        """Likewise, but every user pays: what the search adds up, and changes one by one."""
         seconds = sum(float(s[row]) for s, row in zip(self.seconds, choice, strict=True))
         bytes = sum(float(b[row]) for b, row in zip(self.bytes, choice, strict=True))
         for way in self.ways:
@@ -221,7 +237,7 @@ class Ledger:
     def improved(self, choice: Choice, limit: float, passes: int = 4) -> Choice:
         """A choice within the limit that no other row of one variable makes faster, or what some passes come to."""
         rows = list(choice)
-        _, held = self.costs(choice)
+        _, held = self._charged(choice)
         for _ in range(passes):
             changed = False
             for v in range(len(rows)):

@@ -10,7 +10,7 @@ that fits and of one that does not cross (Dinkelbach). The choices met on the wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unity_ir.cost.plan import PlanCost, cost
@@ -23,6 +23,7 @@ from unity_ir.search.joint import JointPlan
 from unity_ir.search.ledger import Choice, Ledger
 from unity_ir.search.price import SPACE, Price
 from unity_ir.search.realise import realise
+from unity_ir.search.shared import bounded, certain, shares, sharpened
 from unity_ir.simulate.report import peak
 
 TRIES = 24
@@ -64,7 +65,7 @@ def fitting(solver: Solver, graph: Graph, limit: float, fastest: ExactPlan | Non
     `fastest` is the choice without a limit, if it is known. Raises `NothingFits`.
     """
     ledger = Ledger(solver, graph)
-    fastest = fastest or solver.solve(graph)
+    fastest = fastest or sharpened(solver, graph, solver.solve(graph))
     lines = [(0.0, fastest.bound)]
     over, (seconds, bytes) = ledger.choice(fastest), ledger.costs(ledger.choice(fastest))
     if bytes <= limit:
@@ -96,7 +97,19 @@ def fitting(solver: Solver, graph: Graph, limit: float, fastest: ExactPlan | Non
         if done or ledger.costs(best)[0] <= bound * (1 + CLOSE):
             break
         over, under = (over, met) if bytes <= limit else (met, under)
-    return Fitting(graph, ledger.plan(best, 0.0), ledger.costs(best)[1], found, tuple(lines))
+    return Fitting(graph, ledger.plan(best, 0.0), ledger.costs(best)[1], found, _sound(solver, graph, lines, found))
+
+
+def _sound(
+    solver: Solver, graph: Graph, lines: Sequence[tuple[float, float]], price: float
+) -> tuple[tuple[float, float], ...]:
+    """
+    What no choice is below when operators share moves: the line without a price and that at this one; all that the
+    search went by, if in this graph they never do.
+    """
+    if not shares(graph):
+        return tuple(lines)
+    return (lines[0], (price, bounded(solver.at(Price(1.0, price)), graph)))
 
 
 def _better(ledger: Ledger, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
@@ -152,7 +165,7 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
         found = _fastest(solver, candidates, target)
         needs = need(found.plan, found.graph)
         if needs <= limit:
-            bound = max(0.0, found.bound(limit)) if solver.spaces.axis_by_axis else None
+            bound = certain(found.bound(limit), found.graph, machine) if solver.spaces.axis_by_axis else None
             return replace(
                 fastest,
                 graph=realise(found.graph, found.plan, solver),
