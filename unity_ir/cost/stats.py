@@ -11,7 +11,7 @@ from rich.table import Table
 from unity_ir.cost.plan import PlanCost, Reshard, cost
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Graph, Node
-from unity_ir.pcg.layout import Assignment, Layout, Mesh, devices_of, role_name
+from unity_ir.pcg.layout import Assignment, Layout, Mesh, devices_of, pins, role_name
 from unity_ir.pcg.reshard import Move
 
 WIDTH = 140
@@ -58,9 +58,12 @@ def text(
     console.print(
         f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True
     )
+    on_parts = any(map(pins, plan.placement.assignments.values()))
     console.print(
         f"  time           {seconds_text(plan.time)} = compute {seconds_text(plan.compute_time)}"
         f" + communication {seconds_text(plan.communication_time)}"
+        f"{', branches on parts of the machine added up' if on_parts else ''}",
+        soft_wrap=True,
     )
     if simulated is not None:
         console.print(
@@ -73,8 +76,11 @@ def text(
     if simulated is not None:
         console.print(f"  peak           {bytes_text(simulated.peak)} per device at once, overlapped")
     if bound:
-        gap = plan.time / bound - 1
-        console.print(f"  bound          {seconds_text(bound)} for any placement of this graph: gap {gap:.2%}")
+        if on_parts:
+            said = "with everything on all devices; here branches are on parts, at once"
+        else:
+            said = f"of this graph: gap {plan.time / bound - 1:.2%}"
+        console.print(f"  bound          {seconds_text(bound)} for any placement {said}", soft_wrap=True)
     if derivation is not None:
         console.print(f"  derivation     {', '.join(derivation) or 'no rewrite'}")
     console.print(_table(plan))

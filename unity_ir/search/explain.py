@@ -18,7 +18,7 @@ from unity_ir.cost.plan import PlanCost
 from unity_ir.cost.stats import WIDTH, bytes_text, divided, reshard_words, seconds_text
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
-from unity_ir.pcg.layout import Assignment, Mesh
+from unity_ir.pcg.layout import Assignment, Mesh, pins
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.search.exact import ExactPlan, Solver, Terms
 from unity_ir.search.joint import JointPlan
@@ -142,6 +142,8 @@ def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     console.print(f"  kernels        {forward} forward, {backward} backward{again}")
     for line in _reshards(plan, placed):
         console.print(f"  reshard        {line}", soft_wrap=True)
+    if pins(plan.placement.assignments[placed]):
+        console.print("  on a part of the machine, beside other branches; below, plans have everything on all of it")
     ways = alternatives(found, node)
     if found.price:
         console.print(f"  memory is short: a GB more would save {seconds_text(found.price * 1e9)}, and counts as that")

@@ -53,6 +53,8 @@ class JointPlan:
     """Seconds a byte on a device counts, where memory is short."""
     interrupted: bool = False
     """Whether the search was to end early (Ctrl-C): this is the best until then."""
+    rival: JointPlan | None = None
+    """The plan of the graph that is fastest on one device, if that is another."""
 
 
 def joint(
@@ -122,23 +124,28 @@ def joint(
                     break
     except KeyboardInterrupt:
         interrupted = True
-    bound = None
     if not interrupted:
         try:
-            best = _sharpest(solver, [best, *(end for end in ends if end is not best)])
-            bound = certain(best[2].bound, best[1], machine) if solver.spaces.axis_by_axis else None
+            best, *ends = sorted(_sharpened(solver, best, ends), key=lambda f: f[0])
         except KeyboardInterrupt:
             interrupted = True
-    _, rewritten, plan, derivation = best
-    graph = realise(rewritten, plan, solver)
-    return JointPlan(graph, bound, derivation, len(seen), rewritten, plan, solver, interrupted=interrupted)
+
+    def plan_of(found: _Found) -> JointPlan:
+        _, rewritten, plan, derivation = found
+        bound = None if interrupted or not solver.spaces.axis_by_axis else certain(plan.bound, rewritten, machine)
+        graph = realise(rewritten, plan, solver)
+        return JointPlan(graph, bound, derivation, len(seen), rewritten, plan, solver, interrupted=interrupted)
+
+    rival = plan_of(ends[0]) if ends and not interrupted else None
+    return replace(plan_of(best), rival=rival)
 
 
-def _sharpest(solver: Solver, found: Sequence[_Found]) -> _Found:
-    """The fastest of some graphs' plans when operators share moves; of equal ones the first."""
-    sharp = [(sharpened(solver, graph, plan), graph, derivation) for _, graph, plan, derivation in found]
-    plan, graph, derivation = min(sharp, key=lambda s: s[0].seconds * (1 - 1e-9 * (s[1] is found[0][1])))
-    return plan.seconds, graph, plan, derivation
+def _sharpened(solver: Solver, best: _Found, ends: Sequence[_Found]) -> Iterator[_Found]:
+    """What was found when operators share moves; `best` a little faster, so that it stands if others equal it."""
+    for found in (best, *(end for end in ends if end is not best)):
+        _, graph, plan, derivation = found
+        plan = sharpened(solver, graph, plan)
+        yield plan.seconds * (1 - 1e-9 * (found is best)), graph, plan, derivation
 
 
 def one_device(machine: Machine) -> Machine:

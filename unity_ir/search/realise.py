@@ -16,6 +16,14 @@ from unity_ir.search.space import AxisGroup, Ints
 
 def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
     """The parallel graph, with views, that carries out an exact plan of a serial graph."""
+    assignments, rests, relays = placed(graph, plan, solver)
+    return materialise(graph, assignments, solver.spaces.machine.mesh, rests, relays, plan.again)
+
+
+def placed(
+    graph: Graph, plan: ExactPlan, solver: Solver
+) -> tuple[dict[Node, Assignment], dict[Value, Layout], dict[Value, Layout]]:
+    """The assignments of an exact plan, where values rest, and where they are relayed."""
     groups, with_gradient = solver.spaces.groups, trained(graph)
     assignments: dict[Node, Assignment] = {}
     for node, row in plan.rows.items():
@@ -29,7 +37,7 @@ def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
 
     found = {value: layout(value, number) for value, number in plan.layouts.items()}
     rests = {value: layout(value, number) for value, number in plan.rests.items()}
-    return materialise(graph, assignments, solver.spaces.machine.mesh, {**found, **rests}, found, plan.again)
+    return assignments, {**found, **rests}, found
 
 
 def spelled(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Assignment:

@@ -15,8 +15,8 @@ class SearchResult:
     """
     The plan, what it costs, how it was derived, and a bound.
 
-    `bound` is the least time (seconds) any placement of the final, rewritten graph can have under the cost model, if
-    all devices do the same.
+    `bound` is the least time (seconds) any placement of the final, rewritten graph on all devices can have under the
+    cost model. Branches on parts of the machine, which are done at once, may take less.
     """
 
     strategy: str
@@ -32,10 +32,10 @@ class SearchResult:
     """What the joint search found, which `search.explain` explains."""
     interrupted: bool = False
     """Whether Ctrl-C ended it: this is the best plan until then."""
-    at_once: float | None = None
-    """Seconds of a plan with operators side by side, simulated; `cost` adds them up."""
+    unsplit: PlanCost | None = None
+    """Where branches are on parts of the machine, what the fastest plan found costs in which they are not."""
 
     @property
     def gap(self) -> float | None:
-        """How far above the bound the plan is, as a fraction."""
-        return None if not self.bound else max(0.0, (self.at_once or self.cost.time) / self.bound - 1)
+        """How far above the bound the plan is, as a fraction; the one on all devices, if branches are on parts."""
+        return None if not self.bound else (self.unsplit or self.cost).time / self.bound - 1

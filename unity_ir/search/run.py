@@ -10,16 +10,20 @@ from time import perf_counter
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, Optimizer, Value, erase
+from unity_ir.pcg.layout import Layout
+from unity_ir.pcg.recompute import not_kept
 from unity_ir.rules.algebraic import selected
 from unity_ir.rules.rule import Rule
+from unity_ir.search.branches import apart as branches_apart
 from unity_ir.search.counted import certified
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
-from unity_ir.search.joint import Progress, joint
+from unity_ir.search.joint import JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
 from unity_ir.search.memory import joint_within, needed
-from unity_ir.search.portfolio import fastest_by_hand
+from unity_ir.search.portfolio import by_hand, fastest, fits
+from unity_ir.search.realise import placed
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
 from unity_ir.search.sequential import sequential
@@ -109,27 +113,51 @@ def _searched(
         found = sequential(serial, machine, rules, optimizer, progress=progress)
         again = partial(joint, found.rewritten, machine, (), optimizer)
         found = joint_within(found, found.rewritten, lambda solver: again(solver=solver))
-    plan, priced = found.graph, cost(found.graph, machine, optimizer)
-    other = fastest_by_hand(found.rewritten, machine, optimizer, priced) if found.bound is None else None
-    if other is not None:
-        plan, priced = other
-    bound, own = found.bound, plan
-    if bound is None and not found.interrupted:
-        plan, priced, bound = certified(found.rewritten, machine, optimizer, plan, priced)
-    beside = None if found.interrupted else spread(found.rewritten, machine, optimizer, plan, priced)
-    if beside is not None:
-        plan, priced, _ = beside
-    return SearchResult(
-        strategy,
-        plan,
-        priced,
-        found.derivation,
-        bound,
-        found.explored,
-        joint=found if other is None and plan is own else None,
-        interrupted=found.interrupted,
-        at_once=None if beside is None else beside[2],
-    )
+    result = _settled(strategy, found, machine, optimizer)
+    rival = found.rival if found.price == 0 and not result.interrupted else None
+    if rival is not None:
+        plans = [(plan, cost(plan, machine, optimizer)) for plan in (result.graph, rival.graph)]
+        if fastest(plans, optimizer) is plans[1]:
+            result = replace(_settled(strategy, rival, machine, optimizer), explored=result.explored)
+    return result
+
+
+def _settled(strategy: str, found: JointPlan, machine: Machine, optimizer: Optimizer) -> SearchResult:
+    """
+    The result with its bound: of what was found and the plans by hand, the fastest as emitted, and with branches on
+    parts of the machine, if it is faster so.
+    """
+    own = found.graph, cost(found.graph, machine, optimizer)
+    result = SearchResult(strategy, *own, found.derivation, found.bound, found.explored, interrupted=found.interrupted)
+    result = replace(result, joint=found)
+    if found.interrupted or machine.devices == 1:
+        return result
+    try:
+        fitting = [p for p in by_hand(found.rewritten, machine, optimizer) if fits(*p, optimizer)]
+        best, bound = own, found.bound
+        if bound is None:
+            least = min([own, *fitting], key=lambda p: p[1].time)
+            plan, priced, bound = certified(found.rewritten, machine, optimizer, *least)
+            best = plan, priced
+        plan, priced = best = fastest([best, own, *fitting], optimizer)
+        explained = replace(found, graph=plan) if found.bound is not None or best is own else None
+        result = replace(result, graph=plan, cost=priced, bound=bound, joint=explained)
+        if not_kept(plan):
+            return result
+        rests = relays = dict[Value, Layout]()
+        if best is own:
+            _, rests, relays = placed(found.rewritten, found.plan, found.solver)
+        apart = [
+            spread(found.rewritten, machine, optimizer, plan),
+            branches_apart(found.rewritten, machine, optimizer, plan, (rests, relays)),
+        ]
+        faster = fastest([best, *(p for p in apart if p is not None)], optimizer)
+        if faster is not best:
+            explained = explained and replace(explained, graph=faster[0])
+            result = replace(result, graph=faster[0], cost=faster[1], unsplit=priced, joint=explained)
+    except KeyboardInterrupt:
+        result = replace(result, interrupted=True)
+    return result
 
 
 def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer) -> SearchResult:

@@ -3,7 +3,7 @@ Operators alike side by side, each on a part of the machine: embedding tables, t
 
 The exact search has all devices do the same. Where branches at once pay, a plan is put together from the exact one or
 one by hand, with alike operators that do not depend on each other pinned in turn along the innermost axes; the best
-few are improved by a short walk (`search/mcmc.py`), scored by the simulator with every move waited for.
+few are improved by a short walk (`search/mcmc.py`), scored by the simulator as emitted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from unity_ir.cost.plan import PlanCost, cost
+from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer
@@ -19,10 +19,9 @@ from unity_ir.pcg.layout import PINNED, REPEAT, GridRole, at
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.expert import expert
 from unity_ir.search.mcmc import Assignments, Settings, assignments_of, mcmc
-from unity_ir.search.memory import needed
+from unity_ir.search.portfolio import Plan, as_emitted
 from unity_ir.simulate.choices import fits
 from unity_ir.simulate.delta import Simulation
-from unity_ir.simulate.report import simulated
 from unity_ir.simulate.streams import TICKS
 
 OPERATORS = 120
@@ -37,36 +36,26 @@ KEPT = 2
 BUDGET = 4000
 """Proposals of all walks."""
 
-WORTH = 0.995
-"""The exact plan, which comes with a proof, stands unless another takes less than this part of its time."""
+WORTH = 2
+"""Times the seconds of the plan, from which on no walk makes one faster."""
 
 
-def spread(
-    graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost
-) -> tuple[Graph, PlanCost, float] | None:
-    """
-    A plan of a serial graph that the simulator finds faster than `plan`, its cost, and its simulated seconds.
-
-    None if there is none that fits.
-    """
+def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
+    """A plan of a serial graph with operators side by side, and its cost; None if none may be faster than `plan`."""
     sets = _alike(graph)
     if not sets or machine.devices == 1 or sum(n.is_compute for n in graph.nodes()) > OPERATORS:
         return None
     scored: list[tuple[int, int, Assignments]] = []
     for number, assignments in enumerate(_plans(graph, machine, optimizer, plan, sets)):
         axes = tuple(sorted({i for a in assignments.values() for i, r in enumerate(a) if _pinned(r)}))
-        made = Simulation(graph, machine, assignments, optimizer, False, axes)
+        made = Simulation(graph, machine, assignments, optimizer, axes=axes)
         scored.append((made.makespan, number, assignments))
-    best = simulated(plan, priced, optimizer).waiting
     starts = {str(number): a for _, number, a in sorted(scored, key=lambda s: s[:2])[:KEPT]}
-    if not starts or min(scored)[0] / TICKS > 2 * best:
+    now = as_emitted((plan, cost(plan, machine, optimizer)), optimizer)
+    if not starts or min(scored)[0] / TICKS > WORTH * now:
         return None
-    settings = Settings(budget=BUDGET, starts=(), overlap=False, pinning=0.5)
-    found = mcmc(graph, machine, optimizer, settings, plans=starts).graph
-    other = cost(found, machine, optimizer)
-    seconds = simulated(found, other, optimizer).waiting
-    fits_memory = needed(found, other, optimizer) <= machine.device.memory
-    return (found, other, seconds) if seconds < WORTH * best and fits_memory else None
+    found = mcmc(graph, machine, optimizer, Settings(budget=BUDGET, starts=(), pinning=0.5), plans=starts).graph
+    return found, cost(found, machine, optimizer)
 
 
 def _pinned(role: GridRole) -> bool:

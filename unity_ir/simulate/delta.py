@@ -122,6 +122,11 @@ class Simulation:
         """The plan as a parallel graph with views."""
         return materialise(self.graph, self.assignments, self.streams.machine.mesh)
 
+    def ticks(self, node: Node) -> int:
+        """Ticks of an operator's own kernels, forward and backward."""
+        choice = self.choices[self.position[node]]
+        return choice.forward + choice.backward
+
     def propose(self, node: Node, assignment: Assignment) -> int:
         """
         The makespan (ticks) with another assignment of one operator; then `accept` or `reject`.

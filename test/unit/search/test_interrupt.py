@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,3 +86,35 @@ def test_the_tool_prints_the_plan_and_says_so(
     monkeypatch.setattr("unity_ir.passes.search.run", interrupt)
     assert main([str(file), "--search", "--machine=2gpu"]) == 130
     assert capsys.readouterr().err == "unity-opt: interrupted\n"
+
+
+SIGNALLED = """
+import os, signal, sys
+from unity_ir.search import joint
+from unity_ir.tools.unity_opt import main
+rewrites = joint._rewrites
+def interrupted(graph, rules):
+    yield next(iter(rewrites(graph, rules)))
+    os.kill(os.getpid(), signal.SIGINT)
+    yield from rewrites(graph, rules)
+joint._rewrites = interrupted
+sys.exit(main(["--model=mlp,layers=2", "--search", "--machine=2gpu"]))
+"""
+
+
+def test_a_signal_ends_a_process_with_a_plan():
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "pcg-search: interrupted; the best plan so far stands for @mlp\n")
+    assert "#machine.view" in done.stdout
+
+
+@pytest.mark.parametrize("late", ["certified", "apart"])
+def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
+    """The bound of a large machine, and branches on parts: there is a plan by then."""
+    machine = boxes(2, 2, 2, 2, 2, 2) if late == "certified" else MACHINE
+    whole = run(mlp(), machine)
+    monkeypatch.setattr(sys.modules["unity_ir.search.run"], late, interrupt)
+    found = run(mlp(), machine)
+    assert found.interrupted
+    assert found.cost.time <= whole.cost.time * 1.5
+    assert found.derivation == whole.derivation

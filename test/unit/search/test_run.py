@@ -100,21 +100,24 @@ def test_what_cannot_be_searched_is_refused():
 PROGRAM = """
 from random import Random
 from graphs import boxes, random_cnn, random_graph
+from small import fanned, given, op, weight, whole
 from dataclasses import replace
 from unity_ir.errors import UnityError
 from unity_ir.search import STRATEGIES, Settings, run
 def results():
-    machine, whole = boxes(2, 2, overhead=1e-6), []
-    for seed in range(2):
-        graph = random_graph(Random(seed), 6, dims=(4, 8))
-        whole.append(run(graph, machine))
-        short = replace(machine, device=replace(machine.device, memory=int(0.8 * whole[-1].cost.memory_bytes)))
+    machine, found = boxes(2, 2, overhead=1e-6, bandwidth=1e12), []
+    tower = lambda i: op("matmul", given(f"x{i}", 511, 511), weight(f"w{i}", 511, 511))
+    towers = whole(op("concat", tower(0), tower(1), dim=0))
+    for graph in (random_graph(Random(0), 6, dims=(4, 8)), fanned(Random(4), 5), towers):
+        found.append(run(graph, machine))
+        short = replace(machine, device=replace(machine.device, memory=int(0.8 * found[-1].cost.memory_bytes)))
         for strategy, on in [("joint", short), *((s, machine) for s in STRATEGIES)]:
             try:
-                whole.append(run(graph, on, strategy, settings=Settings(budget=60)))
+                found.append(run(graph, on, strategy, settings=Settings(budget=60)))
             except UnityError as error:
                 print(error)
-    return whole
+    assert any(f.unsplit is not None for f in found)
+    return found
 for result in results():
     names = {node: i for i, node in enumerate(result.graph.nodes())}
     for node in names:

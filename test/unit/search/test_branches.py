@@ -1,0 +1,77 @@
+"""Branches go on parts of the machine where an iteration as emitted is faster then."""
+
+from __future__ import annotations
+
+import pytest
+from graphs import boxes
+from small import given, op, weight, whole
+
+from unity_ir import models
+from unity_ir.cost.stats import text
+from unity_ir.machine import Machine, load
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.graph import Graph, Optimizer, Value, erase
+from unity_ir.pcg.layout import pins, place
+from unity_ir.rules.derivation import replay
+from unity_ir.search import SearchResult, run
+from unity_ir.search.explain import explain
+from unity_ir.simulate.report import simulated
+
+SGD = Optimizer()
+TWO, FOUR = (boxes(*sizes, overhead=1e-6, bandwidth=1e12) for sizes in ((2,), (2, 2)))
+
+
+def towers(count: int, deep: int = 3, size: int = 511) -> Graph:
+    """Towers of products whose sizes two devices do not divide, side by side in the end."""
+    tops: list[Value] = []
+    for i in range(count):
+        x = given(f"x{i}", size, size)
+        for j in range(deep):
+            x = op("matmul", x, weight(f"w{i}.{j}", size, size), act="relu")
+        tops.append(x)
+    return whole(op("reduce_sum", op("concat", *tops, dim=0), dim=0, count=2))
+
+
+def as_emitted(found: SearchResult, machine: Machine) -> float:
+    return simulated(found.graph, found.cost).waiting
+
+
+def parts(found: SearchResult, machine: Machine, operator: str) -> set[tuple[tuple[int, int], ...]]:
+    """Where the operators of a name are pinned."""
+    placement = place(found.graph, machine.mesh)
+    return {pins(a) for node, a in placement.assignments.items() if node.op == operator}
+
+
+@pytest.mark.parametrize(("machine", "count"), [(TWO, 2), (FOUR, 4)], ids=["2", "2x2"])
+def test_towers_that_nothing_divides_are_side_by_side(machine: Machine, count: int):
+    graph = towers(count)
+    found = run(graph, machine)
+    assert found.unsplit is not None
+    assert len(parts(found, machine, "matmul")) == count
+    # The towers at once, and what it takes to bring their tops together.
+    assert as_emitted(found, machine) < found.unsplit.time * (0.75 if count == 2 else 0.5)
+    assert erase(found.graph).outputs == replay(graph, found.derivation).outputs
+    assert differentiate(found.graph, SGD, machine.mesh).updates
+    assert found.bound is not None
+    assert found.bound <= found.unsplit.time
+    assert found.gap == pytest.approx(0, abs=1e-4)
+    said = text("towers", found.cost, [], found.bound)
+    assert "branches on parts of the machine added up" in said
+    assert "for any placement with everything on all devices; here branches are on parts, at once" in said
+    assert found.joint is not None
+    assert "on a part of the machine, beside other branches" in explain(found.joint, found.cost, "matmul0")
+
+
+@pytest.mark.parametrize(("model", "where"), [("xdl", "box:4"), ("dlrm", "pcie:4")])
+def test_embeddings_have_devices_of_their_own(model: str, where: str):
+    machine = load(where)
+    found = run(models.build(model), machine)
+    assert found.unsplit is not None
+    assert len(parts(found, machine, "embedding_bag")) == 4
+    assert as_emitted(found, machine) < found.unsplit.time
+
+
+def test_what_has_no_branches_stays_on_all_devices():
+    found = run(models.build("mlp", layers=3), TWO)
+    assert found.unsplit is None
+    assert not any(map(pins, place(found.graph, TWO.mesh).assignments.values()))
