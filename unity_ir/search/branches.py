@@ -29,7 +29,10 @@ PARTS = 8
 """Parts of a machine at most: devices of different ones are simulated apart."""
 
 PROPOSALS = 1500
-"""Operators given another place, in all: what bounds the time this takes."""
+"""Operators given another place, in all, at most; ..."""
+
+OPERATORS = 120_000
+"""... and times the operators of the graph, which it may take to simulate each: what bounds the time this takes."""
 
 LEAST = 1e-6
 """A plan that is not faster by more than this part is not worth being harder to read."""
@@ -53,7 +56,7 @@ def apart(
     assignments = assignments_of(plan, machine)
     least = as_emitted((plan, cost(plan, machine, optimizer)), optimizer) * (1 - LEAST)
     best: Plan | None = None
-    left = PROPOSALS
+    left = min(PROPOSALS, OPERATORS // len(assignments))
     for axes in _parts(machine):
         changed, used = _pinned(graph, machine, optimizer, assignments, sites, axes, left)
         left -= used

@@ -111,10 +111,10 @@ def test_a_signal_ends_a_process_with_a_plan():
 @pytest.mark.parametrize("late", ["certified", "apart"])
 def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
     """The bound of a large machine, and branches on parts: there is a plan by then."""
-    machine = boxes(2, 2, 2, 2, 2, 2) if late == "certified" else MACHINE
-    whole = run(mlp(), machine)
+    machine = boxes(*[2] * 6, overhead=1e-6) if late == "certified" else MACHINE
     monkeypatch.setattr(sys.modules["unity_ir.search.run"], late, interrupt)
     found = run(mlp(), machine)
     assert found.interrupted
-    assert found.cost.time <= whole.cost.time * 1.5
-    assert found.derivation == whole.derivation
+    assert found.derivation
+    assert (found.bound is None) == (late == "certified")
+    assert found.cost.time <= run(mlp(), machine, "data-parallel").cost.time
