@@ -270,8 +270,9 @@ def _tiling(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> _T
         widths = {g: min(power_of_two(prod(g)), TILE // ROWS_IN_A_SEGMENT) for g in groups}
         return _Tiling(min(count, TILE // max(widths.values())), widths)
     widths = {g: power_of_two(prod(g)) for g in groups}
+    looped = max(widths.values()) > LONGEST_ROW
     widths = {g: w if w <= LONGEST_ROW else LOOPED for g, w in widths.items()}
-    height = max(1, min(count, TILE // max(widths.values())))
+    height = 1 if looped else max(1, min(count, TILE // max(widths.values())))
     return _Tiling(height, widths)
 
 
