@@ -5,8 +5,8 @@ Every strategy on every model and machine, scored by one simulator.
 
 Unity's seven models on Summit with its batches per GPU (section 6.1), and GPT-2, Llama 3 8B and a mixture of experts on
 DGX H100. Each search is a process of its own, so that caches are cold and its memory is its own. A cell is the
-simulated time of an iteration as it is emitted, every move waited for, and in brackets that with communication
-overlapped; beside them the seconds of joint's search, its peak memory, and how far the plan is from the bound. `ratio`
+simulated time of an iteration as it is emitted, communication overlapped, and in brackets that with every move waited
+for; beside them the seconds of joint's search, its peak memory, and how far the plan is from the bound. `ratio`
 is the best other strategy's time by joint's: what the paper's speed-ups are to the best of what there was. Exits with
 code 1 where joint is slower than another.
 """
@@ -127,8 +127,8 @@ def main() -> int:
     for model, where, gpus in cells(options.models, options.gpus):
         found = {s: alone(model, where, s, options.limit) for s in options.strategies}
         rows.append({"model": model, "machine": where, "gpus": gpus, "found": found})
-        times = {s: f["waited for"] for s, f in found.items() if "overlapped" in f}
-        overlapped = {s: f["overlapped"] for s, f in found.items() if "overlapped" in f}
+        times = {s: f["overlapped"] for s, f in found.items() if "overlapped" in f}
+        waiting = {s: f["waited for"] for s, f in found.items() if "overlapped" in f}
         others = [t for s, t in times.items() if s != "joint"]
         joint = found.get("joint", {})
         ratio = min(others) / times["joint"] if others and "joint" in times else None
@@ -139,7 +139,7 @@ def main() -> int:
         table.add_row(
             model.partition(",")[0],
             str(gpus),
-            *(f"{times[s] * 1e3:.1f} ({overlapped[s] * 1e3:.1f})" if s in times else "-" for s in options.strategies),
+            *(f"{times[s] * 1e3:.1f} ({waiting[s] * 1e3:.1f})" if s in times else "-" for s in options.strategies),
             "" if ratio is None else f"{ratio:.2f}",
             f"{joint['search seconds']:.1f}" if "overlapped" in joint else "",
             f"{joint['search bytes'] / 1e9:.2f}" if "overlapped" in joint else "",

@@ -14,6 +14,7 @@ from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.layout import pins
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
 from unity_ir.search.memory import needed
@@ -54,6 +55,11 @@ def as_emitted(plan: Plan, optimizer: Optimizer) -> float:
 def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
     """Whether a device holds what a plan needs."""
     return needed(graph, priced, optimizer) <= priced.machine.device.memory
+
+
+def on_parts(priced: PlanCost) -> bool:
+    """Whether some operators are on a part of the machine only: no bound is of such plans."""
+    return any(map(pins, priced.placement.assignments.values()))
 
 
 def fastest(plans: Sequence[Plan], optimizer: Optimizer) -> Plan:

@@ -16,7 +16,8 @@ class SearchResult:
     The plan, what it costs, how it was derived, and a bound.
 
     `bound` is the least time (seconds) any placement of the final, rewritten graph on all devices can have under the
-    cost model. Branches on parts of the machine, which are done at once, may take less.
+    cost model, in which moves are waited for. As emitted, with moves beside kernels and branches on parts of the
+    machine, plans may take less; the one that then takes least need not be the one nearest to the bound.
     """
 
     strategy: str
@@ -32,10 +33,10 @@ class SearchResult:
     """What the joint search found, which `search.explain` explains."""
     interrupted: bool = False
     """Whether Ctrl-C ended it: this is the best plan until then."""
-    unsplit: PlanCost | None = None
-    """Where branches are on parts of the machine, what the fastest plan found costs in which they are not."""
+    proved: PlanCost | None = None
+    """What the plan nearest to the bound costs, where another is faster as emitted."""
 
     @property
     def gap(self) -> float | None:
-        """How far above the bound the plan is, as a fraction; the one on all devices, if branches are on parts."""
-        return None if not self.bound else (self.unsplit or self.cost).time / self.bound - 1
+        """How far above the bound the plan nearest to it is, as a fraction."""
+        return None if not self.bound else (self.proved or self.cost).time / self.bound - 1

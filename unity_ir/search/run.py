@@ -15,14 +15,14 @@ from unity_ir.pcg.layout import Layout
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.rules.algebraic import selected
 from unity_ir.rules.rule import Rule
-from unity_ir.search.branches import apart as branches_apart
+from unity_ir.search.branches import apart
 from unity_ir.search.counted import certified
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
 from unity_ir.search.memory import joint_within, needed
-from unity_ir.search.portfolio import by_hand, fastest, fits
+from unity_ir.search.portfolio import by_hand, fastest, fits, on_parts
 from unity_ir.search.realise import placed
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
@@ -134,27 +134,23 @@ def _settled(strategy: str, found: JointPlan, machine: Machine, optimizer: Optim
         return result
     try:
         fitting = [p for p in by_hand(found.rewritten, machine, optimizer) if fits(*p, optimizer)]
-        best, bound = own, found.bound
+        proved, bound = own, found.bound
         if bound is None:
-            least = min([own, *fitting], key=lambda p: p[1].time)
+            least = min([own, *(p for p in fitting if not on_parts(p[1]))], key=lambda p: p[1].time)
             plan, priced, bound = certified(found.rewritten, machine, optimizer, *least)
-            best = plan, priced
-        plan, priced = best = fastest([best, own, *fitting], optimizer)
-        explained = replace(found, graph=plan) if found.bound is not None or best is own else None
-        result = replace(result, graph=plan, cost=priced, bound=bound, joint=explained)
-        if not_kept(plan):
-            return result
-        rests = relays = dict[Value, Layout]()
-        if best is own:
-            _, rests, relays = placed(found.rewritten, found.plan, found.solver)
-        apart = [
-            spread(found.rewritten, machine, optimizer, plan),
-            branches_apart(found.rewritten, machine, optimizer, plan, (rests, relays)),
-        ]
-        faster = fastest([best, *(p for p in apart if p is not None)], optimizer)
-        if faster is not best:
-            explained = explained and replace(explained, graph=faster[0])
-            result = replace(result, graph=faster[0], cost=faster[1], unsplit=priced, joint=explained)
+            proved = plan, priced
+        best = fastest([proved, own, *fitting], optimizer)
+        if not not_kept(best[0]):
+            rests = relays = dict[Value, Layout]()
+            if best is own:
+                _, rests, relays = placed(found.rewritten, found.plan, found.solver)
+            beside = spread(found.rewritten, machine, optimizer, best[0])
+            branches = apart(found.rewritten, machine, optimizer, best[0], (rests, relays))
+            best = fastest([best, *(p for p in (beside, branches) if p is not None)], optimizer)
+        explained = replace(found, graph=best[0]) if found.bound is not None or best is own else None
+        result = replace(result, graph=best[0], cost=best[1], bound=bound, joint=explained)
+        if best is not proved:
+            result = replace(result, proved=proved[1])
     except KeyboardInterrupt:
         result = replace(result, interrupted=True)
     return result

@@ -59,6 +59,11 @@ def bags(batch: int = 16384, bag: int = 30, rows: int = 200_003, features: int =
 CASES = {"unfuse-activation": fused, "matmul-of-parts": wide, "embedding-bag-as-sum": bags}
 
 
+def seconds(found: SearchResult) -> float:
+    """Of the plan nearest to the bound."""
+    return (found.proved or found.cost).time
+
+
 def rules_of(found: SearchResult) -> set[str]:
     return {step.rule for step in found.derivation}
 
@@ -69,12 +74,12 @@ def test_a_rewrite_helps_only_with_its_parallelization(rule: str):
     joint, sequential = (run(graph, machine, strategy) for strategy in ("joint", "sequential"))
     assert rule in rules_of(joint)
     assert rule not in rules_of(sequential)
-    assert joint.cost.time < 0.97 * sequential.cost.time
+    assert seconds(joint) < 0.97 * seconds(sequential)
     # On one device the rewrite is no help: that is why the other does not find it.
     assert rule not in rules_of(run(graph, one_device(machine)))
     # Nor is the plan found without the rule.
     without = run(graph, machine, rules=f"common+~{rule}")
-    assert joint.cost.time < 0.97 * without.cost.time
+    assert seconds(joint) < 0.97 * seconds(without)
     rewritten = replay(graph, joint.derivation)
     assert joint.joint is not None
     assert rewritten.outputs == joint.joint.rewritten.outputs
