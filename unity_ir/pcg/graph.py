@@ -29,7 +29,7 @@ LEAVES = ("input", "weight", "constant")
 class Node:
     """One operator application, or a leaf. Never made directly: see `leaf`, `apply`, `parallel`."""
 
-    __slots__ = ("__weakref__", "attributes", "op", "operands", "types", "view")
+    __slots__ = ("__weakref__", "_analysis", "attributes", "op", "operands", "types", "view")
 
     op: str
     operands: tuple[Value, ...]
@@ -75,8 +75,12 @@ class Node:
     @property
     def analysis(self) -> Analysis:
         """The TDL line of a compute node, bound to its operands' global shapes."""
-        shapes, dtypes = (tuple(v.shape for v in self.operands), tuple(v.dtype for v in self.operands))
-        return self.operator.bind(shapes, self.attributes, dtypes)
+        try:
+            return self._analysis
+        except AttributeError:
+            shapes, dtypes = (tuple(v.shape for v in self.operands), tuple(v.dtype for v in self.operands))
+            self._analysis: Analysis = self.operator.bind(shapes, self.attributes, dtypes)
+            return self._analysis
 
     @property
     def configuration(self) -> Configuration:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from types import MappingProxyType
 
@@ -343,7 +343,12 @@ def as_layout(assignment: Assignment) -> Layout:
 def placed_roles(node: Node, mesh: Mesh) -> Assignment:
     """What each mesh axis does in a node that has a view."""
     assert node.view is not None
-    return axes_of(node.view, tuple(_grid_degrees(node)), mesh, node.op)
+    return _axes_of(node.view, tuple(_grid_degrees(node)), mesh, node.op)
+
+
+@lru_cache(maxsize=65536)
+def _axes_of(view: View, order: tuple[GridRole, ...], mesh: Mesh, name: str) -> Assignment:
+    return axes_of(view, order, mesh, name)
 
 
 @dataclass(frozen=True)

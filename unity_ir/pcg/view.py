@@ -9,8 +9,8 @@ they hold the same pieces and the same gradients (Megatron's replicated operator
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -46,9 +46,10 @@ def _axis_text(axis: Axis) -> str:
     return f"[{', '.join(f'{f} @ {s}' for f, s in axis)}]"
 
 
-def _offsets(axes: Iterable[Axis]) -> list[int]:
+@lru_cache(maxsize=4096)
+def _offsets(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     flat = [pair for axis in axes for pair in axis]
-    return [
+    return tuple(
         sum(c * s for c, (_, s) in zip(coordinates, flat, strict=True))
         for coordinates in product(*(range(f) for f, _ in flat))
-    ]
+    )

@@ -23,7 +23,7 @@ from unity_ir.search.exact import Solver
 from unity_ir.search.finer import finer
 from unity_ir.search.messages import Messages
 from unity_ir.search.shared import ROUNDED, SharedTerms, certain, sharpened
-from unity_ir.search.space import AxisGroup, Spaces
+from unity_ir.search.space import AxisGroup, Ints, Spaces
 
 TABLES = 60_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
@@ -40,11 +40,14 @@ PASSES = 4
 MERGES = (2, 1, 0)
 """How coarsely dims are told apart (see `search/space.py`, `merged_dims`), one after the other."""
 
-CLOSE = 5e-4
-"""A plan this near the bound (as a part of it) is good enough."""
+CLOSE = 1e-7
+"""A plan this near the bound (as a part of it) is proved to be the fastest."""
 
 NEAR = 3e-3
-"""A bound this near a plan is not worth more messages."""
+"""A bound this near a plan is not worth many more messages: ..."""
+
+CHEAP = 100_000_000
+"""... only such as take fewer steps."""
 
 SLOW = 2e-3
 """A bound that passes raise by less, and that leaves half the rows, is not worth another."""
@@ -95,13 +98,14 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float
     The bound after as many messages as it takes to be near what is known: first where few layouts are told apart, and
     of finer ones only those with rows that may still be part of something better.
     """
-    best, coarse = 0.0, None
+    best = 0.0
+    passed: list[tuple[SharedTerms, list[Ints]]] = []
     for merge in MERGES:
         spaces = Spaces(machine, by_count=True, merge=merge)
         terms = SharedTerms(Solver(spaces, optimizer, stepwise=True), graph)
         problem = terms.problem()
-        if coarse is not None:
-            left = finer(*coarse, terms)
+        if passed:
+            left = finer(*passed[-1], terms)
             if not all(map(len, left)):
                 return known
             problem = problem.among(left)
@@ -110,17 +114,18 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float
         best = max(best, _passed(Messages(problem), known))
         if known <= best * (1 + NEAR):
             break
-        coarse = terms, problem.rows
+        passed = [(terms, problem.rows)]
     return best or _alone(graph, machine, optimizer)
 
 
 def _passed(messages: Messages, known: float) -> float:
-    """The bound after passes there and back, until it is near what is known, or these hardly help."""
+    """The bound after passes there and back, until it is what is known, or these hardly help or take too long."""
     limit, best = known * (1 + ROUNDED), messages.bound
     for _ in range(PASSES):
         rows = messages.rows
         for passed in (messages.forward, messages.backward):
-            if known <= passed(limit) * (1 + NEAR):
+            least = passed(limit)
+            if known <= least * (1 + CLOSE) or (known <= least * (1 + NEAR) and messages.problem.steps() > CHEAP):
                 return min(known, messages.bound)
         if messages.bound < best * (1 + SLOW) and 2 * messages.rows > rows:
             break

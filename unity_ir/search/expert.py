@@ -57,6 +57,18 @@ def weighted(node: Node) -> int | None:
     return weights[0] if len(weights) == 1 and multiplies else None
 
 
+def matrices(graph: Graph) -> dict[Node, int | None]:
+    """What `weighted` says of every node, of those that are alike once."""
+    seen: dict[object, int | None] = {}
+    found: dict[Node, int | None] = {}
+    for node in graph.nodes():
+        key = node.op, node.attributes, tuple((v.type, v.node.op == "weight") for v in node.operands)
+        if key not in seen:
+            seen[key] = weighted(node)
+        found[node] = seen[key]
+    return found
+
+
 def table(node: Node) -> int | None:
     """The operand whose rows an operator picks by ids."""
     if not node.is_compute:
@@ -109,13 +121,13 @@ def batched(mesh: Mesh, axes: range) -> Callable[[Value], Layout | None]:
 
 def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """For every number of inner axes on which products are divided."""
-    mesh = machine.mesh
+    mesh, dense = machine.mesh, matrices(graph)
     for data in range(len(mesh.sizes) + 1):
 
         def choose(node: Node, axis: int, followed: str | None, data: int = data) -> GridRole | None:
             if axis < data or followed is not None:
                 return None
-            matrix = weighted(node)
+            matrix = dense[node]
             if matrix is not None:
                 return column(node, matrix)
             ids = table(node)
@@ -140,11 +152,11 @@ def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
 def weird_trick(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """Dense layers by columns on every number of inner axes, those of few columns by samples."""
-    mesh = machine.mesh
+    mesh, dense = machine.mesh, matrices(graph)
     for data in range(len(mesh.sizes) + 1):
 
         def choose(node: Node, axis: int, followed: str | None, data: int = data) -> GridRole | None:
-            matrix = weighted(node)
+            matrix = dense[node]
             return column(node, matrix) if matrix is not None and axis >= data else followed
 
         yield _by_samples(graph, mesh, choose)

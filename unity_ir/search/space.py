@@ -315,9 +315,10 @@ class LayoutSpace:
         """
         n, moves = len(self._stays), self._moves
         # [target, source]: rows, which are copied, lie together.
-        to_all = np.full((n, len(sources)), np.inf, dtype=np.float32 if single else np.float64)
+        precision: Any = np.float32 if single else np.float64
+        to_all: Floats = np.full((n, len(sources)), np.inf, dtype=precision)
         to_all[sources, np.arange(len(sources))] = 0.0
-        seconds = self._move_seconds.astype(to_all.dtype)
+        seconds: Floats = self._move_seconds.astype(precision)
         sets = [(moves.sources[at], moves.targets[at], seconds[at][:, None]) for at in moves.lie if at.stop > at.start]
         while sets:
             before = to_all.copy()

@@ -72,6 +72,18 @@ def test_messages_are_a_bound_and_slack_never_drops_a_better_choice(seed: int):
 
 
 @given(st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_rows_dropped_on_the_way_are_in_no_better_choice(seed: int):
+    problem = random_problem(seed)
+    least = min(total(problem, c) for c in choices(problem))
+    messages = Messages(problem)
+    for turn in range(6):
+        bound = (messages.backward if turn % 2 else messages.forward)(least * (1 + 1e-9) + 1e-9)
+        assert bound <= least * (1 + 1e-9) + 1e-9
+        assert min(total(problem, c) for c in choices(problem)) == pytest.approx(least)
+
+
+@given(st.integers(0, 10**6))
 @settings(max_examples=50, deadline=None)
 def test_two_passes_are_exact_on_a_chain(seed: int):
     random = np.random.default_rng(seed)
