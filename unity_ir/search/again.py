@@ -8,6 +8,8 @@ activations (Chen et al., 2016, cut a network into equal parts).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from unity_ir.cost.keeps import Keeps
 from unity_ir.pcg.graph import Graph, Node, Value
 
@@ -20,6 +22,7 @@ class Kept:
 
     def __init__(self, graph: Graph | None):
         self._keeps = None if graph is None else Keeps(graph)
+        self._outputs = frozenset[Value]() if graph is None else frozenset(graph.outputs)
         self.may_recompute = frozenset[Node]() if graph is None else may_recompute(graph, self._keeps)
 
     def value(self, value: Value) -> bool:
@@ -33,6 +36,10 @@ class Kept:
     def operands(self, node: Node) -> tuple[bool, ...]:
         """Which operands the operator's own backward reads."""
         return (True,) * len(node.operands) if self._keeps is None else self._keeps.operands(node)
+
+    def relayed(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
+        """Whether a value is kept where users find it: the backward of any of them reads it, or it is an output."""
+        return value in self._outputs or any(self.operands(user)[slot] for user, slot in uses)
 
 
 NOTHING = Kept(None)

@@ -408,7 +408,7 @@ class Terms:
             if self.relayed(value):
                 relay = self._relay(value)
                 training = self.training(value, [user for user, _ in self.uses[value]])
-                kept = self.keeps.results(node)[i]
+                kept = self.keeps.relayed(value, self.uses[value])
                 self._link(value, own, kind.made[i], relay, self.kinds[relay].needs[0], training, kept)
 
     def _link(

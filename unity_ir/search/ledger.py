@@ -107,11 +107,12 @@ class Ledger:
                     terms.training(value, [node]),
                     keeps.operands(node)[i],
                 )
-            for value, kept in zip(node.results, keeps.results(node), strict=True):
+            for value in node.results:
                 if terms.relayed(value):
                     every = np.arange(len(solver.space(value)))
                     relay = self._relay(value)
-                    training = terms.training(value, [user for user, _ in terms.uses[value]])
+                    uses = terms.uses[value]
+                    training, kept = terms.training(value, [user for user, _ in uses]), keeps.relayed(value, uses)
                     self._way(value, own, self._made(node, value), relay, every, training, kept)
         self._touching: list[list[_Way]] = [[] for _ in self.keys]
         for way in self.ways:
