@@ -232,9 +232,15 @@ class LayoutSpace:
         there, back = self._there, self._back
         seconds = self._cheapest[np.ix_(there[sources], there[targets])]
         if training:
-            seconds = seconds + self._cheapest[np.ix_(back[targets], back[sources])].T
-        same = there[sources][:, None] == there[targets]
-        return seconds + FREE_MOVE * (same & (sources[:, None] != targets))
+            seconds += self._home[np.ix_(back[sources], back[targets])]
+        # Going by another name counts as a free move: pairs of layouts that stand for the same.
+        order = np.argsort(there[targets], kind="stable")
+        ends = np.searchsorted(there[targets][order], [there[sources], there[sources] + 1])
+        many = ends[1] - ends[0]
+        source = np.repeat(np.arange(len(sources)), many)
+        target = order[np.arange(len(source)) + np.repeat(ends[0] - np.cumsum(many) + many, many)]
+        seconds[source, target] += FREE_MOVE * (sources[source] != targets[target])
+        return seconds
 
     def arriving(self, sources: Ints, targets: Ints) -> Floats:
         """Bytes of what a reshard makes [source, target]; none where pieces only go by another name."""
@@ -285,6 +291,11 @@ class LayoutSpace:
     def mostly(self, sources: int, targets: int) -> bool:
         """Whether so many are most of the layouts without REPEAT."""
         return 3 * sources * targets > len(self._stays) ** 2
+
+    @cached_property
+    def _home(self) -> Floats:
+        """As `_cheapest`, by where moves lead and where they start."""
+        return np.ascontiguousarray(self._cheapest.T)
 
     @cached_property
     def _least(self) -> tuple[npt.NDArray[np.bool_], Singles]:
