@@ -22,6 +22,10 @@ from unity_ir.search.tofu import tofu
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
 
+AXES = 9
+"""Axes of a machine up to which Tofu's plans are looked at: each axis is cut by itself, and what it takes to go between
+such layouts of more axes is too long to find."""
+
 ByHand = Callable[[Graph, Machine, Optimizer], Graph]
 
 BY_HAND: Sequence[ByHand] = (
@@ -39,7 +43,7 @@ Plan = tuple[Graph, PlanCost]
 
 def by_hand(graph: Graph, machine: Machine, optimizer: Optimizer) -> Iterator[Plan]:
     """The plans by hand of a serial graph, and what they cost."""
-    for strategy in BY_HAND:
+    for strategy in BY_HAND if len(machine.mesh.sizes) <= AXES else BY_HAND[:-1]:
         try:
             plan = strategy(graph, machine, optimizer)
         except UnityError:
