@@ -112,7 +112,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=[*SUMMIT, *DGX])
     parser.add_argument("--gpus", nargs="*", type=int, default=sorted({*SUMMIT_GPUS, *DGX_GPUS}))
     parser.add_argument("--strategies", nargs="*", default=STRATEGIES)
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds a search may take, joint four times as long")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds a search may take (joint: x 4)")
     parser.add_argument("--jobs", type=int, default=1, help="searches at a time; seconds are then of busy cores")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
