@@ -22,8 +22,10 @@ from unity_ir.search.assign import assign
 from unity_ir.search.exact import Solver
 from unity_ir.search.finer import finer
 from unity_ir.search.messages import Messages
-from unity_ir.search.shared import ROUNDED, SharedTerms, certain, sharpened
+from unity_ir.search.problem import Problem
+from unity_ir.search.shared import ROUNDED, Part, SharedTerms, certain, sharpened
 from unity_ir.search.space import AxisGroup, Ints, Spaces
+from unity_ir.search.stepwise import StepwiseBetween
 
 TABLES = 60_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
@@ -109,13 +111,20 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float
             if not all(map(len, left)):
                 return known
             problem = problem.among(left)
-        if problem.steps() > steps:
+        if problem.steps() + _relaxing(problem) > steps:
             break
         best = max(best, _passed(Messages(problem), known))
         if known <= best * (1 + NEAR):
             break
         passed = [(terms, problem.rows)]
     return best or _alone(graph, machine, optimizer)
+
+
+def _relaxing(problem: Problem) -> int:
+    """Sums it takes, about, to find the seconds between all layouts."""
+    ways = [k.between.whole if isinstance(k.between, Part) else k.between for k in problem.links]
+    spaces = {id(way.space): way.space for way in ways if isinstance(way, StepwiseBetween)}
+    return sum(space.steps for space in spaces.values())
 
 
 def _passed(messages: Messages, known: float) -> float:

@@ -288,6 +288,11 @@ class LayoutSpace:
             filled[missing] = True
         return seconds if self.mostly(len(sources), len(targets)) else seconds[np.ix_(sources, targets)]
 
+    @property
+    def steps(self) -> int:
+        """Sums it takes, about, to relax all moves from all layouts once."""
+        return len(self._moves.sources) * len(self._stays)
+
     def mostly(self, sources: int, targets: int) -> bool:
         """Whether so many are most of the layouts without REPEAT."""
         return 3 * sources * targets > len(self._stays) ** 2
