@@ -260,7 +260,7 @@ def test_equal_names_mean_equal_texts(drawn: Any) -> None:
     for name, text in kernels.items():
         # Nothing is loaded or computed twice.
         values = [line.split(" = ", 1)[1] for line in text.splitlines() if line.startswith("    ") and " = " in line]
-        assert "matmul" in name or len(values) == len(set(values)), text
+        assert "matmul" in name or "attention" in name or len(values) == len(set(values)), text
 
 
 @pytest.mark.parametrize(("name", "products", "others"), [("attention", 2, 1), ("attention_grad", 5, 2)])

@@ -70,6 +70,7 @@ def test_equal_nodes_are_one_and_different_ones_are_not():
 def test_unused_nodes_are_forgotten():
     x = leaf("input", TYPE, name="only here").result
     kept = apply("relu", [x])
+    gc.collect()
     before = len(module._interned)
     for _ in range(3):
         x = apply("gelu", [x]).result

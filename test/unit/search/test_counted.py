@@ -27,6 +27,7 @@ from unity_ir.search.messages import Messages
 from unity_ir.search.problem import between, port
 from unity_ir.search.run import run
 from unity_ir.search.sample import sample
+from unity_ir.search.shared import sharpened
 from unity_ir.search.space import LayoutSpace, Spaces, role_counts
 from unity_ir.search.space import counted as counted_groups
 from unity_ir.search.stepwise import StepwiseBetween
@@ -101,7 +102,7 @@ def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
 def test_a_counted_plan_spelled_out_computes_the_same_and_is_not_below_its_sum(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 6), dims=DIMS)
     solver = Solver(Spaces(machine, by_count=True), SGD)
-    found = solver.solve(graph)
+    found = sharpened(solver, graph, solver.solve(graph))
     plan = assign(graph, found, solver)
     assert plan is not None
     assert erase(plan) == graph

@@ -31,7 +31,7 @@ TILE = 8192
 """Elements of a tile: the interpreter's time is per tile, whatever its size, and 16 warps hold a few of them."""
 LONGEST_ROW = 16384
 """Rows up to this long are one tile, loaded once; longer ones are read in a loop, once per reduction."""
-LOOPED = 4096
+LOOPED = 2048
 """Columns of a tile in such a loop: what is kept from tile to tile takes registers beside it."""
 ROWS_IN_A_SEGMENT = 64
 """Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
