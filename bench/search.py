@@ -2,13 +2,15 @@
 Every strategy on every model and machine, scored by one simulator.
 
     python bench/search.py [--models M ..] [--gpus N ..] [--strategies S ..] [--limit SECONDS] [--jobs N] [--json FILE]
+        [--resume]
 
 Unity's seven models on Summit with its batches per GPU (section 6.1), and GPT-2, Llama 3 8B and a mixture of experts on
 DGX H100. Each search is a process of its own, so that caches are cold and its memory is its own. A cell is the
 simulated time of an iteration as it is emitted, communication overlapped, and in brackets that with every move waited
 for; beside them the seconds of joint's search, its peak memory, and how far the plan is from the bound. `ratio`
 is the best other strategy's time by joint's: what the paper's speed-ups are to the best of what there was. Exits with
-code 1 where joint is slower than another.
+code 1 where joint is slower than another. The file is written after every search; with `--resume` what is in it is not
+searched again.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import argparse
 import json
 import platform
 import resource
+import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from models import processor
@@ -76,12 +80,12 @@ def one(model: str, where: str, strategy: str) -> dict[str, Any]:
 
     graph, machine = from_text(model), load(where)
     optimizer = Optimizer("adam" if model.partition(",")[0] in ADAM else "sgd")
-    start = time.perf_counter()
+    start, started = time.perf_counter(), time.process_time()
     try:
         found = run(graph, machine, strategy, optimizer)
     except UnityError as error:
         return {"refused": str(error)}
-    seconds = time.perf_counter() - start
+    seconds, processor_seconds = time.perf_counter() - start, time.process_time() - started
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     plan = cost(found.graph, machine, optimizer)
     times = simulated(found.graph, plan, optimizer)
@@ -90,21 +94,59 @@ def one(model: str, where: str, strategy: str) -> dict[str, Any]:
         "waited for": times.waiting,
         "peak bytes": times.peak,
         "search seconds": seconds,
+        "cpu seconds": processor_seconds,
         "search bytes": memory,
         "gap": found.gap,
         "derivation": [str(step) for step in found.derivation],
     }
 
 
-def alone(model: str, where: str, strategy: str, limit: float) -> dict[str, Any]:
-    """What `one` gives in a new process."""
-    command = [sys.executable, __file__, "--one", model, where, strategy]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        return {"refused": f"> {limit:.0f} s"}
+LAST = ("unity", "mcmc")
+"""The slowest strategies: every cell is searched by the others first."""
+
+Found = dict[str, dict[str, Any]]
+
+
+def alone(model: str, where: str, strategy: str, limit: int) -> dict[str, Any]:
+    """What `one` gives in a new process of at most `limit` seconds of one core."""
+    command = [sys.executable, __file__, "--one", model, where, strategy, str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if -done.returncode == signal.SIGXCPU:
+        return {"refused": f"> {limit} s"}
     lines = done.stderr.strip().splitlines()
     return json.loads(done.stdout) if done.returncode == 0 else {"refused": lines[-1] if lines else "failed"}
+
+
+def times(found: Found, which: str = "overlapped") -> dict[str, float]:
+    """Simulated seconds by strategy, of those that found a plan."""
+    return {s: f[which] for s, f in found.items() if which in f}
+
+
+def ratio(found: Found) -> float | None:
+    """The best other strategy's time by joint's."""
+    seconds = times(found)
+    others = [t for s, t in seconds.items() if s != "joint"]
+    return min(others) / seconds["joint"] if others and "joint" in seconds else None
+
+
+def table(title: str, strategies: list[str], rows: list[tuple[str, int, Found]]) -> Table:
+    out = Table(title=title)
+    out.add_column("model")
+    for heading in ("GPUs", *strategies, "ratio", "joint: s", "cpu s", "GB", "gap"):
+        out.add_column(heading, justify="right")
+    for model, gpus, found in rows:
+        seconds, waiting, joint = times(found), times(found, "waited for"), found.get("joint", {})
+        of = ratio(found)
+        out.add_row(
+            model.partition(",")[0],
+            str(gpus),
+            *(f"{seconds[s] * 1e3:.1f} ({waiting[s] * 1e3:.1f})" if s in seconds else "-" for s in strategies),
+            "" if of is None else f"{of:.3f}",
+            *(f"{joint[key]:.1f}" if key in joint else "" for key in ("search seconds", "cpu seconds")),
+            f"{joint['search bytes'] / 1e9:.2f}" if "search bytes" in joint else "",
+            "" if joint.get("gap") is None else f"{joint['gap']:.2%}",
+        )
+    return out
 
 
 def main() -> int:
@@ -112,60 +154,63 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=[*SUMMIT, *DGX])
     parser.add_argument("--gpus", nargs="*", type=int, default=sorted({*SUMMIT_GPUS, *DGX_GPUS}))
     parser.add_argument("--strategies", nargs="*", default=STRATEGIES)
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds a search may take (joint: x 4)")
+    parser.add_argument("--limit", type=int, default=120, help="seconds of a core a search may take (joint: x 4)")
     parser.add_argument("--jobs", type=int, default=1, help="searches at a time; seconds are then of busy cores")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep what the file has")
     options = parser.parse_args()
     machine = f"{processor()}, Python {platform.python_version()}"
-    table = Table(title=f"simulated ms of an iteration, as emitted (waited for); {machine}, {options.jobs} at a time")
-    table.add_column("model")
-    table.add_column("GPUs", justify="right")
-    for strategy in options.strategies:
-        table.add_column(strategy, justify="right")
-    for heading in ("ratio", "joint: s", "GB", "gap"):
-        table.add_column(heading, justify="right")
-    rows: list[dict[str, Any]] = []
-    slower: list[str] = []
     wanted = cells(options.models, options.gpus)
-    pool = ThreadPoolExecutor(options.jobs)
-    limits = {s: options.limit * (4 if s == "joint" else 1) for s in options.strategies}
-    runs = {(m, w): {s: pool.submit(alone, m, w, s, limit) for s, limit in limits.items()} for m, w, _ in wanted}
-    for model, where, gpus in wanted:
-        found = {s: run.result() for s, run in runs[model, where].items()}
-        rows.append({"model": model, "machine": where, "gpus": gpus, "found": found})
-        times = {s: f["overlapped"] for s, f in found.items() if "overlapped" in f}
-        waiting = {s: f["waited for"] for s, f in found.items() if "overlapped" in f}
-        others = [t for s, t in times.items() if s != "joint"]
-        joint = found.get("joint", {})
-        ratio = min(others) / times["joint"] if others and "joint" in times else None
-        if ratio is not None and ratio < 1 - 1e-9:
-            slower.append(f"{model} on {where}: {min(times, key=times.__getitem__)} is faster")
-        gap = joint.get("gap")
-        print(f"{model} on {where}: { ({s: f'{t * 1e3:.2f}' for s, t in times.items()}) }", file=sys.stderr, flush=True)
-        table.add_row(
-            model.partition(",")[0],
-            str(gpus),
-            *(f"{times[s] * 1e3:.1f} ({waiting[s] * 1e3:.1f})" if s in times else "-" for s in options.strategies),
-            "" if ratio is None else f"{ratio:.2f}",
-            f"{joint['search seconds']:.1f}" if "overlapped" in joint else "",
-            f"{joint['search bytes'] / 1e9:.2f}" if "overlapped" in joint else "",
-            "" if gap is None else f"{gap:.2%}",
-        )
-    console = Console(width=180)
-    console.print(table)
-    for line in slower:
-        console.print(line)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        paper = {model: says for model, (_, says) in SUMMIT.items()}
-        options.json.write_text(
-            json.dumps({"machine": machine, "jobs": options.jobs, "paper": paper, "rows": rows}, indent=2) + "\n"
-        )
-    return int(bool(slower))
+    results: dict[tuple[str, str], Found] = {(model, where): {} for model, where, _ in wanted}
+    if options.resume and options.json.exists():
+        for row in json.loads(options.json.read_text())["rows"]:
+            if (row["model"], row["machine"]) in results:
+                results[row["model"], row["machine"]] = row["found"]
+    writing = Lock()
+
+    def search(model: str, where: str, strategy: str) -> None:
+        limit = options.limit * (4 if strategy == "joint" else 1)
+        found = alone(model, where, strategy, limit)
+        with writing:
+            results[model, where][strategy] = found
+            said = f"{found['overlapped'] * 1e3:.2f} ms, {found['cpu seconds']:.1f} s" if "gap" in found else found
+            print(f"{model} on {where}: {strategy} {said}", file=sys.stderr, flush=True)
+            if options.json:
+                save(options.json, machine, options.jobs, wanted, results)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for slow in (False, True):
+            for model, where, _ in wanted:
+                for strategy in options.strategies:
+                    if (strategy in LAST) == slow and strategy not in results[model, where]:
+                        pool.submit(search, model, where, strategy)
+    title = f"simulated ms of an iteration, as emitted (waited for); {machine}, {options.jobs} at a time"
+    console = Console(width=200)
+    console.print(table(title, options.strategies, [(m, gpus, results[m, w]) for m, w, gpus in wanted]))
+    slower = False
+    for model, where, _ in wanted:
+        of = ratio(results[model, where])
+        if of is not None and of < 1 - 1e-9:
+            slower = True
+            seconds = times(results[model, where])
+            console.print(f"{model} on {where}: {min(seconds, key=seconds.__getitem__)} is faster by {1 / of - 1:.3%}")
+    return int(slower)
+
+
+def save(
+    path: Path, machine: str, jobs: int, wanted: list[tuple[str, str, int]], results: dict[tuple[str, str], Found]
+) -> None:
+    """Write what is known so far."""
+    paper = {model: says for model, (_, says) in SUMMIT.items()}
+    rows = [{"model": m, "machine": w, "gpus": gpus, "found": results[m, w]} for m, w, gpus in wanted]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine, "jobs": jobs, "paper": paper, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
+        if len(sys.argv) > 5:
+            resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[5]), int(sys.argv[5]) + 5))
         print(json.dumps(one(*sys.argv[2:5])))
     else:
         raise SystemExit(main())
