@@ -70,8 +70,8 @@ def fastest(plans: Sequence[Plan], optimizer: Optimizer) -> Plan:
     """The plan that takes the least time as emitted: the first, unless another that fits the devices takes less."""
     best, *others = plans
     seconds = as_emitted(best, optimizer)
-    for graph, priced in others:
-        other = as_emitted((graph, priced), optimizer)
-        if other < seconds * FASTER and fits(graph, priced, optimizer):
-            best, seconds = (graph, priced), other
+    for plan in others:
+        other = as_emitted(plan, optimizer)
+        if other < seconds * FASTER and fits(*plan, optimizer):
+            best, seconds = plan, other
     return best
