@@ -15,13 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import comb, prod
 
+import numpy as np
+
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.assign import assign
-from unity_ir.search.exact import Solver
+from unity_ir.search.exact import BEST, Solver, among_best
 from unity_ir.search.finer import finer
 from unity_ir.search.messages import Messages
+from unity_ir.search.ordered import told
 from unity_ir.search.problem import Problem
 from unity_ir.search.shared import ROUNDED, Part, SharedTerms, certain, sharpened
 from unity_ir.search.space import AxisGroup, Ints, Spaces
@@ -50,6 +53,9 @@ NEAR = 3e-3
 
 CHEAP = 100_000_000
 """... only such as take fewer steps."""
+
+ABOVE = (5e-3, 2e-2, 1e-1)
+"""How far above the bound orders of axes are told apart, as a part of it, one after the other."""
 
 SLOW = 2e-3
 """A bound that passes raise by less, and that leaves half the rows, is not worth another."""
@@ -89,7 +95,10 @@ def _bound(
     if _tables(graph, groups) <= TABLES and _rows(graph, groups) <= ROWS:
         solver = Solver(Spaces(machine, by_count=True), optimizer)
         found = sharpened(solver, graph, solver.solve(graph))
-        return found.bound, assign(graph, found, solver) if known > found.bound * (1 + CLOSE) else None
+        if known <= found.bound * (1 + CLOSE):
+            return found.bound, None
+        plan = assign(graph, found, solver)
+        return _ordered(graph, machine, optimizer, found.bound, known, plan)
     if _rows(graph, groups) <= ROWS:
         return _messages(graph, machine, optimizer, known, steps), None
     return _alone(graph, machine, optimizer), None
@@ -125,6 +134,57 @@ def _relaxing(problem: Problem) -> int:
     ways = [k.between.whole if isinstance(k.between, Part) else k.between for k in problem.links]
     spaces = {id(way.space): way.space for way in ways if isinstance(way, StepwiseBetween)}
     return sum(space.steps for space in spaces.values())
+
+
+def _ordered(
+    graph: Graph, machine: Machine, optimizer: Optimizer, least: float, known: float, plan: Graph | None
+) -> tuple[float, Graph | None]:
+    """
+    The bound and a plan, where axes are counted but those that divide one dim are in some order.
+
+    First only rows are told apart that may be in a choice a little above the bound: either it rises to there, or the
+    best choice among them is the best of all.
+    """
+    best = np.inf if plan is None else _seconds(plan, machine, optimizer)
+    terms = SharedTerms(Solver(Spaces(machine, by_count=True), optimizer, stepwise=True), graph)
+    for part in ABOVE:
+        if min(known, best) <= least * (1 + NEAR):
+            break
+        limit = min(known, best, least * (1 + part))
+        counts = Messages(terms.problem())
+        found = told(terms, counts.problem) if _below(counts, limit) else None
+        if found is None:
+            break
+        problem, rows = found
+        orders = Messages(problem)
+        if not _below(orders, limit):
+            least = max(least, limit)
+            continue
+        least = max(least, min(limit, orders.bound))
+        (seconds, chosen), _ = among_best(orders.problem, orders.slack, BEST)
+        counted = [int(of[row]) for of, row in zip(rows, chosen, strict=True)]
+        other = assign(graph, terms.chosen(counts.problem, seconds, counted, least), terms.solver)
+        if other is not None and _seconds(other, machine, optimizer) < best:
+            plan, best = other, _seconds(other, machine, optimizer)
+    return least, plan
+
+
+def _seconds(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
+    """What a plan takes; infinite if it does not fit."""
+    found = cost(plan, machine, optimizer)
+    return found.time if found.memory_bytes <= machine.device.memory else np.inf
+
+
+def _below(messages: Messages, limit: float) -> bool:
+    """Whether passes that drop what is above a limit leave any choice below it."""
+    for _ in range(PASSES):
+        rows = messages.rows
+        for passed in (messages.forward, messages.backward):
+            if passed(limit) >= limit:
+                return False
+        if 10 * messages.rows > 9 * rows:
+            break
+    return True
 
 
 def _passed(messages: Messages, known: float) -> float:

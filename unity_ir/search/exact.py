@@ -273,7 +273,7 @@ def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
         messages.forward()
         before = messages.bound
         messages.backward()
-        found, few = _among_best(problem, messages.slack, few)
+        found, few = among_best(problem, messages.slack, few)
         if found[0] < best:
             best, chosen = found
         left = messages.prune(best * (1 + TOLERANCE) - before)
@@ -288,7 +288,7 @@ def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
     return best, chosen, min(best, messages.bound)
 
 
-def _among_best(problem: Problem, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
+def among_best(problem: Problem, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
     """The best choice among a few rows of each variable, and of how many; fewer if that takes too long."""
     while True:
         among = [np.sort(np.argsort(s, kind="stable")[:few]) for s in slack]
@@ -345,7 +345,10 @@ class Terms:
 
     def plan(self, problem: Problem) -> ExactPlan:
         """The least choice among the rows that a problem of this graph has left."""
-        seconds, chosen, bound = _minimum(problem, self.solver.memo)
+        return self.chosen(problem, *_minimum(problem, self.solver.memo))
+
+    def chosen(self, problem: Problem, seconds: float, chosen: Sequence[int], bound: float) -> ExactPlan:
+        """The choice of these rows, of what a problem of this graph has left."""
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
         layouts = {key: self.found(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
         rests = {

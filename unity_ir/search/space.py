@@ -73,12 +73,16 @@ def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
     return tuple(out)
 
 
-def counted(machine: Machine) -> tuple[AxisGroup, ...]:
-    """The machine's axes, outermost first, with equal ones of a level in one group that is counted."""
-    alike: dict[tuple[int, int], list[int]] = {}
+def counted(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
+    """
+    The machine's axes, outermost first, with equal ones of a level in one group that is counted.
+
+    Groups end before the axes `cuts`, too: the more there are, the less of the order of axes is forgotten.
+    """
+    alike: dict[tuple[int, int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):
-        alike.setdefault((level, size), []).append(axis)
-    return tuple(AxisGroup(tuple(axes), (of,), len(axes)) for of, axes in alike.items())
+        alike.setdefault((sum(cut <= axis for cut in cuts), level, size), []).append(axis)
+    return tuple(AxisGroup(tuple(axes), ((level, size),), len(axes)) for (_, level, size), axes in alike.items())
 
 
 @lru_cache(maxsize=16)
@@ -273,6 +277,16 @@ class LayoutSpace:
     def stands(self) -> tuple[Ints, Ints]:
         """For each layout the numbers, among those without REPEAT, of the one that stands for it and for its dual."""
         return self._there, self._back
+
+    @property
+    def stays(self) -> Ints:
+        """The layouts without REPEAT, ..."""
+        return self._stays
+
+    @property
+    def moves(self) -> tuple[Ints, Ints, Floats]:
+        """... and the moves between them: from which, to which, by their place among these, and seconds."""
+        return self._moves.sources, self._moves.targets, self._move_seconds
 
     def least(self, sources: Ints, targets: Ints) -> Singles:
         """
@@ -512,7 +526,10 @@ class Spaces:
 
     machine: Machine
     cuts: tuple[int, ...] | None = None
-    """Where the machine's axes are cut into groups that have one role; None for every axis on its own."""
+    """
+    Where the machine's axes are cut into groups that have one role, or that are counted. None: every axis is on its
+    own, or all equal ones of a level are counted.
+    """
     by_count: bool = False
     """Whether equal axes of a level are counted instead: less than what any layout of the axes themselves costs."""
     merge: int = 0
@@ -526,7 +543,7 @@ class Spaces:
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
         if self.by_count:
-            return counted(self.machine)
+            return counted(self.machine, *(self.cuts or ()))
         axes = len(self.machine.mesh.sizes)
         return grouped(self.machine, *(range(1, axes) if self.cuts is None else self.cuts))
 
