@@ -80,6 +80,27 @@ OTHERS: list[tuple[str, Any]] = [
         ((20, 8), (21, 8), (21, 20, 9)),
     ),
 ]
+_SAVED = "let p[i, j] = exp(0.1 * sum[e](q[i, e] * k[j, e]) - l[i]);"
+FACTORS: list[tuple[str, Any, list[str]]] = [
+    # What is subtracted need not be the logarithm of a row's sum.
+    (
+        f"shift(q, k, v, l)  {_SAVED} out[i, d] = sum[t](p[i, t] * v[t, d])",
+        ((40, 3), (45, 3), (45, 9), (40,)),
+        ["rows"],
+    ),
+    (
+        f"gated(q, k, v, l, y, c)  {_SAVED}"
+        " out[t, d] = sum[i](p[i, t] * (c[i, t] + t - i) * sum[x](y[i, x] * v[t, x]) * v[i, d])",
+        ((40, 3), (40, 3), (40, 9), (40,), (40, 9), (40, 40)),
+        ["columns"],
+    ),
+    (
+        f"by_feature(q, k, v, l, y, c)  {_SAVED}"
+        " out[t, d] = sum[i](p[i, t] * c[d] * sum[x](y[i, x] * v[t, x]) * v[i, d])",
+        ((40, 3), (40, 3), (40, 9), (40,), (40, 9), (9,)),
+        ["matmul", "matmul", "2"],
+    ),
+]
 
 
 def kinds(bound: Bound, dtype: str = "f32", starts: tuple[str, ...] = ()) -> list[str]:
@@ -100,6 +121,23 @@ def test_what_is_no_attention(line: str, shapes: Any, runner: Any) -> None:
     bound = bind(parse_line(line), shapes, {})
     assert "forward" not in kinds(bound)
     check(bound, random_operands(bound, Case(shapes, {}, 2)), "triton", runner)
+
+
+@pytest.mark.parametrize(("line", "shapes", "expected"), FACTORS)
+def test_factors_beside_the_weights(line: str, shapes: Any, expected: list[str], runner: Any) -> None:
+    bound = bind(parse_line(line), shapes, {})
+    assert kinds(bound) == expected
+    check(bound, random_operands(bound, Case(shapes, {}, 2)), "triton", runner)
+
+
+def test_scores_of_minus_infinity_in_whole_tiles(runner: Any) -> None:
+    """Rows of which the first tiles are masked by an infinite bias."""
+    line, shapes, _ = FOUND[1]
+    bound = bind(parse_line(line), shapes, {})
+    operands = random_operands(bound, Case(shapes, {}, 2))
+    operands[3] = np.where(np.arange(70)[:, None] > np.arange(75), -np.inf, operands[3])
+    assert kinds(bound) == ["forward"]
+    check(bound, operands, "triton", runner)
 
 
 GRADIENTS = {

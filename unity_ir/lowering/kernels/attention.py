@@ -8,7 +8,7 @@ the line does not read the logarithms, the forward's kernel computes them first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -342,6 +342,7 @@ def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tupl
     width = body.width(of.free)
     body.tile(scores.q, True, scores.inner)
     largest, total, result = names.new("largest"), names.new("total"), names.new("result")
+    finite = names.new("finite")
     writer.emit(f"{largest} = tl.full((ROWS,), {_NEVER}, tl.float32)")
     writer.emit(f"{total} = tl.zeros((ROWS,), tl.float32)")
     writer.emit(f"{result} = tl.zeros((ROWS, {width}), tl.float32)")
@@ -352,8 +353,10 @@ def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tupl
         inside = body.inside(False, True)
         writer.emit(f"{score} = tl.where({inside}, {text}, {_NEVER})" if inside else f"{score} = {text}")
         writer.emit(f"{new} = tl.maximum({largest}, tl.max({score}, 1))")
-        writer.emit(f"{weight} = tl.exp({score} - {new}[:, None])")
-        writer.emit(f"{kept} = tl.exp({largest} - {new})")
+        # Of a row that so far has no score but minus infinity, nothing is kept; what is added is 0.
+        writer.emit(f"{finite} = tl.where({new} == {_NEVER}, 0.0, {new})")
+        writer.emit(f"{weight} = tl.exp({score} - {finite}[:, None])")
+        writer.emit(f"{kept} = tl.exp({largest} - {finite})")
         writer.emit(f"{total} = {total} * {kept} + tl.sum({weight}, 1)")
         tile = body.tile(of.other, False, of.free)
         weights = f"{weight}.to({tile}.dtype)"
@@ -393,7 +396,7 @@ class _Gradient:
         self.over_columns = over_columns
         vector = tuple(Var(n) for n in (*of.scores.batch, *of.scores.rows))
         self.mean = None if of.mean is None else Access("means", vector)
-        reads: list[Expr] = [saved, *(s.other for s, _ in sums)]
+        reads: list[Expr] = [saved, *(e for s, _ in sums for e in (s.other, *_beside(s.factor, of)))]
         reads += [of.second] if of.second is not None else []
         reads += [self.mean] if self.mean is not None else []
         self.body = _Body(of.scores, place, [o for _, o in sums], reads, rows_move=not over_columns)
@@ -457,6 +460,15 @@ class _Gradient:
             body.product(of.second, "seconds")
         if of.mean is not None and mean is not None:
             writer.define(of.mean, "mean", f"{mean}[:, None]")
+
+
+def _beside(factor: Expr, of: Attention) -> Iterator[Access]:
+    """What a factor reads beside the weights and the reductions, which are made of tiles."""
+    if isinstance(factor, Access):
+        yield factor
+    elif factor not in (of.scores.weights, of.second, of.mean):
+        for child in children(factor):
+            yield from _beside(child, of)
 
 
 def _inner(expr: Expr) -> set[Expr]:

@@ -91,8 +91,10 @@ class Attention:
 
     @property
     def is_forward(self) -> bool:
-        """The one product is that of the weights themselves."""
-        return len(self.sums) == 1 and self.sums[0].over_columns and self.sums[0].factor == self.scores.weights
+        """The one product is that of the weights themselves, whose sums the line computes."""
+        one = self.sums[0]
+        computed = self.scores.saved is None
+        return len(self.sums) == 1 and computed and one.over_columns and one.factor == self.scores.weights
 
 
 def attention(bound: Bound, starts: Mapping[str, str]) -> Attention | None:
@@ -228,7 +230,7 @@ class _Matching:
         kept = {*scores.batch, *(scores.rows if over_columns else (scores.column,))}
         gone = {*(scores.rows if not over_columns else (scores.column,))}
         for factor, other in ((left, right), (right, left)):
-            if isinstance(other, Access) and scores.weights in _parts(factor):
+            if isinstance(other, Access) and scores.weights in _parts(factor) and self.is_tiled(factor, scores):
                 own = self.names(other)
                 free = tuple(n for n in own if n not in gone and n not in scores.batch)
                 made = [n for i in result.indices for n in index_names(i) if self.extents[n] > 1]
@@ -236,6 +238,11 @@ class _Matching:
                 if fits and len(set(own)) == len(own):
                     return Sum(result, factor, other, over_columns, free)
         return None
+
+    def is_tiled(self, factor: Expr, scores: Scores) -> bool:
+        """Whether a factor is one number for each row and column of a batch element."""
+        known = {*scores.batch, *scores.rows, scores.column}
+        return all(n in known or self.extents[n] == 1 for n in free_variables(factor))
 
     def depends(self, expr: Expr, variable: str) -> bool:
         return variable in free_variables(expr)
