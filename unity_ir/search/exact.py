@@ -221,14 +221,14 @@ class Solver:
         if key not in self._leaves:
             rest, space = self.rest(value.node, with_gradient), self.space(value)
             rests = np.flatnonzero(np.isfinite(rest))
-            seconds = rest[rests][:, None] + self.price.reshard(space, rests, np.arange(len(space)), training, kept)
+            seconds = rest[rests][:, None] + self.price.leaf(space, rests, training, kept, value.node.op == "weight")
             best = seconds.argmin(axis=0)
             self._leaves[key] = np.take_along_axis(seconds, best[None], axis=0)[0], rests[best]
         return self._leaves[key]
 
     def _everywhere(self, value: Value, training: bool, kept: bool) -> Floats:
         space = self.space(value)
-        if self.price == TIME:
+        if self.price.byte == 0:
             return space.training if training else space.forward
         key = (value.type, training, kept)
         if key not in self._everywheres:
@@ -322,7 +322,7 @@ class Terms:
         self.whole = whole
         self.nodes = graph.nodes()
         self.with_gradient = trained(graph)
-        self.keeps = NOTHING if solver.price == TIME else Kept(graph)
+        self.keeps = NOTHING if solver.price.byte == 0 else Kept(graph)
         self.uses = graph.users()
         self.numbers: dict[Node | Value, int] = {}
         self.kinds: list[Kind] = []

@@ -14,14 +14,20 @@ from unity_ir.search.tables import OperatorTable
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """`second` for each second of an iteration, and `byte` for each byte held on a device at the end of its forward."""
+    """
+    `second` for each second of an iteration, and `byte` for each byte held on a device at the end of its forward.
+
+    Of moves of weights and their gradients, to and from where they rest, the part `hidden` counts nothing: kernels of
+    other operators are done meanwhile.
+    """
 
     second: float = 1.0
     byte: float = 0.0
+    hidden: float = 0.0
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
-        if self == TIME or self == SPACE:
-            return seconds if self == TIME else bytes
+        if self.byte == 0 or self == SPACE:
+            return bytes if self == SPACE else self.second * seconds
         return self.second * seconds + self.byte * bytes
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
@@ -31,17 +37,22 @@ class Price:
 
     def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool) -> Floats:
         """What each row of an operator's table costs, of whose results these are kept for the backward."""
-        if self == TIME:
-            return table.seconds
+        if self.byte == 0:
+            return self.second * table.seconds
         whole = self.of(table.seconds, table.halos + table.bytes(kept))
         return np.minimum(whole, self.of(table.seconds + table.again, table.halos)) if may_recompute else whole
 
     def reshard(self, space: LayoutSpace, sources: Ints, targets: Ints, training: bool, kept: bool) -> Floats:
         """What it costs to bring a value from layouts to layouts [source, target], and to keep it there."""
         seconds = space.reshard(sources, targets, training)
-        if self == TIME:
-            return seconds
+        if self.byte == 0:
+            return self.second * seconds
         return self.of(seconds, space.arriving(sources, targets) * kept)
+
+    def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
+        """What it costs to bring a leaf from where it rests to every layout [rest, layout]."""
+        seconds = self.reshard(space, rests, np.arange(len(space)), training, kept)
+        return (1 - self.hidden) * seconds if weight and self.hidden else seconds
 
 
 TIME = Price()
