@@ -44,14 +44,12 @@ def _layouts(value: Value, coarse: Terms, terms: Terms) -> Ints:
 
 
 def _merged(space: LayoutSpace, into: LayoutSpace) -> Ints:
-    """The layouts of a space, with more dims merged, or more axes counted together."""
-    counts = np.zeros((len(space), len(into.groups), into.roles), dtype=np.int8)
+    """The layouts of a space, with more dims merged."""
+    counts = np.zeros((len(space), len(space.groups), into.roles), dtype=np.int8)
     dims = dict(zip(space.merged, into.merged, strict=True))
-    where = {axis: i for i, group in enumerate(into.groups) for axis in group.axes}
     for role in range(space.roles):
         to = dims[role] if role < space.rank else role - space.rank + into.rank
-        for i, group in enumerate(space.groups):
-            counts[:, where[group.axes[0]], to] += space.counts[:, i, role]
+        counts[:, :, to] += space.counts[:, :, role]
     return into.find(counts)
 
 

@@ -33,7 +33,10 @@ ROWS = 20_000
 """Rows of a variable at most, ..."""
 
 PAIRS = 40_000_000
-"""... and pairs of rows, of all different links together."""
+"""... pairs of rows, of all different links together, ..."""
+
+SUMS = 600_000_000
+"""... and of moves and layouts from which to go, of one shape."""
 
 
 class OrderedSpace:
@@ -87,6 +90,10 @@ class OrderedSpace:
         order = np.argsort(nth, kind="stable")
         sets = np.split(order, np.flatnonzero(np.diff(nth[order])) + 1)
         return [(source[at], target[at], seconds[at]) for at in sets]
+
+    def steps(self, sources: Ints) -> int:
+        """Sums that finding the cheapest moves from some layouts takes, about, each time moves are tried."""
+        return len(sources) * sum(len(source) for source, _, _ in self._moves)
 
     def fill(self, sources: Ints) -> None:
         """Find the cheapest moves from some layouts to all."""
@@ -157,7 +164,7 @@ _End = tuple[int, Value, tuple[int, ...]]
 
 
 class _Told:
-    """What is left of a counted problem, with orders told apart."""
+    """What is left of a counted problem, with orders told apart. Rows of alike variables are spelled out once."""
 
     def __init__(self, terms: Terms, problem: Problem):
         self.terms, self.counted = terms, problem
@@ -228,9 +235,9 @@ class _Told:
         links = {(self._key(a), self._key(b)) for (a, _, _), (b, _, _) in self.ends}
         return max(ways.values(), default=0) <= ROWS and sum(ways[a] * ways[b] for a, b in links) <= PAIRS
 
-    def problem(self) -> Problem:
-        """The sum to minimise."""
-        for (source, value, _), (target, _, _) in self.ends:
+    def problem(self) -> Problem | None:
+        """The sum to minimise; None if the cheapest moves would take too long."""
+        for (_, value, _), _ in self.ends:
             if id(self.solver.space(value)) not in self.spaces:
                 on_axes = self.on_axes.of_value(value)
                 self.spaces[id(self.solver.space(value))] = OrderedSpace(on_axes, self.solver.spaces.groups)
@@ -241,8 +248,11 @@ class _Told:
             of.append(self._port(made, way.training, None)[1])
             if way.training:
                 of.append(self._port(needs, way.training, link.needs)[2])
-        for of, sources in wanted.items():
-            self.spaces[of].fill(np.unique(np.concatenate(sources)))
+        sources = {of: np.unique(np.concatenate(some)) for of, some in wanted.items()}
+        if any(self.spaces[of].steps(some) > SUMS for of, some in sources.items()):
+            return None
+        for of, some in sources.items():
+            self.spaces[of].fill(some)
         of = [self._spelled(n)[0] for n in range(len(self.counts))]
         seconds = [s[rows] for s, rows in zip(self.counted.seconds, of, strict=True)]
         links = [self._link(*each) for each in zip(self.counted.links, self.ends, strict=True)]
@@ -305,7 +315,8 @@ def _whole(link: Link) -> tuple[StepwiseBetween, float]:
     way, part = link.between, 1.0
     if isinstance(way, Part):
         way, part = way.whole, way.part
-    assert isinstance(way, StepwiseBetween)
+    if not isinstance(way, StepwiseBetween):
+        raise TypeError("search: orders are told apart where only messages are passed")
     return way, part
 
 
@@ -316,4 +327,5 @@ def told(terms: Terms, problem: Problem) -> tuple[Problem, list[Ints]] | None:
     if there are too many.
     """
     found = _Told(terms, problem)
-    return (found.problem(), found.counted_rows()) if found.small() else None
+    orders = found.problem() if found.small() else None
+    return None if orders is None else (orders, found.counted_rows())

@@ -73,16 +73,12 @@ def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
     return tuple(out)
 
 
-def counted(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
-    """
-    The machine's axes, outermost first, with equal ones of a level in one group that is counted.
-
-    Groups end before the axes `cuts`, too: the more there are, the less of the order of axes is forgotten.
-    """
-    alike: dict[tuple[int, int, int], list[int]] = {}
+def counted(machine: Machine) -> tuple[AxisGroup, ...]:
+    """The machine's axes, outermost first, with equal ones of a level in one group that is counted."""
+    alike: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):
-        alike.setdefault((sum(cut <= axis for cut in cuts), level, size), []).append(axis)
-    return tuple(AxisGroup(tuple(axes), ((level, size),), len(axes)) for (_, level, size), axes in alike.items())
+        alike.setdefault((level, size), []).append(axis)
+    return tuple(AxisGroup(tuple(axes), (of,), len(axes)) for of, axes in alike.items())
 
 
 @lru_cache(maxsize=16)
@@ -526,10 +522,7 @@ class Spaces:
 
     machine: Machine
     cuts: tuple[int, ...] | None = None
-    """
-    Where the machine's axes are cut into groups that have one role, or that are counted. None: every axis is on its
-    own, or all equal ones of a level are counted.
-    """
+    """Where the machine's axes are cut into groups that have one role; None for every axis on its own."""
     by_count: bool = False
     """Whether equal axes of a level are counted instead: less than what any layout of the axes themselves costs."""
     merge: int = 0
@@ -543,7 +536,7 @@ class Spaces:
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
         if self.by_count:
-            return counted(self.machine, *(self.cuts or ()))
+            return counted(self.machine)
         axes = len(self.machine.mesh.sizes)
         return grouped(self.machine, *(range(1, axes) if self.cuts is None else self.cuts))
 

@@ -16,14 +16,16 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models.mlp import build as mlp
 from unity_ir.pcg.graph import Optimizer, erase
-from unity_ir.search import counted, exact
+from unity_ir.search import counted, exact, ordered
 from unity_ir.search import space as space_module
 from unity_ir.search.assign import assign
 from unity_ir.search.data_parallel import data_parallel
+from unity_ir.search.eliminate import Factor, every, minimise_within
 from unity_ir.search.exact import Solver
 from unity_ir.search.finer import finer
 from unity_ir.search.groups import solve
 from unity_ir.search.messages import Messages
+from unity_ir.search.ordered import told
 from unity_ir.search.problem import between, port
 from unity_ir.search.run import run
 from unity_ir.search.sample import sample
@@ -52,6 +54,9 @@ def bounds(graph, machine: Machine, known: float, patch: pytest.MonkeyPatch):
     with patch.context() as m:
         m.setattr(counted, "TABLES", -1)
         yield counted.bound(graph, machine, SGD, known, -1)[0]
+    with patch.context() as m:
+        m.setattr(counted, "NEAR", 0)
+        yield counted.bound(graph, machine, SGD, known)[0]
 
 
 @pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
@@ -192,6 +197,55 @@ def test_layouts_are_found_by_their_counts(levels: tuple[int, ...], roles: int):
     assert np.all(counts.sum(axis=2) == [g.count for g in groups])
     space = LayoutSpace(boxes(*levels), groups, (48,) * max(roles - 3, 0), "f32")
     assert np.array_equal(space.find(space.counts), np.arange(len(space)))
+
+
+def orders(graph, machine: Machine) -> float:
+    """The least sum where orders of counted axes are told apart."""
+    terms = exact.Terms(Solver(Spaces(machine, by_count=True), SGD, stepwise=True), graph)
+    found = told(terms, terms.problem())
+    assert found is not None
+    sizes = {v: len(rows) for v, rows in enumerate(found[0].rows)}
+    factors = [Factor((v,), (every(n),), found[0].seconds[v]) for v, n in sizes.items()]
+    for link in found[0].links:
+        factors.append(Factor((link.source, link.target), (link.made.axis, link.needs.axis), link.seconds))
+    least = minimise_within(10**12, sizes, factors)
+    assert least is not None
+    return least[0]
+
+
+@pytest.mark.parametrize("machine", [*SAME.values(), boxes(4, 4)])
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=8, deadline=None)
+def test_with_orders_told_apart_it_costs_no_less_than_counted_and_no_more_than_on_axes(machine: Machine, seed: int):
+    graph = random_graph(Random(seed), Random(seed).randint(1, 4), dims=DIMS)
+    least = orders(graph, machine)
+    if len(machine.mesh.sizes) <= 3:
+        assert least <= Solver(Spaces(machine), SGD).solve(graph).seconds * (1 + 1e-9)
+    assert least >= Solver(Spaces(machine, by_count=True), SGD).solve(graph).seconds * (1 - 1e-9) - 1e-10
+
+
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("hidden", [512, 768])
+def test_where_samples_cannot_be_divided_orders_are_all_that_counting_forgets(size: int, hidden: int):
+    machine = boxes(size, bandwidth=1e11)
+    graph = mlp(batch=257, hidden=hidden, layers=4, classes=hidden)
+    least = Solver(Spaces(machine), SGD).solve(graph).seconds
+    assert Solver(Spaces(machine, by_count=True), SGD).solve(graph).seconds < 0.999 * least
+    assert orders(graph, machine) == pytest.approx(least, rel=1e-6)
+    bound, plan = counted.bound(graph, machine, SGD, least * 1.2)
+    assert least * (1 - counted.NEAR) <= bound <= least * (1 + 1e-9)
+    assert plan is not None
+    assert cost(plan, machine, SGD).time == pytest.approx(least, rel=counted.NEAR)
+
+
+def test_a_bound_with_orders_told_apart_ends_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch):
+    machine = boxes(4, bandwidth=1e11)
+    graph = mlp(batch=257, hidden=512, layers=4, classes=512)
+    plain = Solver(Spaces(machine, by_count=True), SGD).solve(graph).seconds
+    for limit in ("AXES", "ROWS", "PAIRS", "SUMS"):
+        with monkeypatch.context() as patch:
+            patch.setattr(ordered, limit, 1)
+            assert counted.bound(graph, machine, SGD, plain * 1.2)[0] == pytest.approx(plain, rel=1e-5)
 
 
 def test_the_joint_search_knows_how_good_its_plan_is_on_a_large_machine():
