@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from unity_ir.cost.work import applied, computes_in, kernel_operator, work
+from unity_ir.cost.work import applied, computes_in, kernel_operator, kind_of, work
 from unity_ir.errors import UnityError
 from unity_ir.machine.device import Device
 from unity_ir.ops.operator import Attributes
@@ -24,7 +24,6 @@ from unity_ir.pcg.graph import Node, Value
 from unity_ir.pcg.layout import prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.counts import Term, terms
-from unity_ir.tdl.kinds import kind
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -264,7 +263,7 @@ def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
             values.append(_value(place, node, divided))
     return _Kernel(
         kernel_operator(node.op, node.attributes, _dtypes(node)),
-        kind(analysis),
+        kind_of(node),
         computes_in(_dtypes(node)),
         tuple(bound.extents.values()),
         tuple(by.values()),

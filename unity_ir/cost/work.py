@@ -10,7 +10,7 @@ from functools import lru_cache
 from unity_ir.cost.time import Kernel, seconds
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator as find_operator
-from unity_ir.ops.operator import Attributes
+from unity_ir.ops.operator import Attributes, Shapes
 from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Node, apply, leaf, topological
 from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
@@ -38,8 +38,7 @@ class Work:
 
 def kernel_of(node: Node) -> Kernel:
     """The kernel of one task of a compute node; pieces of the operands in, pieces of the results out."""
-    analysis = node.analysis
-    local = piece(analysis.bound, node.configuration)
+    local = piece(node.analysis.bound, node.configuration, node.analysis)
     values = (*node.operands, *node.results)
     moved = sum(_piece_bytes(v.type) for v in dict.fromkeys(values))
     dtypes = tuple(v.type.dtype for v in node.operands)
@@ -47,11 +46,22 @@ def kernel_of(node: Node) -> Kernel:
     return Kernel(
         kernel_operator(node.op, node.attributes, dtypes),
         sizes,
-        kind(analysis),
+        kind_of(node),
         flops(local),
         moved,
         computes_in(dtypes),
     )
+
+
+def kind_of(node: Node) -> str:
+    """The kind of a compute node's kernel: that of a piece, however it is divided."""
+    shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
+    return _kind(node.op, shapes, node.attributes, dtypes)
+
+
+@lru_cache(maxsize=65536)
+def _kind(operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
+    return kind(find_operator(operator).bind(shapes, attributes, dtypes))
 
 
 def computes_in(dtypes: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,7 +30,7 @@ LEAVES = ("input", "weight", "constant")
 class Node:
     """One operator application, or a leaf. Never made directly: see `leaf`, `apply`, `parallel`."""
 
-    __slots__ = ("__weakref__", "_analysis", "attributes", "op", "operands", "types", "view")
+    __slots__ = ("__weakref__", "_analysis", "_configuration", "attributes", "op", "operands", "types", "view")
 
     op: str
     operands: tuple[Value, ...]
@@ -85,7 +86,13 @@ class Node:
     @property
     def configuration(self) -> Configuration:
         """How a compute node's task grid is divided, from its operands' types."""
-        return infer_configuration(self.analysis, [v.type.parts for v in self.operands])
+        try:
+            return self._configuration
+        except AttributeError:
+            self._configuration: Configuration = infer_configuration(
+                self.analysis, [v.type.parts for v in self.operands]
+            )
+            return self._configuration
 
     def __repr__(self) -> str:
         return f"<{self.op} {', '.join(map(str, self.types))}>"
@@ -178,6 +185,7 @@ def _apply(operator: Operator, operands: tuple[Value, ...], attributes: Attribut
     return node
 
 
+@lru_cache(maxsize=65536)
 def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes) -> tuple[TensorType, ...]:
     """
     Result types of a compute operator from its operands' types: the serial shape rule and the parallel typing, both
@@ -319,7 +327,11 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """Every node, operands before users; inputs first."""
-        return topological(self.roots, first=self.inputs)
+        return [*self._nodes]
+
+    @cached_property
+    def _nodes(self) -> tuple[Node, ...]:
+        return tuple(topological(self.roots, first=self.inputs))
 
     def weights(self) -> list[Node]:
         return [n for n in self.nodes() if n.op == "weight"]

@@ -98,7 +98,7 @@ class TensorType:
         """Bytes of the whole value."""
         return self.elements * ELEMENT_BYTES[self.dtype]
 
-    @property
+    @cached_property
     def parts(self) -> Degrees:
         """How it is divided, as TDL's typing wants it."""
         return Degrees(self.degrees, self.sum, self.copy, self.halo, self.halo_sum)

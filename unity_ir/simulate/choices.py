@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 
 from unity_ir.machine.model import Machine
+from unity_ir.ops import operator as find_operator
+from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.coarse import FINE_AXES
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.layout import (
@@ -22,26 +25,44 @@ from unity_ir.pcg.layout import (
 )
 from unity_ir.pcg.materialise import degrees
 from unity_ir.pcg.types import TensorType
+from unity_ir.tdl.analysis import Analysis
 
 
 def roles(node: Node) -> tuple[GridRole, ...]:
     """What a mesh axis may do in a serial compute node."""
-    analysis = node.analysis
+    return _roles(node.analysis)
+
+
+def _roles(analysis: Analysis) -> tuple[GridRole, ...]:
     variables = tuple(v for v in analysis.splittable if analysis.bound.extents[v] > 1)
     return (*variables, COPY, REPEAT, *analysis.carriers)
 
 
 def fits(node: Node, assignment: Assignment, mesh: Mesh) -> bool:
     """Whether a serial compute node can have an assignment: degrees divide sizes, and integers are not in addends."""
-    analysis = node.analysis
-    may = roles(node)
+    return _fits(node.op, tuple(v.type for v in node.operands), node.attributes, node.types, assignment, mesh)
+
+
+@lru_cache(maxsize=65536)
+def _fits(
+    operator: str,
+    operands: tuple[TensorType, ...],
+    attributes: Attributes,
+    results: tuple[TensorType, ...],
+    assignment: Assignment,
+    mesh: Mesh,
+) -> bool:
+    analysis = find_operator(operator).bind(
+        tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands)
+    )
+    may = _roles(analysis)
     if len(assignment) != len(mesh.sizes) or not all(what in may or _pinned(what) for what in assignment):
         return False
     if any(analysis.bound.extents[v] % degree for v, degree in degrees(assignment, mesh.sizes).items()):
         return False
     placed = [
-        *((v.type, operand_layout(analysis, i, assignment)) for i, v in enumerate(node.operands)),
-        *((t, result_layout(analysis, i, assignment)) for i, t in enumerate(node.types)),
+        *((t, operand_layout(analysis, i, assignment)) for i, t in enumerate(operands)),
+        *((t, result_layout(analysis, i, assignment)) for i, t in enumerate(results)),
     ]
     return all(_holds(type, layout, mesh) for type, layout in placed)
 

@@ -197,25 +197,28 @@ def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
             )
 
 
-def piece(bound: Bound, configuration: Configuration) -> Bound:
-    """The line one task of the grid computes: the same expressions over extents divided by their degrees."""
+def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
+    """
+    The line one task of the grid computes: the same expressions over extents divided by their degrees.
+
+    `analysis` is that of the line, where it is known.
+    """
     extents = {v: size // configuration.degree(v) for v, size in bound.extents.items()}
     results = bound.results
     if bound.has_windows:
-        results = _PieceOfWindows(bound, configuration).results()
+        results = _PieceOfWindows(analysis or Analysis(bound), configuration).results()
     return Bound(bound.operator, bound.operands, results, MappingProxyType(extents), MappingProxyType({}))
 
 
 class _PieceOfWindows:
     """Dims that are divided have the size of a piece with its halo, in every window on them."""
 
-    def __init__(self, bound: Bound, configuration: Configuration):
-        self.bound = bound
-        self.analysis = Analysis(bound)
+    def __init__(self, analysis: Analysis, configuration: Configuration):
+        self.bound = analysis.bound
         self.operands = {
-            p.name: d for p, d in zip(bound.operands, operand_degrees(self.analysis, configuration), strict=True)
+            p.name: d for p, d in zip(self.bound.operands, operand_degrees(analysis, configuration), strict=True)
         }
-        self.of_results = result_degrees(self.analysis, configuration)
+        self.of_results = result_degrees(analysis, configuration)
 
     def results(self) -> tuple[Result, ...]:
         return tuple(
