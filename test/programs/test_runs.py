@@ -146,6 +146,20 @@ def test_a_function_that_gives_no_batch_is_refused(refusal: Callable[..., str], 
     assert message in refusal("--data", source)
 
 
+def test_a_function_may_give_what_has_a_gradient_but_not_what_is_sparse(
+    refusal: Callable[..., str], main: Main, tmp_path: Path
+):
+    (tmp_path / "given_tensors.py").write_text(
+        "import torch\n"
+        "def gradient(step):\n"
+        "    return {'x': torch.ones(24, 16, requires_grad=True), 'labels': torch.zeros(24, dtype=int)}\n"
+        "def sparse(step):\n"
+        "    return {'x': torch.ones(24, 16).to_sparse(), 'labels': torch.zeros(24, dtype=int)}\n"
+    )
+    assert main("--steps", "1", "--data", "given_tensors:gradient", folder=tmp_path)
+    assert "x is torch.sparse_coo; it must be dense" in refusal("--data", "given_tensors:sparse")
+
+
 # --- checkpoints
 
 
@@ -211,6 +225,7 @@ def flipped(path: Path) -> None:
         (lambda p: (p / "__0_0.distcp").write_bytes(b""), "__0_0.distcp is corrupt"),
         (lambda p: (p / "complete.json").write_text("{"), "its complete.json is not one of a checkpoint"),
         (lambda p: (p / "complete.json").write_text('{"step": "2"}'), "its complete.json is not one of a checkpoint"),
+        (record(lambda r: r.update(seed=10**30)), "its complete.json is not one of a checkpoint"),
         (record(lambda r: r.update(weights=[])), "its complete.json is not one of a checkpoint"),
         (record(lambda r: r.update(optimizer="sgd")), "it was trained with sgd, and this program has adam"),
         (record(lambda r: r["weights"].pop("fc1.bias")), "it is of another model: weight 'fc1.bias' is missing there"),
@@ -232,6 +247,20 @@ def test_what_cannot_be_meant_is_refused(refusal: Callable[..., str], main: Main
     main("--steps", "1", "--save", str(tmp_path))
     assert "holds checkpoints of another run" in refusal("--steps", "1", "--save", str(tmp_path))
     assert "has seed 0, not 5; leave --seed out" in refusal("--load", str(tmp_path), "--seed", "5")
+
+
+@pytest.mark.parametrize("option", ["--weights-out", "--profile"])
+def test_nothing_is_left_of_what_cannot_be_written(ranks: Ranks, text: str, tmp_path: Path, option: str):
+    (tmp_path / "folder").mkdir()
+    (code, written), _ = ranks.run(text, 2, refused, ["--steps", "1", option, str(tmp_path / "folder")], {})
+    assert (code, written.count("\n")) == (1, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_seed_is_one_of_the_generators(ranks: Ranks, text: str):
+    (code, written), *_ = ranks.run(text, 2, refused, ["--seed", str(10**20)], {})
+    assert code == 2
+    assert "--seed is from" in written
 
 
 def test_the_world_is_the_plan_s(ranks: Ranks, text: str):

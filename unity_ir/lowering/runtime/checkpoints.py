@@ -82,6 +82,10 @@ def save(ctx, weights, moments, t, folder, seed=0):
         fail(f"cannot write {path}: {_reason(e)}")
 
 
+MOST_SEED = 2**40
+"""What is made of a seed fits the generators'."""
+
+
 def newest(folder):
     """The newest complete checkpoint in `folder` and what is in it, or None."""
     found = sorted(p.parent for p in Path(folder).glob("step_*/complete.json"))
@@ -90,6 +94,7 @@ def newest(folder):
     try:
         record = json.loads((found[-1] / "complete.json").read_text())
         known = all(isinstance(record[key], int) for key in ("step", "seed")) and isinstance(record["files"], dict)
+        known = known and abs(record["seed"]) <= MOST_SEED
     except (OSError, ValueError, KeyError, TypeError):
         known = False
     if not known:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.check import check
-from unity_ir.lowering.runtime.checkpoints import load, newest, save
+from unity_ir.lowering.runtime.checkpoints import MOST_SEED, load, newest, save
 from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import INPUTS, LOSS, NAME, WORLD, forward_backward, update
@@ -100,6 +100,8 @@ def arguments():
         parser.error("--steps and --save-every count steps; --check takes at least one")
     if options.weights and options.load:
         parser.error("--weights starts from step 0, and --load goes on; one of them")
+    if abs(options.seed or 0) > MOST_SEED:
+        parser.error(f"--seed is from {-MOST_SEED} to {MOST_SEED}")
     return options
 
 

@@ -100,9 +100,11 @@ def _converted(source, name, array, shape, spec):
     """An array as an input's tensor; what would be another one is refused."""
     if tuple(array.shape) != tuple(shape):
         fail(f"{source}: {name} is {list(array.shape)}; a batch is {list(spec.shape)}")
+    if array.layout != torch.strided:
+        fail(f"{source}: {name} is {array.layout}; it must be dense")
     if array.is_complex() or (array.is_floating_point() and not spec.dtype.is_floating_point):
         fail(f"{source}: {name} is {array.dtype}; it must convert to {spec.dtype}")
-    array = array.to(spec.dtype)
+    array = array.detach().to(spec.dtype)
     if spec.below is not None and not (0 <= int(array.min()) and int(array.max()) < spec.below):
         fail(f"{source}: {name} has values outside 0 to {spec.below - 1}")
     return array

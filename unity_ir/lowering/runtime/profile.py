@@ -130,6 +130,8 @@ class Profile:
                 file.write(f'{{"displayTimeUnit":"ms","otherData":{{"title":{title}}},"traceEvents":[\n{text}\n]}}\n')
             os.replace(f"{path}.partial", path)
         except OSError as e:
+            if os.path.exists(f"{path}.partial"):
+                os.unlink(f"{path}.partial")
             fail(f"cannot write {path}: {e}")
 
     def _events(self, rank, spans, counts):

@@ -67,6 +67,8 @@ class Context:
 def build(backend: str) -> Context:
     """Join the other ranks; the world must be the plan's."""
     if not dist.is_initialized():
+        if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+            fail("nccl needs GPUs, and PyTorch for them; --backend gloo runs on CPUs")
         if backend == "nccl" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
             # Several ranks on one GPU, for tests: NCCL allows it if each believes to be on a host of its own.
             os.environ.update(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from unity_ir.lowering.runtime.pieces import piece, whole
 from unity_ir.lowering.runtime.plan import WEIGHTS
@@ -54,4 +55,5 @@ def write_weights(ctx, weights, path):
             save_file(found, f"{path}.partial")
             os.replace(f"{path}.partial", path)
         except Exception as e:
+            Path(f"{path}.partial").unlink(missing_ok=True)
             fail(f"cannot write {path}: {e}")
