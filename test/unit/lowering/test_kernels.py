@@ -263,6 +263,20 @@ def test_equal_names_mean_equal_texts(drawn: Any) -> None:
         assert "matmul" in name or "attention" in name or len(values) == len(set(values)), text
 
 
+@pytest.mark.parametrize("impl", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["add", "select", "matmul", "softmax", "layer_norm"])
+def test_names_tell_element_types_apart_where_texts_do(name: str, impl: str, drawn: Any) -> None:
+    """One program may compute in several."""
+    found: dict[str, str] = {}
+    for case in drawn(name, 2):
+        bound = bound_of(name, case)
+        first = operand_dtypes(bound, "f32")
+        for halves in range(2 ** len(first)):
+            dtypes = tuple("f16" if d == "f32" and halves >> i & 1 else d for i, d in enumerate(first))
+            made = launcher(bound, dtypes, impl)
+            assert found.setdefault(made.name, made.source) == made.source
+
+
 @pytest.mark.parametrize(("name", "products", "others"), [("attention", 2, 1), ("attention_grad", 5, 2)])
 def test_products_inside_are_matrix_products(name: str, products: int, others: int) -> None:
     one = operator(name)

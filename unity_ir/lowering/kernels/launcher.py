@@ -115,8 +115,10 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
 
 
 def _elements(bound: Bound, dtypes: Sequence[str]) -> list[str]:
-    """Element types, where a result has another than the floating operands."""
+    """Element types, where a result has another than the floating operands, or these differ."""
     own = [r.dtype for r in bound.results if r.dtype]
+    if len({d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating}) > 1:
+        return [*dtypes, *own]
     return [*dict.fromkeys((*dtypes, *own))] if own else []
 
 
@@ -167,6 +169,10 @@ def _torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str])
     like = _first_float(bound, operands)
     products = all(is_product(r, bound.extents) for r in bound.results)
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
+    if half:
+        # What is converted is part of the text: beside another of whole floats it has a name of its own.
+        kinds = ["half" if d in ("f16", "bf16") else d for d in dtypes]
+        name = "_".join([name, *(kinds[:1] if len(set(kinds)) == 1 else kinds)])
     inputs = [f"{o}.float()" if half and d in ("f16", "bf16") else o for o, d in zip(operands, dtypes, strict=True)]
     lines, texts = torch_body(bound, inputs, starts, names)
     if half:
