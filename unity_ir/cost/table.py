@@ -86,17 +86,17 @@ class Counts:
 
 def seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, device: Device
-) -> Floats:
+) -> tuple[Floats, Floats]:
     """
-    Seconds of one task of a serial compute node, forward and backward, per row of degrees [row, variable].
+    Seconds of one task of a serial compute node, per row of degrees [row, variable]: forward and backward together,
+    and the forward alone.
 
     `needs` says of which operands the gradient is wanted; `same` [row, operand] is, for each operand, the first that
     is the same value (see `cost.work.repeats`). Equal to the sum of `cost.work.work` of each row.
     """
-    out = np.zeros(len(degrees))
     first, inverse = distinct(np.hstack([degrees, same]))
     degrees, same = degrees[first], same[first]
-    out = np.zeros(len(first))
+    out, alone = np.zeros(len(first)), np.zeros(len(first))
     patterns, pattern = np.unique(same, axis=0, return_inverse=True)
     for i, repeated in enumerate(patterns.tolist()):
         at = np.flatnonzero(pattern.reshape(-1) == i)
@@ -105,12 +105,13 @@ def seconds(
         forward, *backward = (
             (_seconds(c, device) for c in counts(template, degrees[at[known]])) if known.any() else (0.0,)
         )
-        out[at[known]] = forward + sum(backward)
+        out[at[known]], alone[at[known]] = forward + sum(backward), forward
         for row in at[~known].tolist():
             named = tuple((v, d) for v, d in zip(variables, degrees[row].tolist(), strict=True) if d > 1)
             done = work(node.op, _operands(node), node.attributes, named, needs, tuple(repeated))
-            out[row] = done.forward_time(device) + done.backward_time(device)
-    return out[inverse]
+            alone[row] = done.forward_time(device)
+            out[row] = alone[row] + done.backward_time(device)
+    return out[inverse], alone[inverse]
 
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:

@@ -72,24 +72,18 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
         made.append(space.find(_project(counts, [result_role(analysis, i, what) for what in roles], space)))
     ok = np.all([numbers >= 0 for numbers in (*needed, *made)], axis=0)
     needed, made = [n[ok] for n in needed], [m[ok] for m in made]
+    divided = degrees[ok, : len(variables)]
+    both, forward = seconds(node, needs, variables, divided, _same(node, needed), spaces.machine.device)
     return _undominated(
         OperatorTable(
             roles,
             counts[ok],
             tuple(needed),
             tuple(made),
-            _seconds(node, needs, variables, degrees[ok, : len(variables)], _same(node, needed), spaces)
-            + _halo_seconds(node, needs, variables, counts[ok, :, : len(variables)], spaces),
-            _seconds(
-                node,
-                (False,) * len(node.operands),
-                variables,
-                degrees[ok, : len(variables)],
-                _same(node, needed),
-                spaces,
-            ),
+            both + _halo_seconds(node, needs, variables, counts[ok, :, : len(variables)], spaces),
+            forward,
             tuple(spaces.of(t.shape, t.dtype).bytes[m] for t, m in zip(node.types, made, strict=True)),
-            _halo_bytes(node, variables, degrees[ok, : len(variables)], needed, spaces),
+            _halo_bytes(node, variables, divided, needed, spaces),
         )
     )
 
@@ -122,12 +116,6 @@ def _project(counts: Counts, roles: Sequence[int], space: LayoutSpace) -> Counts
     for column, role in enumerate(roles):
         out[:, :, space.role(role)] += counts[:, :, column]
     return out
-
-
-def _seconds(
-    node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, spaces: Spaces
-) -> Floats:
-    return seconds(node, needs, variables, degrees, same, spaces.machine.device)
 
 
 def _halo_seconds(

@@ -94,8 +94,9 @@ def test_rows_cost_what_single_configurations_cost(name: str, data: st.DataObjec
         DEVICE,
         Device("d", DEVICE.flops, 1e11, 1, 1e-6, curves=DEVICE.curves, profile=Profile("d", measured)),
     ):
-        found = seconds(node, needs, variables, degrees, np.tile(same, (len(known), 1)), device)
+        found, alone = seconds(node, needs, variables, degrees, np.tile(same, (len(known), 1)), device)
         assert found.tolist() == pytest.approx([w.forward_time(device) + w.backward_time(device) for w in wanted])
+        assert alone.tolist() == pytest.approx([w.forward_time(device) for w in wanted])
 
 
 def test_unknown_divisions_are_rare():
