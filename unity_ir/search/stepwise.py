@@ -21,6 +21,9 @@ from unity_ir.search.space import Floats, Ints, LayoutSpace, Singles
 GRAIN = 1e-12
 """Seconds to which sums are rounded down, so that equal layers, one after the other, come to ask for the same."""
 
+CACHED = 2**16
+"""Numbers that a processor holds near by: so many are summed at a time."""
+
 ROUNDED = 2.0**-20
 """What is taken off sums of a few numbers in single precision, as a part of them, so that none is too much."""
 
@@ -57,9 +60,15 @@ class _End:
             ways = out[self.there[some]]
             ways += of_layouts[some][:, None]
             np.minimum(first[: len(some)], ways, out=first[: len(some)])
-        ways = np.ascontiguousarray(first.T)[other.there]
-        ways += np.ascontiguousarray(home[distinct].T)[other.back]
-        return ways.min(axis=1)
+        there, back = np.ascontiguousarray(first.T), np.ascontiguousarray(home[distinct].T)
+        least = np.empty(len(other.there), dtype=there.dtype)
+        rows = max(1, CACHED // len(distinct))
+        for start in range(0, len(least), rows):
+            at = slice(start, start + rows)
+            ways = there[other.there[at]]
+            ways += back[other.back[at]]
+            ways.min(axis=1, out=least[at])
+        return least
 
     def least_there(self, of_layouts: Singles, other: _End, out: Singles) -> Singles:
         """Likewise, where nothing comes back."""
