@@ -38,6 +38,9 @@ DENSE = 256
 """Layouts up to which shortest paths are found through one layout after the other rather than by relaxing moves."""
 
 
+CACHED = 2**17
+"""Numbers that a processor holds near by: tables are computed so many at a time."""
+
 SCATTERED = 20
 """Of so many seconds between layouts less than one must have got less for these to be looked at one by one."""
 
@@ -150,6 +153,13 @@ def code(groups: Sequence[AxisGroup], counts: Counts) -> Ints:
     return out
 
 
+def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
+    """`table` at every pair: first the columns of each row that there is, and then rows, which lie together."""
+    if len(rows) > len(table):
+        return np.take(table, columns, axis=1)[rows]
+    return np.take(table[rows], columns, axis=1)
+
+
 class LayoutSpace:
     """
     The layouts a value of one shape may have on a machine, and what it costs to go between any two.
@@ -230,9 +240,14 @@ class LayoutSpace:
     def reshard(self, sources: Ints, targets: Ints, training: bool) -> Floats:
         """Seconds of the cheapest moves [source, target]; in training also of the gradient back between their duals."""
         there, back = self._there, self._back
-        seconds = self._cheapest[np.ix_(there[sources], there[targets])]
+        seconds = _columns(self._cheapest, there[sources], there[targets])
         if training:
-            seconds += self._home[np.ix_(back[sources], back[targets])]
+            home = np.take(self._home, back[targets], axis=1) if len(sources) > len(self._home) else None
+            rows = max(1, CACHED // max(1, len(targets)))
+            for start in range(0, len(sources), rows):
+                at = slice(start, start + rows)
+                some = back[sources[at]]
+                seconds[at] += np.take(self._home[some], back[targets], axis=1) if home is None else home[some]
         # Going by another name counts as a free move: pairs of layouts that stand for the same.
         order = np.argsort(there[targets], kind="stable")
         ends = np.searchsorted(there[targets][order], [there[sources], there[sources] + 1])
