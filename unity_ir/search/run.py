@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -41,6 +43,10 @@ SMALL = 120
 STRATEGIES = ("joint", "unity", "sequential", "data-parallel", "fsdp", "expert", "mcmc", *VARIANTS, "random")
 
 
+OBJECTS = 100_000
+"""More objects than there were before Python looks for cycles of them, in a search."""
+
+
 def run(
     graph: Graph,
     machine: Machine,
@@ -71,10 +77,11 @@ def run(
     serial = erase(graph)
     settings = settings or Settings(seed=seed)
     by = selected(rules)
-    try:
-        result = _searched(serial, machine, strategy, optimizer, progress, settings, options, seed, by)
-    except KeyboardInterrupt:
-        result = _at_hand(serial, machine, strategy, optimizer)
+    with _seldom_collected():
+        try:
+            result = _searched(serial, machine, strategy, optimizer, progress, settings, options, seed, by)
+        except KeyboardInterrupt:
+            result = _at_hand(serial, machine, strategy, optimizer)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
@@ -86,6 +93,17 @@ def run(
             f"{over / 1e9:.2f} GB more than {machine.device.name} has; use more devices or a smaller batch"
         )
     return result
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Tables and graphs live long and are seldom in cycles: looking for those after every few objects finds nothing."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], OBJECTS) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _searched(
