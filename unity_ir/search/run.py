@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -96,7 +96,7 @@ def run(
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
+def _seldom_collected() -> Generator[None]:
     """Tables and graphs live long and are seldom in cycles: looking for those after every few objects finds nothing."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], OBJECTS) if before[0] else 0, *before[1:])
