@@ -35,15 +35,20 @@ BY_HAND: Sequence[ByHand] = (
     lambda graph, machine, _: tofu(graph, machine),
 )
 
+QUICK = BY_HAND[:2]
+"""Those that need not look for degrees."""
+
 FASTER = 1 - 1e-6
 """A plan that takes more than this part of another's time is no faster."""
 
 Plan = tuple[Graph, PlanCost]
 
 
-def by_hand(graph: Graph, machine: Machine, optimizer: Optimizer) -> Iterator[Plan]:
+def by_hand(
+    graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Sequence[ByHand] = BY_HAND
+) -> Iterator[Plan]:
     """The plans by hand of a serial graph, and what they cost."""
-    for strategy in BY_HAND if len(machine.mesh.sizes) <= AXES else BY_HAND[:-1]:
+    for strategy in strategies if len(machine.mesh.sizes) <= AXES else strategies[: len(BY_HAND) - 1]:
         try:
             plan = strategy(graph, machine, optimizer)
         except UnityError:

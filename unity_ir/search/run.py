@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from unity_ir.search.expert import expert
 from unity_ir.search.joint import JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
 from unity_ir.search.memory import joint_within, needed
-from unity_ir.search.portfolio import Plan, by_hand, fastest, fits, on_parts
+from unity_ir.search.portfolio import QUICK, Plan, by_hand, fastest, fits, on_parts
 from unity_ir.search.price import Price
 from unity_ir.search.realise import placed, realise
 from unity_ir.search.result import SearchResult
@@ -146,7 +146,24 @@ def _searched(
             settled = _settled(strategy, rival, machine, optimizer)
             if fastest([now, (settled.graph, settled.cost)], optimizer) is not now:
                 result = replace(settled, explored=result.explored)
+    if strategy == "joint" and result.derivation and not result.interrupted:
+        try:
+            return _as_it_was(result, serial, machine, optimizer)
+        except KeyboardInterrupt:
+            return replace(result, interrupted=True)
     return result
+
+
+def _as_it_was(result: SearchResult, serial: Graph, machine: Machine, optimizer: Optimizer) -> SearchResult:
+    """The result, unless a plan by hand of the graph without rewrites is faster as emitted."""
+    now = result.graph, result.cost
+    plans = [p for p in by_hand(serial, machine, optimizer, QUICK) if fits(*p, optimizer)]
+    best = fastest([now, *plans], optimizer)
+    if best is now:
+        return result
+    plan, priced, bound = certified(serial, machine, optimizer, *min(plans, key=lambda p: p[1].time))
+    proved = None if plan is best[0] else priced
+    return SearchResult(result.strategy, *best, (), bound, result.explored, proved=proved)
 
 
 def _settled(strategy: str, found: JointPlan, machine: Machine, optimizer: Optimizer) -> SearchResult:
