@@ -139,19 +139,27 @@ def _searched(
         again = partial(joint, found.rewritten, machine, (), optimizer)
         found = joint_within(found, found.rewritten, lambda solver: again(solver=solver))
     result = _settled(strategy, found, machine, optimizer)
-    rival = found.rival if found.price == 0 and not result.interrupted else None
-    if rival is not None:
-        now, other = (result.graph, result.cost), (rival.graph, cost(rival.graph, machine, optimizer))
-        if fastest([now, other], optimizer) is other or len(result.cost.operators) <= SMALL:
-            settled = _settled(strategy, rival, machine, optimizer)
-            if fastest([now, (settled.graph, settled.cost)], optimizer) is not now:
-                result = replace(settled, explored=result.explored)
-    if strategy == "joint" and result.derivation and not result.interrupted:
-        try:
-            return _as_it_was(result, serial, machine, optimizer)
-        except KeyboardInterrupt:
-            return replace(result, interrupted=True)
+    try:
+        if not result.interrupted:
+            result = _with_rival(result, found, machine, optimizer)
+        if strategy == "joint" and result.derivation and not result.interrupted:
+            result = _as_it_was(result, serial, machine, optimizer)
+    except KeyboardInterrupt:
+        result = replace(result, interrupted=True)
     return result
+
+
+def _with_rival(result: SearchResult, found: JointPlan, machine: Machine, optimizer: Optimizer) -> SearchResult:
+    """The result, unless the graph that is fastest on one device has a plan that is faster as emitted."""
+    rival = found.rival if found.price == 0 else None
+    if rival is None:
+        return result
+    now, other = (result.graph, result.cost), (rival.graph, cost(rival.graph, machine, optimizer))
+    if fastest([now, other], optimizer) is now and len(result.cost.operators) > SMALL:
+        return result
+    settled = _settled(result.strategy, rival, machine, optimizer)
+    better = fastest([now, (settled.graph, settled.cost)], optimizer) is not now
+    return replace(settled if better else result, explored=result.explored, interrupted=settled.interrupted)
 
 
 def _as_it_was(result: SearchResult, serial: Graph, machine: Machine, optimizer: Optimizer) -> SearchResult:

@@ -108,9 +108,9 @@ def test_a_signal_ends_a_process_with_a_plan():
     assert "#machine.view" in done.stdout
 
 
-@pytest.mark.parametrize("late", ["certified", "apart"])
+@pytest.mark.parametrize("late", ["certified", "apart", "_with_rival", "_as_it_was"])
 def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
-    """The bound of a large machine, and branches on parts: there is a plan by then."""
+    """The bound of a large machine, branches on parts, what is compared: there is a plan by then."""
     machine = boxes(*[2] * 6, overhead=1e-6) if late == "certified" else MACHINE
     monkeypatch.setattr(sys.modules["unity_ir.search.run"], late, interrupt)
     found = run(mlp(), machine)
