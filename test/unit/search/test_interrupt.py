@@ -90,6 +90,7 @@ def test_the_tool_prints_the_plan_and_says_so(
 
 SIGNALLED = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from unity_ir.search import joint
 from unity_ir.tools.unity_opt import main
 rewrites = joint._rewrites
