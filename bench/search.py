@@ -75,14 +75,15 @@ def one(model: str, where: str, strategy: str) -> dict[str, Any]:
     from unity_ir.machine import load
     from unity_ir.models import from_text
     from unity_ir.pcg.graph import Optimizer
-    from unity_ir.search import run
+    from unity_ir.search import Options, Settings, run
     from unity_ir.simulate.report import simulated
 
     graph, machine = from_text(model), load(where)
     optimizer = Optimizer("adam" if model.partition(",")[0] in ADAM else "sgd")
     start, started = time.perf_counter(), time.process_time()
     try:
-        found = run(graph, machine, strategy, optimizer)
+        settings, budget = Settings(budget=PROPOSALS), Options(budget=CANDIDATES)
+        found = run(graph, machine, strategy, optimizer, settings=settings, options=budget)
     except UnityError as error:
         return {"refused": str(error)}
     seconds, processor_seconds = time.perf_counter() - start, time.process_time() - started
@@ -103,6 +104,9 @@ def one(model: str, where: str, strategy: str) -> dict[str, Any]:
 
 LAST = ("unity", "mcmc")
 """The slowest strategies: every cell is searched by the others first."""
+
+CANDIDATES, PROPOSALS = 10, 20_000
+"""What unity costs for every operator, and mcmc in all: with their defaults, large graphs take many minutes."""
 
 Found = dict[str, dict[str, Any]]
 
