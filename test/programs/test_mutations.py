@@ -10,9 +10,20 @@ from ranks import Ranks, check
 from test_programs import program
 
 COLLECTIVE = re.compile(
-    r"^    (\w+) = (all_reduce|all_gather|reduce_scatter|all_to_all|zero_pad|keep_part)\(ctx, (.*)\)", re.M
+    r"^    (\w+) = (all_reduce|all_gather|reduce_scatter|all_to_all|zero_pad|keep_part)\(ctx, (.*\))\)(\.wait\(\))?",
+    re.M,
 )
 SAME_SHAPE = {"all_reduce"}
+
+DONE = """
+class Done:
+    def __init__(self, value):
+        self.value = value
+
+    def wait(self):
+        return self.value
+
+"""
 
 
 def step_of(text: str) -> tuple[int, int]:
@@ -25,12 +36,14 @@ def dropped(text: str) -> list[tuple[str, str]]:
     start, end = step_of(text)
     out: list[tuple[str, str]] = []
     for found in COLLECTIVE.finditer(text, start, end):
-        name, kind, rest = found.groups()
+        name, kind, rest, wait = found.groups()
         operand = rest.split(", ")[0]
         if kind in SAME_SHAPE:
-            whole = f"    {name} = {operand}"
+            # What is waited for later has to be something that can be.
+            whole = f"    {name} = {operand if wait else f'Done({operand})'}"
             changed = text[: found.start()] + whole + text[found.end() :]
-            out.append((f"{kind} of {operand} dropped", changed.replace(f"    {name} = {name}.wait()\n", "", 1)))
+            changed = changed.replace("\ndef forward_backward(", f"\n{DONE}\n\ndef forward_backward(", 1)
+            out.append((f"{kind} of {operand} dropped", changed))
     return out
 
 
@@ -38,9 +51,12 @@ def unbucketed(text: str) -> list[tuple[str, str]]:
     """The program with one bucket of gradients not summed."""
     start, end = step_of(text)
     out: list[tuple[str, str]] = []
-    for found in re.finditer(r"^    (bucket\w*) = all_reduce_many\(ctx, \((.*)\), \(.*$", text[start:end], re.M):
-        kept = text.replace(found.group(0), "", 1)
-        out.append((f"{found.group(1)} left out", kept.replace(f"{found.group(1)}.wait()", f"({found.group(2)})", 1)))
+    for found in re.finditer(
+        r"^    ([\w, ]+) = all_reduce_many\(ctx, \((.*)\), \([\d, ]*\)\)(\.wait\(\))?.*$", text[start:end], re.M
+    ):
+        names, operands, wait = found.groups()
+        kept = text.replace(found.group(0), f"    {names} = {operands}" if wait else "", 1)
+        out.append((f"{names} left out", kept if wait else kept.replace(f"{names}.wait()", f"({operands})", 1)))
     return out
 
 
@@ -49,12 +65,12 @@ def regrouped(text: str, axes: int) -> list[tuple[str, str]]:
     start, end = step_of(text)
     out: list[tuple[str, str]] = []
     for found in COLLECTIVE.finditer(text, start, end):
-        name, kind, rest = found.groups()
+        name, kind, rest, wait = found.groups()
         operand, at = rest.split(", ", 1)
         others = [(a,) for a in range(axes) if f"({a},)" != at]
         if kind == "all_reduce" and axes > 1:
             for other in others:
-                changed = f"    {name} = all_reduce(ctx, {operand}, {other})"
+                changed = f"    {name} = all_reduce(ctx, {operand}, {other}){wait or ''}"
                 new = text[: found.start()] + changed + text[found.end() :]
                 new = re.sub(
                     r"^GROUPS = .*$",

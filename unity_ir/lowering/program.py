@@ -14,7 +14,7 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
@@ -264,7 +264,7 @@ class _Printer:
 
     def _step(self) -> str:
         program = self.program
-        lines: list[tuple[str, str]] = []
+        rows: list[_Row] = []
         here: dict[tuple[tuple[int, int], ...], str] = {}
         own: dict[Register, str] = {}
         """What the value of a register is read as: a variable, or a weight by its name."""
@@ -283,6 +283,7 @@ class _Printer:
             return f"{text} if {here[pinned]} else {nothing}"
 
         for line in self.schedule.lines:
+            starts: tuple[Register, ...] = ()
             match line.action:
                 case Leaf("weight", result, name) if not pins(program.tensors[result].layout):
                     own[result] = f"weights[{name!r}]"
@@ -306,12 +307,14 @@ class _Printer:
                     target = own[result] = self._identifier(kind)
                     name = f"{kind} of {_printable(self.makers[operand])}"
                     what = f"{self._comment(name, result)}, was {role_name(source)}"
+                    starts = () if there(program, move) else (result,)
                 case Exchange(operand, result, kind, axes, dim, low, high) as move:
                     self.groups.setdefault(axes)
                     text = only(f"{kind}(ctx, {use(operand)}, {dim}, {low}, {high}, {axes!r})", there(program, move))
                     target = own[result] = self._identifier(kind)
                     name = f"{kind} of {_printable(self.makers[operand])}"
                     what = f"{self._comment(name, result)}, {low} before and {high} after"
+                    starts = () if there(program, move) else (result,)
                 case Bucket(moves):
                     axes = moves[0].axes
                     self.groups.setdefault(axes)
@@ -321,17 +324,21 @@ class _Printer:
                         buckets[move.result] = target
                         own[move.result] = self._identifier(move.kind)
                     what = f"all_reduce of {len(moves)} gradients"
+                    starts = tuple(m.result for m in moves)
                 case Wait(registers):
-                    target = ", ".join(map(use, registers))
-                    text = f"{buckets.get(registers[0], target)}.wait()"
-                    if registers[0] not in buckets and pins(program.tensors[registers[0]].layout):
-                        text = f"{target} and {text}"
-                    what = ""
-            if line.dies:
-                text += f"; del {', '.join(map(use, line.dies))}"
-            lines.append((f"{target} = {text}", what))
+                    wait = _Row(list(map(use, registers)), "", list(map(use, line.dies)))
+                    if registers[0] in buckets:
+                        wait.code = f"{buckets[registers[0]]}.wait()"
+                    else:
+                        wait.waits = True
+                        wait.pinned = bool(pins(program.tensors[registers[0]].layout))
+                    if not (rows and rows[-1].takes(wait, registers)):
+                        rows.append(wait)
+                    continue
+            rows.append(_Row([target], text, list(map(use, line.dies)), what, starts))
             if isinstance(line.action, Compute) and program.outputs[0] in line.action.results:
-                lines.append((BACKWARD, ""))
+                rows.append(_Row([], BACKWARD))
+        lines = [row.text() for row in rows]
         out = ["def forward_backward(ctx, weights, batch):"]
         out.append('    """This rank\'s part of the loss, and of the gradient of every weight by name."""')
         lines[:0] = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in here.items()]
@@ -479,6 +486,48 @@ class _Printer:
                 out.append(f"    {names[value]} = {text}")
         out.append(f"    return {names[self.reference.outputs[0]]}")
         return "\n".join(out) + "\n"
+
+
+WAITS = 16
+"""At most so many collectives are waited for in one line, that it stays readable."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """A line of the step, before it is text."""
+
+    targets: list[str]
+    code: str
+    dies: list[str] = field(default_factory=list[str])
+    comment: str = ""
+    starts: tuple[Register, ...] = ()
+    """Registers of a collective on all ranks that is waited for at once if the next line waits for it."""
+    waits: bool = False
+    """For collectives that are called as their results are; the line has no code of its own."""
+    pinned: bool = False
+
+    def takes(self, wait: _Row, registers: tuple[Register, ...]) -> bool:
+        """Whether this line also waits for what the next would wait for, which then is none."""
+        if self.starts == registers:
+            self.targets, self.code, self.starts = wait.targets, f"{self.code}.wait()", ()
+        elif self.waits and wait.waits and len(self.targets) < WAITS:
+            self.targets += wait.targets
+        else:
+            return False
+        self.dies += wait.dies
+        return True
+
+    def text(self) -> tuple[str, str]:
+        """Its code and its comment."""
+        if not self.targets:
+            return self.code, self.comment
+        target, code = ", ".join(self.targets), self.code
+        if self.waits and len(self.targets) > 1:
+            code = f"wait({target})"
+        elif self.waits:
+            code = f"{target} and {target}.wait()" if self.pinned else f"{target}.wait()"
+        died = f"; del {', '.join(self.dies)}" if self.dies else ""
+        return f"{target} = {code}{died}", self.comment
 
 
 def _whole_constant(node: Node) -> str:

@@ -33,6 +33,11 @@ class Pending:
         return self._finish()
 
 
+def wait(*pending):
+    """The results of several collectives; None of those this rank has no part in."""
+    return tuple(each and each.wait() for each in pending)
+
+
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
