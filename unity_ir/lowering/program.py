@@ -13,7 +13,7 @@ import ast
 import builtins
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unity_ir import __version__
@@ -24,25 +24,17 @@ from unity_ir.lowering.kernels.matmul import contraction
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.step import Compiled, Launcher
 from unity_ir.lowering.order import calls, check_order, makers, there
+from unity_ir.lowering.plan_text import plan_text
+from unity_ir.lowering.reference_text import reference_text
 from unity_ir.lowering.saving import with_savings
 from unity_ir.lowering.schedule import BUCKET_BYTES, Bucket, Schedule, Wait, schedule
 from unity_ir.lowering.spmd import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight, check_step
-from unity_ir.lowering.torch_code import torch_reference
+from unity_ir.lowering.torch_value import TORCH_DTYPES
 from unity_ir.lowering.tuning import Table, piece_of
-from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layout import PINNED, SUM, at, pins, role_name
 from unity_ir.pcg.reshard import COLLECTIVES, PINNED_KINDS
-from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
-
-TORCH_DTYPES = {
-    "f32": "torch.float32",
-    "f64": "torch.float64",
-    "bf16": "torch.bfloat16",
-    "f16": "torch.float16",
-    "i64": "torch.int64",
-    "i32": "torch.int32",
-    "bool": "torch.bool",
-}
+from unity_ir.tdl.syntax import Bound
 
 BACKWARD = "# --- backward"
 """A comment of its own after the line that makes the loss."""
@@ -166,13 +158,14 @@ class _Printer:
     def emit(self) -> Emitted:
         step = self._step()
         update = self._update()
-        reference = self._reference()
+        self.taken = self._reserved()
+        reference = reference_text(self.reference, self._identifier, self.taken)
         kernels: dict[str, str] = {}
         for each in self.launchers.values():
             kernels.update(each.kernels)
         parts = [
             self._header(),
-            self._plan(),
+            plan_text(self.program, self.reference, tuple(self.groups), self.links),
             "# --- kernels\n\n\n" + "\n\n".join(kernels.values()) if kernels else "",
             "# --- operators: one function for each shape a kernel is launched on\n\n\n"
             + "\n\n".join(each.source for each in self.launchers.values()),
@@ -203,62 +196,6 @@ class _Printer:
         if self.kernels == "torch":
             return "Without a GPU the ranks talk over gloo."
         return "Without a GPU the kernels run in Triton's interpreter and the ranks talk over gloo."
-
-    # -- the plan
-
-    def _plan(self) -> str:
-        program = self.program
-        assert program.optimizer is not None
-        settings = {name: getattr(program.optimizer, name) for name in HYPERPARAMETERS[program.optimizer.name]}
-        lines = [
-            "# --- the plan\n",
-            f"NAME = {program.name!r}",
-            f"MESH = {program.mesh.sizes!r}  # sizes of the mesh axes, outermost first",
-            f"WORLD = {program.mesh.devices}",
-            f"LINKS = {self.links!r}  # what each mesh axis is over",
-            f"GROUPS = {tuple(self.groups)!r}  # mesh axes along which ranks talk",
-            f"OPTIMIZER = ({program.optimizer.name!r}, {settings!r})",
-            "",
-            "",
-            "@dataclass(frozen=True)",
-            "class Spec:",
-            '    """A whole tensor and what each mesh axis does: divides a dim, or "copy", "sum", "repeat", "at i"."""',
-            "",
-            "    shape: tuple",
-            "    dtype: torch.dtype",
-            "    roles: tuple",
-            "    below: int | None = None  # integers are from 0 to below this",
-            "",
-            "",
-            "INPUTS = {",
-        ]
-        bounds = self._integer_bounds()
-        for leaf in program.leaves("input"):
-            lines.append(f"    {leaf.name!r}: {self._spec(leaf.result, bounds.get(leaf.name))},")
-        lines += ["}", "WEIGHTS = {"]
-        for leaf in program.leaves("weight"):
-            lines.append(f"    {leaf.name!r}: {self._spec(leaf.result)},")
-        lines += ["}", f"LOSS = {self._spec(program.outputs[0])}"]
-        return "\n".join(lines) + "\n"
-
-    def _spec(self, register: Register, below: int | None = None) -> str:
-        tensor = self.program.tensors[register]
-        roles = tuple(r if r >= 0 else role_name(r) for r in tensor.layout)
-        extra = "" if below is None else f", {below}"
-        return f"Spec({tensor.shape!r}, {TORCH_DTYPES[tensor.dtype]}, {roles!r}{extra})"
-
-    def _integer_bounds(self) -> dict[str, int]:
-        """For every integer input the number of classes it is compared with, from the operators that read it."""
-        found: dict[str, int] = {}
-        for node in self.reference.nodes():
-            if node.is_compute:
-                bound = node.analysis.bound
-                for parameter, value in zip(bound.operands, node.operands, strict=True):
-                    if parameter.integer and value.node.op == "input":
-                        sizes = [s for r in bound.results for s in compared(r.expr, parameter.name, bound)]
-                        if sizes:
-                            found[value.node.name] = min([*sizes, found.get(value.node.name, sizes[0])])
-        return found
 
     # -- the step
 
@@ -318,12 +255,15 @@ class _Printer:
                 case Bucket(moves):
                     axes = moves[0].axes
                     self.groups.setdefault(axes)
-                    text = f"all_reduce_many(ctx, ({', '.join(use(m.operand) for m in moves)}), {axes!r})"
+                    dims = "".join(f"{dim!r}, " for dim in _dims(moves))
+                    text = f"{moves[0].kind}_many(ctx, ({', '.join(use(m.operand) for m in moves)}), {dims}{axes!r})"
                     target = self._identifier("bucket")
                     for move in moves:
                         buckets[move.result] = target
                         own[move.result] = self._identifier(move.kind)
-                    what = f"all_reduce of {len(moves)} gradients"
+                    what = (
+                        f"{moves[0].kind} of {len(moves)} {'weights' if moves[0].kind == 'all_gather' else 'gradients'}"
+                    )
                     starts = tuple(m.result for m in moves)
                 case Wait(registers):
                     wait = _Row(list(map(use, registers)), "", list(map(use, line.dies)))
@@ -459,34 +399,6 @@ class _Printer:
             out.append(f"{indent}{made.name}(weight, grads[name]{moments}, {given})  # {optimizer.name}")
         return "\n".join(out) + "\n"
 
-    # -- the reference
-
-    def _reference(self) -> str:
-        """The serial forward in plain PyTorch, differentiated by autograd."""
-        self.taken = self._reserved()
-        names: dict[Value, str] = {}
-        out = ["def reference(weights, batch):", '    """The same forward on whole tensors in plain PyTorch."""']
-        for node in self.reference.nodes():
-            if node.op == "weight":
-                names[node.result] = f"weights[{node.name!r}]"
-                continue
-            if node.is_leaf:
-                names[node.result] = own = self._identifier(_leaf_name(node))
-                text = f"batch[{node.name!r}]" if node.op == "input" else _whole_constant(node)
-                out.append(f"    {own} = {text}")
-                continue
-            # What statements name is not used after them, so their names may be taken again.
-            lines, texts = torch_reference(node.analysis.bound, [names[v] for v in node.operands], self.taken)
-            out += [f"    {line}" for line in lines]
-            if node.op == "detach":
-                # An identity to its line: what stops the gradient is that it has none.
-                texts = tuple(f"{text}.detach()" for text in texts)
-            for value, text in zip(node.results, texts, strict=True):
-                names[value] = self._identifier(node.op)
-                out.append(f"    {names[value]} = {text}")
-        out.append(f"    return {names[self.reference.outputs[0]]}")
-        return "\n".join(out) + "\n"
-
 
 WAITS = 16
 """At most so many collectives are waited for in one line, that it stays readable."""
@@ -530,26 +442,13 @@ class _Row:
         return f"{target} = {code}{died}", self.comment
 
 
-def _whole_constant(node: Node) -> str:
-    (type,) = node.types
-    dtype = "torch.float64" if type.is_floating else TORCH_DTYPES[type.dtype]
-    return f"torch.full({type.shape!r}, {node.attribute('value')!r}, dtype={dtype})"
-
-
-def _leaf_name(node: Node) -> str:
-    return node.name if node.op == "input" else node.op
+def _dims(moves: Sequence[Reshard]) -> tuple[tuple[int, ...], ...]:
+    """The dims along which the moves of a bucket gather or scatter, as an argument; none of all-reduces."""
+    if moves[0].kind == "all_reduce":
+        return ()
+    return (tuple(m.source if m.kind == "all_gather" else m.target for m in moves),)
 
 
 def _printable(name: str) -> str:
     """A name as part of a comment, which it cannot end."""
     return name if name.isprintable() else ascii(name)
-
-
-def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
-    """Extents of the index variables that an operand's elements are compared with."""
-    match expr:
-        case Call("eq", (Name(variable), Access(tensor))) if tensor == parameter:
-            yield bound.extents[variable]
-        case _:
-            for child in children(expr):
-                yield from compared(child, parameter, bound)

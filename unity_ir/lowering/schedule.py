@@ -10,7 +10,7 @@ after the one before. All ranks do the same lines in the same order: `lowering.o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,10 +20,13 @@ from unity_ir.pcg.reshard import COLLECTIVES, PINNED_KINDS
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 BUCKET_BYTES = 2**20
-"""All-reduces of gradients smaller than this share one call, until it has as much."""
+"""Syncs of gradients, and gathers of weights, that are smaller whole than this share one call, until it has as much."""
 
 BUCKET_MEMBERS = 16
 """At most so many, that the line stays readable."""
+
+SYNCS = ("all_reduce", "reduce_scatter")
+"""What ends in a gradient."""
 
 LAG = 8
 """Operators between a gradient's first collective and what must wait for it: the first has had time to end."""
@@ -31,7 +34,7 @@ LAG = 8
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """All-reduces of one group and element type, done as one."""
+    """Moves of one kind, group and element type, done as one."""
 
     moves: tuple[Reshard, ...]
 
@@ -183,9 +186,38 @@ class _Scheduler:
             register = self._held(self.move_of[register].operand)
         return self.maker[register] + 1 if register in self.maker else 0
 
-    def _may_share(self, move: Move) -> bool:
+    def _is_small_gather(self, move: Move) -> bool:
+        """Whether a move gathers a small weight of which every rank has a piece."""
+        if not isinstance(move, Reshard) or move.kind != "all_gather":
+            return False
+        leaf = self.leaves.get(self._held(move.operand))
+        pinned = pins(self.program.tensors[move.result].layout)
+        return leaf is not None and leaf.op == "weight" and not pinned and self._bytes(move) < self.bucket
+
+    def _gathers(self, slots: Mapping[int, list[Move]]) -> dict[Register, list[Reshard]]:
+        """The gathers of small weights that are done with each, itself among them: what is wanted next goes along."""
+        out: dict[Register, list[Reshard]] = {}
+        room: dict[object, list[Reshard]] = {}
+        for _, moves in sorted(slots.items()):
+            for move in moves:
+                if isinstance(move, Reshard) and self._is_small_gather(move):
+                    key = self._alike(move)
+                    if self._is_full(room.get(key, ())):
+                        del room[key]
+                    found = out[move.result] = room.setdefault(key, [])
+                    found.append(move)
+        return out
+
+    def _alike(self, move: Reshard) -> object:
+        """Equal for moves that may be done in one call."""
+        return move.kind, move.axes, self.program.tensors[move.result].dtype
+
+    def _is_full(self, moves: Sequence[Reshard]) -> bool:
+        return sum(map(self._bytes, moves)) >= self.bucket or len(moves) == BUCKET_MEMBERS
+
+    def _is_small_sync(self, move: Move) -> bool:
         """Whether a move is a small sync of a gradient, which nothing follows but the update."""
-        if not isinstance(move, Reshard) or move.kind != "all_reduce" or self.first[move.result] < self.end:
+        if not isinstance(move, Reshard) or move.kind not in SYNCS or self.first[move.result] < self.end:
             return False
         operand = self._held(move.operand)
         is_last = move.result in self.wanted and move.result != self.loss
@@ -195,27 +227,31 @@ class _Scheduler:
         return is_last and not followed and not alone and not pinned and self._bytes(move) < self.bucket
 
     def _bytes(self, move: Move) -> int:
-        return piece_bytes(self.program, move.operand)
+        """What ranks hold more of: of a gather its result, else its operand."""
+        return max(piece_bytes(self.program, r) for r in (move.operand, move.result))
 
     # -- lines
 
     def schedule(self) -> Schedule:
         slots = self._slots()
         full: dict[object, list[Reshard]] = {}
-        sharing = {m.result for moves in slots.values() for m in moves if self._may_share(m)}
+        sharing = {m.result for moves in slots.values() for m in moves if self._is_small_sync(m)}
+        gathers = self._gathers(slots)
         for leaf in self.leaves.values():
             if leaf.op == "input":
                 self._make(leaf.result)
         for p in range(self.end + 1):
             for move in slots.get(p, ()):
-                if move.result not in sharing:
+                if move.result in gathers:
+                    self._start_bucket(gathers[move.result])
+                elif move.result not in sharing:
                     self._make(move.result)
-                    continue
-                assert isinstance(move, Reshard)
-                found = full.setdefault((move.axes, self.program.tensors[move.result].dtype), [])
-                found.append(move)
-                if sum(map(self._bytes, found)) >= self.bucket or len(found) == BUCKET_MEMBERS:
-                    self._start_bucket(found)
+                else:
+                    assert isinstance(move, Reshard)
+                    found = full.setdefault(self._alike(move), [])
+                    found.append(move)
+                    if self._is_full(found):
+                        self._start_bucket(found)
             if p < self.end:
                 compute = self.computes[p]
                 for operand in compute.operands:
@@ -256,6 +292,7 @@ class _Scheduler:
             self.lines.append(Wait(together))
 
     def _start_bucket(self, moves: list[Reshard]) -> None:
+        """A line that does several moves as one, which are none afterwards."""
         if len(moves) == 1:
             self._make(moves[0].result)
         elif moves:

@@ -74,12 +74,40 @@ def all_gather(ctx, x, dim, axes):
     return Pending(axes, work, lambda: torch.cat(out.view(_ways(axes), *shape).unbind(0), dim), out, x)
 
 
+def all_gather_many(ctx, tensors, dims, axes):
+    """The group's pieces end to end along a dim, for each of several tensors, in one call."""
+    ways, sizes = _ways(axes), [x.numel() for x in tensors]
+    mine, shapes = torch.cat([x.reshape(-1) for x in tensors]), [x.shape for x in tensors]
+    out = mine.new_empty((ways * mine.numel(),))
+    work = _all_gather(out, mine, group=ctx.groups[axes], async_op=True)
+
+    def finish():
+        parts = out.view(ways, -1).split(sizes, 1)
+        return tuple(torch.cat([p.view(s) for p in part.unbind(0)], d) for part, s, d in zip(parts, shapes, dims))
+
+    return Pending(axes, work, finish, out, mine)
+
+
 def reduce_scatter(ctx, x, dim, axes):
     """This rank's part along `dim` of the sum of the group's tensors."""
     parts = torch.stack(x.chunk(_ways(axes), dim))
     out = torch.empty_like(parts[0])
     work = _reduce_scatter(out.view(-1), parts.view(-1), group=ctx.groups[axes], async_op=True)
     return Pending(axes, work, lambda: out, out, parts)
+
+
+def reduce_scatter_many(ctx, tensors, dims, axes):
+    """This rank's parts along a dim of the sums of the group's tensors, for each of several, in one call."""
+    parts = [torch.stack(x.chunk(_ways(axes), dim)) for x, dim in zip(tensors, dims)]
+    shapes, mine = [p.shape[1:] for p in parts], torch.cat([p.flatten(1) for p in parts], 1)
+    out = mine.new_empty((mine.shape[1],))
+    work = _reduce_scatter(out, mine.view(-1), group=ctx.groups[axes], async_op=True)
+
+    def finish():
+        found = out.split([math.prod(shape) for shape in shapes])
+        return tuple(part.view(shape) for part, shape in zip(found, shapes))
+
+    return Pending(axes, work, finish, out, mine)
 
 
 def all_to_all(ctx, x, source, target, axes):
