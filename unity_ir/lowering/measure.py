@@ -31,7 +31,7 @@ from unity_ir.lowering import runtime
 from unity_ir.lowering.kernels.launcher import launcher
 from unity_ir.lowering.kernels.layout import operand_shapes
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
-from unity_ir.lowering.program import compared
+from unity_ir.lowering.plan_text import compared
 from unity_ir.lowering.windows import needs_start
 from unity_ir.pcg.graph import Node, Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES

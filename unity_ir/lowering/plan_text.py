@@ -11,6 +11,9 @@ from unity_ir.pcg.graph import HYPERPARAMETERS, Graph
 from unity_ir.pcg.layout import role_name
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
+_COARSE = ("bool", "i32", "i64", "f64", "f32", "f16", "bf16")
+"""Element types, those of fewer digits last."""
+
 _SPEC = '''
 
 @dataclass(frozen=True)
@@ -44,8 +47,11 @@ def plan_text(program: Program, reference: Graph, groups: Sequence[tuple[int, ..
         f"GROUPS = {tuple(groups)!r}  # mesh axes along which ranks talk",
         f"OPTIMIZER = ({program.optimizer.name!r}, {settings!r})",
     ]
+    coarsest = max((t.dtype for t in program.tensors.values()), key=_COARSE.index, default="f32")
     tables = ["INPUTS = {", *inputs, "}", "WEIGHTS = {", *_table(weights), "}"]
-    return "\n".join(head) + _SPEC + "\n".join([*tables, f"LOSS = {_spec(program, program.outputs[0])}"]) + "\n"
+    tables.append(f"LOSS = {_spec(program, program.outputs[0])}")
+    tables.append(f"COARSEST = {TORCH_DTYPES[coarsest]}  # floating point numbers that it computes with")
+    return "\n".join(head) + _SPEC + "\n".join(tables) + "\n"
 
 
 def _spec(program: Program, register: Register, below: int | None = None) -> str:

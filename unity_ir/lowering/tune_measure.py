@@ -22,7 +22,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.launcher import launcher
 from unity_ir.lowering.kernels.step import Launcher
 from unity_ir.lowering.measure import DTYPES, Operand
-from unity_ir.lowering.program import compared
+from unity_ir.lowering.plan_text import compared
 from unity_ir.lowering.saving import with_savings
 from unity_ir.lowering.spmd import Compute, Program
 from unity_ir.lowering.tuning import Piece, piece_of

@@ -110,7 +110,8 @@ class _Evaluation:
             case Call(function, args):
                 return FUNCTIONS[function].evaluate(*(self.value(a, order) for a in args))
             case Reduce(reducer, _, body):
-                if (picked := gather(expr)) is not None:
+                # A window is read as a view, with an axis for each of its variables.
+                if (picked := gather(expr)) is not None and not _windows(picked.body):
                     return self.gather(picked, order)
                 contraction = self.contract(expr, order)
                 if contraction is not None:

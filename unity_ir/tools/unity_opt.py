@@ -15,6 +15,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from errno import EISDIR
 from inspect import signature
 from io import BytesIO, StringIO
 from tempfile import NamedTemporaryFile
@@ -340,16 +341,19 @@ class UnityOpt(xDSLOptMain):
         return self.output
 
     def write_output_file(self) -> None:
-        if self.imported is not None and self.args.weights_out is not None:
-            self.imported.save(self.args.weights_out)
+        texts = dict(self.pictures)
         if self.output is not None:
-            with open(self.args.output_file, "w", encoding="utf-8") as file:
-                file.write(self.output.getvalue())
+            texts[self.args.output_file] = self.output.getvalue()
         if self.derivation is not None:
-            with open(self.args.derivation_out, "w", encoding="utf-8") as file:
-                file.write(self.derivation)
-        for path, text in self.pictures.items():
-            _write(path, text)
+            texts[self.args.derivation_out] = self.derivation
+        staged = _staged(texts)
+        try:
+            if self.imported is not None and self.args.weights_out is not None:
+                self.imported.save(self.args.weights_out)
+            _write(texts, staged)
+        finally:
+            for left in staged.values():
+                os.unlink(left)
 
 
 def _search_options(text: str) -> dict[str, str | int | float]:
@@ -379,25 +383,47 @@ def derivation_text(module: ModuleOp) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _write(path: str, text: str) -> None:
-    """Write a file whole or not at all. Raises `UnityError` where it cannot be written."""
+def _staged(texts: Mapping[str, str]) -> dict[str, str]:
+    """
+    Files beside those to write that have their texts, by those' paths. Raises `UnityError`, and leaves none, if one
+    cannot be written.
+    """
+    staged: dict[str, str] = {}
+    path = ""
     try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            # A pipe or a terminal.
-            with open(path, "w", encoding="utf-8") as file:
+        for path, text in texts.items():
+            if os.path.isdir(path):
+                raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+            if os.path.exists(path) and not os.path.isfile(path):
+                # A pipe or a terminal, which is there and takes what it gets.
+                continue
+            real = os.path.realpath(path)
+            mode = os.stat(real).st_mode if os.path.exists(real) else 0o666 & ~_umask()
+            with NamedTemporaryFile("w", encoding="utf-8", dir=os.path.dirname(real), delete=False) as file:
+                staged[path] = file.name
                 file.write(text)
-            return
-        with NamedTemporaryFile("w", encoding="utf-8", dir=os.path.dirname(path) or ".", delete=False) as file:
-            try:
-                file.write(text)
-                file.close()
-                os.chmod(file.name, 0o666 & ~_umask())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-    except OSError as error:
-        raise UnityError(f"{path}: {error.strerror}") from error
+            os.chmod(file.name, mode)
+    except BaseException as error:
+        for left in staged.values():
+            os.unlink(left)
+        if isinstance(error, OSError):
+            raise UnityError(f"{path}: {error.strerror}") from error
+        raise
+    return staged
+
+
+def _write(texts: Mapping[str, str], staged: dict[str, str]) -> None:
+    """Give what is staged its names, after which it is not any more. Raises `UnityError` where that fails."""
+    for path, text in texts.items():
+        try:
+            if path in staged:
+                os.replace(staged[path], os.path.realpath(path))
+                del staged[path]
+            else:
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+        except OSError as error:
+            raise UnityError(f"{path}: {error.strerror}") from error
 
 
 def _umask() -> int:

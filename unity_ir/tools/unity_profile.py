@@ -376,7 +376,10 @@ def profile(options: Namespace) -> int:
         raise UnityError(
             "unity-profile: PyTorch sees no GPU here; leave out --device cuda, or run it where there is one"
         )
-    machine = load(options.machine.partition(PROFILE)[0])
+    described, given, _ = options.machine.partition(PROFILE)
+    if given:
+        raise UnityError(f"unity-profile: what is measured goes to --out; leave {PROFILE}.. out of --machine")
+    machine = load(described)
     ranks = machine.devices if options.device == "cpu" else 1
     optimizers = [Optimizer(), *([Optimizer("adam")] if options.adam else [])]
     graphs = [g for m in options.models for g in read_graphs(m)]

@@ -115,11 +115,14 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
 
 
 def _elements(bound: Bound, dtypes: Sequence[str]) -> list[str]:
-    """Element types, where a result has another than the floating operands, or these differ."""
+    """Element types, where a result has another than the floating operands, or these differ, or are not of 32 bits."""
     own = [r.dtype for r in bound.results if r.dtype]
-    if len({d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating}) > 1:
+    floats = dict.fromkeys(d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating)
+    if len(floats) > 1:
         return [*dtypes, *own]
-    return [*dict.fromkeys((*dtypes, *own))] if own else []
+    if own:
+        return [*dict.fromkeys((*dtypes, *own))]
+    return [d for d in floats if d != "f32"]
 
 
 def _reads_as_product(expr: Expr) -> bool:

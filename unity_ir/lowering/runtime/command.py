@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import INPUTS, LOSS, NAME, WORLD, forward_backward, update
 from unity_ir.lowering.runtime.profile import Profile
-from unity_ir.lowering.runtime.ranks import build, fail
+from unity_ir.lowering.runtime.ranks import build, fail, fail_alike
 from unity_ir.lowering.runtime.watch import guard
 from unity_ir.lowering.runtime.weights import read_weights, write_weights
 
@@ -75,7 +76,8 @@ def train(ctx, options, data, seed, folder):
 
 def arguments():
     """The options of the program."""
-    parser = argparse.ArgumentParser(description=f"{NAME}: training step for {WORLD} ranks")
+    parser = argparse.ArgumentParser(description=f"{NAME}: training step for {WORLD} ranks", prog=NAME)
+    parser.error = fail_alike
     add = parser.add_argument
     add("--steps", type=int, default=3, help="steps to train in all, those before --load counted (default 3)")
     add(
@@ -124,6 +126,32 @@ def goes_on_from(options):
     return options.load
 
 
+def check_writable(ctx, options):
+    """End now, rather than after the training, if what it is to write cannot be written."""
+    wrong = None
+    if ctx.rank == 0 and not options.check:
+        for path, folder in ((options.save, True), (options.weights_out, False), (options.profile, False)):
+            wrong = wrong or (path and why_not_written(Path(path), folder))
+    said = [wrong]
+    dist.broadcast_object_list(said, 0, device=ctx.device)
+    if said[0]:
+        fail_alike(said[0])
+
+
+def why_not_written(path, folder):
+    """What is wrong with a file to write, or with a folder of files, that need not be there; None if nothing."""
+    try:
+        if path.is_dir() and not folder:
+            return f"cannot write {path}: it is a folder"
+        parent = path if folder else path.parent
+        while folder and not parent.exists():
+            parent = parent.parent
+        with tempfile.TemporaryFile(dir=parent):
+            return None
+    except OSError as e:
+        return f"cannot write {path}: {e.strerror}"
+
+
 def main():
     """Train, or check."""
     options = arguments()
@@ -137,6 +165,7 @@ def main():
     if options.seed not in (None, seed):
         fail(f"the run in {folder} has seed {seed}, not {options.seed}; leave --seed out")
     torch.manual_seed(seed)
+    check_writable(ctx, options)
     data = Data(options.data, seed)
     if options.check:
         wrong = check(ctx, options.steps, seed, data)

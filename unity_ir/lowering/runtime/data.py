@@ -40,7 +40,7 @@ class Data:
         sys.path.insert(0, os.getcwd())
         try:
             return getattr(importlib.import_module(module), name)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             fail(f"cannot import {name} of {module}: {type(e).__name__}: {e}")
         finally:
             sys.path.remove(os.getcwd())
@@ -85,7 +85,7 @@ class Data:
         try:
             found = self.function(t)
             arrays = {name: torch.as_tensor(found[name]) for name in INPUTS}
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             fail(f"{self.source}({t}): {type(e).__name__}: {e}; it must return arrays by name: {', '.join(INPUTS)}")
         return {n: _converted(f"{self.source}({t})", n, arrays[n], s.shape, s) for n, s in INPUTS.items()}
 

@@ -24,6 +24,7 @@ GROUPS: tuple[tuple[int, ...], ...] = ()
 INPUTS: dict[str, Spec] = {}
 WEIGHTS: dict[str, Spec] = {}
 LOSS = Spec((), torch.float32, ())
+COARSEST = torch.float32
 OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,20 @@ def fail(message):
     sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
     if dist.is_initialized():
         dist.destroy_process_group()  # or its threads may abort the process
+    sys.exit(1)
+
+
+def fail_alike(message):
+    """End with what every rank finds. Rank 0 says it before the others end, upon which torchrun would end it, too."""
+    joined = dist.is_initialized()
+    rank = dist.get_rank() if joined else int(os.environ.get("RANK", 0))
+    if rank == 0:
+        sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
+    if joined:
+        dist.barrier()
+        dist.destroy_process_group()
+    elif rank:
+        time.sleep(5)
     sys.exit(1)
 
 
@@ -84,5 +99,6 @@ def build(backend: str) -> Context:
         store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     if dist.get_world_size() != WORLD:
-        fail(f"this plan is for {WORLD} ranks, not {dist.get_world_size()}; run torchrun --nproc-per-node {WORLD}")
+        said = f"this plan is for {WORLD} ranks, not {dist.get_world_size()}; run torchrun --nproc-per-node {WORLD}"
+        fail_alike(said)
     return Context(backend)
