@@ -10,7 +10,7 @@ from ranks import Ranks
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    """Four CPU ranks."""
-    pool = Ranks(4)
+    """Eight CPU ranks."""
+    pool = Ranks(8)
     yield pool
     pool.close()

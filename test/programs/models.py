@@ -170,7 +170,8 @@ def machine(name: str) -> Machine:
     sizes = [int(s) for s in name.removeprefix("ideal:").split("x")]
     box = load("box:2")
     levels = tuple(Level(f"level{i}", size, 1e11 * 4**i, 0.0) for i, size in enumerate(sizes))
-    return replace(box, name=name, device=replace(box.device, launch=0.0), levels=levels, overhead=0.0, protocols=())
+    device = replace(box.device, launch=0.0, flops={**box.device.flops, "bf16": box.device.flops["f16"]})
+    return replace(box, name=name, device=device, levels=levels, overhead=0.0, protocols=())
 
 
 MODELS: dict[str, tuple[Callable[[], Graph], Reference]] = {

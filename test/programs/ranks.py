@@ -104,6 +104,58 @@ def gradients(program: Any, seed: int = 0) -> tuple[Any, ...]:
     return initial, {n: b.numpy() for n, b in batch.items()}, found, whole
 
 
+def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
+    """
+    A training run, whole: initial `weights`, `batches`, the `losses`, the `gradients` of every step, the weights
+    `after` them, Adam's `moments`, and which of these is not the same on all ranks that should hold the same.
+    """
+    ctx = program.build("gloo")
+    apart: list[str] = []
+
+    def whole(what: str, part: Any, spec: Any) -> Any:
+        value, off = program.whole(ctx, part, spec)
+        if not off <= 1e-5 * float(value.abs().max() if value.numel() else 0):
+            apart.append(f"{what}: {off}")
+        return value.clone()
+
+    weights = program.init_weights(ctx, seed)
+    moments = program.init_moments(weights)
+    data = program.Data(None, seed)
+    batches, losses, gradients = [], [], []
+    for t in range(steps):
+        batches.append(data.batch(t))
+        local = {n: program.piece(ctx, batches[-1][n], s) for n, s in program.INPUTS.items()}
+        loss, grads = program.forward_backward(ctx, weights, local)
+        losses.append(whole(f"step {t}: loss", loss, program.LOSS))
+        gradients.append({n: whole(f"step {t}: gradient of {n}", grads[n], s) for n, s in program.WEIGHTS.items()})
+        program.update(weights, grads, moments, t + 1)
+    found = {
+        "weights": {n: program.initial(n, s, seed) for n, s in program.WEIGHTS.items()},
+        "batches": batches,
+        "losses": losses,
+        "gradients": gradients,
+        "after": {n: whole(f"weight {n}", weights.get(n), s) for n, s in program.WEIGHTS.items()},
+        "moments": {
+            n: tuple(whole(f"moment {n}", moments.get(n, (None, None))[k], s) for k in range(2))
+            for n, s in program.WEIGHTS.items()
+            if program.OPTIMIZER[0] == "adam"
+        },
+        "apart": apart,
+    }
+    return _arrays(found) if ctx.rank == 0 else {}
+
+
+def _arrays(found: Any) -> Any:
+    """Tensors as numpy arrays of at least single precision, wherever they are."""
+    if isinstance(found, dict):
+        return {n: _arrays(v) for n, v in found.items()}
+    if isinstance(found, list | tuple):
+        return type(found)(map(_arrays, found))
+    if hasattr(found, "numpy"):
+        return (found.float() if found.is_floating_point() and found.element_size() < 4 else found).numpy()
+    return found
+
+
 def run_main(
     program: Any, options: list[str], environment: dict[str, str] | None = None, folder: str = "."
 ) -> list[str]:

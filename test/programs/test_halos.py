@@ -8,30 +8,14 @@ import numpy as np
 import pytest
 from models import by_hand, cnn, cnn_torch, machine
 from ranks import Ranks, check, gradients
+from zoo_plans import divided
 
 from unity_ir.lowering.program import emit
 from unity_ir.lowering.spmd import Exchange, Program, lower
 from unity_ir.lowering.spmd_text import from_op, to_op
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import REPEAT, Assignment, Mesh
-from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.graph import Optimizer
 from unity_ir.tdl.parallel import Configuration, operand_degrees
-
-
-def divided(graph: Graph, wanted: tuple[str, ...], mesh: Mesh) -> Graph:
-    """The plan in which every mesh axis divides the variable wanted of it, wherever an operator allows that."""
-
-    def assignment(node: Node) -> Assignment:
-        extents, found = node.analysis.bound.extents, list[str | int]()
-        for what, size in zip(wanted, mesh.sizes, strict=True):
-            left = extents.get(what, 1)
-            for other, by in zip(found, mesh.sizes, strict=False):
-                left //= by if other == what else 1
-            found.append(what if what in node.analysis.splittable and left % size == 0 else REPEAT)
-        return tuple(found)
-
-    return materialise(graph, {n: assignment(n) for n in graph.nodes() if n.is_compute}, mesh)
 
 
 def spatial(wanted: tuple[str, ...]) -> Program:

@@ -30,6 +30,8 @@ class Call:
     bytes: int
     of: str
     """The operator whose result it moves, for messages."""
+    result: Register = -1
+    """What it makes, of several the first: two calls alike in all else would move each other's."""
 
 
 def calls(program: Program, schedule: Schedule) -> dict[Place, list[Call]]:
@@ -54,7 +56,8 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[Call]]:
                 key = place, first.axes
                 if key not in groups:
                     groups[key] = tuple(p for p in places if _apart_only(p, place, apart, first.axes))
-                found[place].append(Call(groups[key], first.axes, first.kind, size, names[first.operand]))
+                call = Call(groups[key], first.axes, first.kind, size, names[first.operand], first.result)
+                found[place].append(call)
     return found
 
 

@@ -1,0 +1,71 @@
+"""Training runs of models written by hand in PyTorch, in double precision, and how far a program's are from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unity_ir.pcg.graph import Optimizer
+
+Loss = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
+
+TOLERANCES = {"f64": 1e-7, "f32": 2e-3, "bf16": 0.1}
+"""How long the difference from double precision may be, as a part of the tensor's length."""
+
+
+def train(loss: Loss, optimizer: Optimizer, run: Mapping[str, Any]) -> dict[str, Any]:
+    """From the same initial weights and batches as `ranks.trained`, the same by torch.optim."""
+
+    def tensor(array: Any) -> Tensor:
+        made = torch.tensor(array)
+        return made.double() if made.is_floating_point() else made
+
+    weights = {n: tensor(a).requires_grad_() for n, a in run["weights"].items()}
+    if optimizer.name == "adam":
+        betas = (optimizer.beta1, optimizer.beta2)
+        steps: torch.optim.Optimizer = torch.optim.Adam(
+            weights.values(), lr=optimizer.lr, betas=betas, eps=optimizer.eps
+        )
+    else:
+        steps = torch.optim.SGD(weights.values(), lr=optimizer.lr)
+    losses: list[Any] = []
+    gradients: list[dict[str, Any]] = []
+    for batch in run["batches"]:
+        steps.zero_grad()
+        value = loss(weights, {n: tensor(a) for n, a in batch.items()})
+        value.backward()
+        losses.append(value.detach().numpy())
+        gradients.append({n: w.grad.numpy().copy() for n, w in weights.items() if w.grad is not None})
+        steps.step()
+    moments = {
+        n: (steps.state[w]["exp_avg"].numpy(), steps.state[w]["exp_avg_sq"].numpy())
+        for n, w in weights.items()
+        if optimizer.name == "adam"
+    }
+    after = {n: w.detach().numpy() for n, w in weights.items()}
+    return {"losses": losses, "gradients": gradients, "after": after, "moments": moments}
+
+
+def differences(run: Mapping[str, Any], want: Mapping[str, Any], dtype: str) -> list[str]:
+    """What of a program's run is not what it has to be, a line each."""
+    wrong: list[str] = list(run["apart"])
+    for what, got, right in _pairs(run, want, ""):
+        off, length = float(np.linalg.norm(got - right)), float(np.linalg.norm(right))
+        if not off <= TOLERANCES[dtype] * (length + 1e-6):
+            wrong.append(f"{what}: {off:.3g} off, of {length:.3g}")
+    return wrong
+
+
+def _pairs(got: Any, want: Any, what: str) -> list[tuple[str, Any, Any]]:
+    if isinstance(want, dict):
+        if what and got.keys() != want.keys():
+            raise AssertionError(f"{what}: {sorted(got)} instead of {sorted(want)}")
+        return [pair for n in want for pair in _pairs(got[n], want[n], f"{what} {n}".strip())]
+    if isinstance(want, list | tuple):
+        assert len(got) == len(want), what
+        return [pair for i, v in enumerate(want) for pair in _pairs(got[i], v, f"{what} {i}")]
+    return [(what, np.asarray(got, np.float64), want)]

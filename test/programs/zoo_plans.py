@@ -1,0 +1,114 @@
+"""Plans of the zoo's models, shrunken so that eight ranks have something to divide, and their programs."""
+
+from __future__ import annotations
+
+from random import Random
+
+from models import machine
+from pinned import pinned
+from zoo import SMALL
+
+from unity_ir.lowering.program import emit
+from unity_ir.lowering.spmd import Program, lower
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf, parallel, rebuild, rewrite
+from unity_ir.pcg.layout import REPEAT, Assignment, Mesh
+from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.types import tensor_type
+from unity_ir.search import run
+
+_DECODER = {"batch": 8, "sequence": 4, "hidden": 16, "layers": 1, "vocabulary": 16}
+SIZES: dict[str, dict[str, int]] = {
+    "alexnet": {**SMALL["alexnet"], "batch": 8, "hidden": 8, "classes": 8},
+    "bert_large": {**_DECODER, "heads": 4, "layers": 2},
+    "candle_uno": {**SMALL["candle_uno"], "batch": 8, "hidden": 8},
+    "dlrm": {**SMALL["dlrm"], "batch": 8, "rows": 16, "features": 8, "dense": 4, "bottom": 8, "top": 8},
+    "gpt2": {**_DECODER, "heads": 4, "layers": 2},
+    "inception_v3": {**SMALL["inception_v3"], "batch": 8},
+    "lenet": {**SMALL["lenet"], "batch": 8, "classes": 8},
+    "llama3_8b": {**SMALL["llama3_8b"], **_DECODER, "intermediate": 16},
+    "lstm_stack": {**SMALL["lstm_stack"], "batch": 8, "hidden": 8, "features": 4, "classes": 8},
+    "mlp": {**SMALL["mlp"], "batch": 8, "hidden": 16, "classes": 8},
+    "moe": {**SMALL["moe"], **_DECODER, "intermediate": 16, "experts": 8},
+    "nmt": {**SMALL["nmt"], "batch": 8, "hidden": 8, "vocabulary": 16},
+    "resnet101": {**SMALL["resnet101"], "batch": 8, "classes": 8},
+    "resnext50": {**SMALL["resnext50"], "batch": 8, "classes": 8},
+    "rnnlm": {**SMALL["rnnlm"], "batch": 8, "hidden": 8, "vocabulary": 16},
+    "rnntc": {**SMALL["rnntc"], "batch": 8, "hidden": 8, "vocabulary": 16, "classes": 8},
+    "wresnet": {**SMALL["wresnet"], "batch": 8, "classes": 8},
+    "xdl": {**SMALL["xdl"], "batch": 8, "rows": 16, "features": 8, "hidden": 8},
+}
+"""Their keys. Eight ranks divide the batch, and mostly hidden sizes, vocabularies, tables and experts."""
+
+MACHINES = {2: "ideal:2", 4: "ideal:2x2", 8: "ideal:2x2x2"}
+
+
+def of_type(graph: Graph, dtype: str) -> Graph:
+    """A serial graph with all its floating point numbers of another type."""
+
+    def retyped(node: Node, operands: tuple[Value, ...]) -> list[Value]:
+        if node.is_leaf and node.types[0].is_floating:
+            made = leaf(node.op, tensor_type(node.types[0].shape, dtype), None, **dict(node.attributes))
+            return list(made.results)
+        return list(rebuild(node, operands).results)
+
+    return rewrite(graph, retyped)
+
+
+def recomputed(graph: Graph, seed: int) -> Graph:
+    """A placed graph in which half of the operators are done again in the backward."""
+    random = Random(seed)
+
+    def marked(node: Node, operands: tuple[Value, ...]) -> list[Value]:
+        new = rebuild(node, operands, node.view)
+        if not node.is_compute or node is graph.outputs[0].node or random.random() < 0.5:
+            return list(new.results)
+        return [parallel("recompute", v).result for v in new.results]
+
+    return rewrite(graph, marked)
+
+
+def divided(graph: Graph, wanted: tuple[str, ...], mesh: Mesh) -> Graph:
+    """The plan in which every mesh axis divides the variable wanted of it, wherever an operator allows that."""
+
+    def assignment(node: Node) -> Assignment:
+        extents, found = node.analysis.bound.extents, list[str | int]()
+        for what, size in zip(wanted, mesh.sizes, strict=True):
+            left = extents.get(what, 1)
+            for other, by in zip(found, mesh.sizes, strict=False):
+                left //= by if other == what else 1
+            found.append(what if what in node.analysis.splittable and left % size == 0 else REPEAT)
+        return tuple(found)
+
+    return materialise(graph, {n: assignment(n) for n in graph.nodes() if n.is_compute}, mesh)
+
+
+def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Program:
+    """
+    The program of a serial graph's plan: a strategy's; a random one, `random-3`; one with half of it recomputed,
+    `recompute-3`; one with operators on a half of the ranks, `pinned-3`; or one with images in parts, `spatial`.
+    """
+    kind, _, seed = plan.rpartition("-") if plan[-1].isdigit() else (plan, "", "0")
+    on = machine(MACHINES[world])
+    match kind:
+        case "pinned":
+            placed, on = pinned(graph, int(seed), inner=world // 2)
+        case "spatial":
+            placed = divided(graph, {2: ("y",), 4: ("y", "z"), 8: ("n", "y", "z")}[world], on.mesh)
+        case "recompute":
+            placed = recomputed(run(graph, on, "random", optimizer, seed=int(seed)).graph, int(seed))
+        case _:
+            placed = run(graph, on, kind, optimizer, seed=int(seed)).graph
+    return lower(fuse_collectives(differentiate(placed, optimizer, on.mesh)), on)
+
+
+def program(
+    graph: Graph, plan: str, world: int, optimizer: Optimizer, double: bool = False, kernels: str = "torch"
+) -> str:
+    """
+    The text of a plan's program. In `double` precision it is the same lines and moves, all in PyTorch, and a difference
+    from PyTorch that is not rounding stands out.
+    """
+    text = emit(planned(graph, plan, world, optimizer), graph, kernels=kernels).text
+    return text.replace("torch.float32", "torch.float64") if double else text
