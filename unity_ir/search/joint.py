@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph, Optimizer, Value
 from unity_ir.rules.derivation import Application
 from unity_ir.rules.match import Index
 from unity_ir.rules.rule import Rule
@@ -57,6 +57,36 @@ class JointPlan:
     """The plan of the graph that is fastest on one device, if that is another."""
 
 
+@dataclass
+class Explored:
+    """What the rules made of graphs, for the next search from the same graph, at another price."""
+
+    alone: JointPlan | None = None
+    everywhere: dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]] = field(
+        default_factory=dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]]
+    )
+    rewrites: dict[tuple[Value, ...], Kept] = field(default_factory=dict[tuple[Value, ...], "Kept"])
+
+
+class Kept:
+    """What an iterator gives, as often as it is asked for."""
+
+    def __init__(self, given: Iterator[tuple[list[Application], Graph]]):
+        self._given = given
+        self._kept: list[tuple[list[Application], Graph]] = []
+
+    def __iter__(self) -> Iterator[tuple[list[Application], Graph]]:
+        at = 0
+        while True:
+            if at == len(self._kept):
+                after = next(self._given, None)
+                if after is None:
+                    return
+                self._kept.append(after)
+            yield self._kept[at]
+            at += 1
+
+
 def joint(
     graph: Graph,
     machine: Machine,
@@ -66,17 +96,19 @@ def joint(
     budget: int = 500,
     progress: Progress | None = None,
     solver: Solver | None = None,
+    explored: Explored | None = None,
 ) -> JointPlan:
     """
     The fastest parallel graph found for a serial one.
 
     `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the operators in all
     the graphs explored, so that the same search ends in the same plan on any computer. `solver` may price
-    bytes, too; by default only time counts. Ctrl-C ends it with the best plan so far; before there is one it
-    raises `KeyboardInterrupt`.
+    bytes, too; by default only time counts. `explored` is what an earlier search rewrote already. Ctrl-C ends it with
+    the best plan so far; before there is one it raises `KeyboardInterrupt`.
     """
     most = max(MOST, budget // max(1, sum(n.is_compute for n in graph.nodes())))
     tie = count()
+    explored = explored or Explored()
     solver, plan = solve(graph, machine, optimizer) if solver is None else (solver, solver.solve(graph))
     best: _Found = (plan.seconds, graph, plan, ())
     queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
@@ -103,22 +135,26 @@ def joint(
     try:
         if rules and machine.devices > 1:
             # What is fastest on one device is often near, and may be many rewrites away.
-            alone = joint(graph, one_device(machine), rules, optimizer, alpha, budget)
+            alone = explored.alone or joint(graph, one_device(machine), rules, optimizer, alpha, budget)
             if alone.interrupted:
                 raise KeyboardInterrupt
+            explored.alone = alone
             end = enter(alone.rewritten, alone.derivation)
             ends += [] if end is None else [end]
         for rule in rules:
             # For large graphs the budget ends before rewrites of rewrites.
             _, candidate, _, derivation = best
-            applied, after = _everywhere(candidate, rule, Index(candidate))
+            at = candidate.outputs, rule.name
+            if at not in explored.everywhere:
+                explored.everywhere[at] = _everywhere(candidate, rule, Index(candidate))
+            applied, after = explored.everywhere[at]
             enter(after, (*derivation, *applied))
         most += len(seen)
         while queue and len(seen) < most:
             seconds, _, candidate, derivation = heapq.heappop(queue)
             if seconds > alpha * best[0]:
                 break
-            for applied, after in _rewrites(candidate, rules):
+            for applied, after in explored.rewrites.setdefault(candidate.outputs, Kept(_rewrites(candidate, rules))):
                 enter(after, (*derivation, *applied))
                 if len(seen) >= most:
                     break

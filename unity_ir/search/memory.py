@@ -10,8 +10,9 @@ that fits and of one that does not cross (Dinkelbach). The choices met on the wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
@@ -27,7 +28,7 @@ from unity_ir.search.shared import bounded, certain, shares, sharpened
 from unity_ir.simulate.report import peak
 
 TRIES = 24
-"""Prices of a byte at most."""
+"""Prices of a byte at most, for one limit."""
 
 
 @dataclass(frozen=True)
@@ -58,58 +59,120 @@ class NothingFits(UnityError):
         self.fastest = fastest
 
 
-def fitting(solver: Solver, graph: Graph, limit: float, fastest: ExactPlan | None = None) -> Fitting:
-    """
-    The fastest choice found of at most `limit` bytes on each device.
+class Solvers:
+    """A solver at several prices. Those without a price, for bytes alone and at the last price keep what they made."""
 
-    `fastest` is the choice without a limit, if it is known. Raises `NothingFits`.
-    """
-    ledger = Ledger(solver, graph)
-    fastest = fastest or sharpened(solver, graph, solver.solve(graph))
-    lines = [(0.0, fastest.bound)]
-    over, (seconds, bytes) = ledger.choice(fastest), ledger.costs(ledger.choice(fastest))
-    if bytes <= limit:
-        return Fitting(graph, fastest, bytes, 0.0, tuple(lines))
-    smallest = solver.at(SPACE).solve(graph)
-    under = ledger.choice(smallest)
-    if ledger.costs(under)[1] > limit:
-        raise NothingFits(ledger.plan(under, 0.0), ledger.costs(under)[1], fastest.bound)
-    best = _better(ledger, under, over, under, limit)
-    found = 0.0
-    for _ in range(TRIES):
-        (low, much), (high, few) = ledger.costs(over), ledger.costs(under)
-        if high <= low:
-            # Not slower and smaller: what does not fit was not the fastest but near the bound.
-            break
-        price = (high - low) / (much - few)
-        plan = solver.at(Price(1.0, price)).solve(graph)
-        lines.append((price, plan.bound))
-        met = ledger.choice(plan)
-        seconds, bytes = ledger.costs(met)
-        if plan.bound - price * limit >= max(least - p * limit for p, least in lines):
-            found = price
-        if bytes <= limit:
-            best = _better(ledger, best, over, met, limit)
-        else:
-            best = _better(ledger, best, met, under, limit)
-        bound = max(least - p * limit for p, least in lines)
-        done = seconds + price * bytes >= (low + price * much) * (1 - 1e-9)
-        if done or ledger.costs(best)[0] <= bound * (1 + CLOSE):
-            break
-        over, under = (over, met) if bytes <= limit else (met, under)
-    return Fitting(graph, ledger.plan(best, 0.0), ledger.costs(best)[1], found, _sound(solver, graph, lines, found))
+    def __init__(self, solver: Solver):
+        self.solver = solver
+        self._last = self._space = solver.at(SPACE)
+
+    def at(self, price: Price) -> Solver:
+        if price == self.solver.price:
+            return self.solver
+        if price == SPACE:
+            return self._space
+        if price != self._last.price:
+            self._last = self.solver.at(price)
+        return self._last
 
 
-def _sound(
-    solver: Solver, graph: Graph, lines: Sequence[tuple[float, float]], price: float
-) -> tuple[tuple[float, float], ...]:
+class Curve:
     """
-    What no choice is below when operators share moves: the line without a price and that at this one; all that the
-    search went by, if in this graph they never do.
+    The choices for a graph that are the least at some price, from the fastest to the smallest.
+
+    They are kept: under another limit the search goes on between those on either side of it.
     """
-    if not shares(graph):
-        return tuple(lines)
-    return (lines[0], (price, bounded(solver.at(Price(1.0, price)), graph)))
+
+    def __init__(self, solvers: Solvers, graph: Graph, fastest: ExactPlan | None = None):
+        """`fastest` is the choice without a limit, if it is known."""
+        self.solvers, self.graph = solvers, graph
+        self.ledger = Ledger(solvers.solver, graph)
+        fastest = fastest or sharpened(solvers.solver, graph, solvers.solver.solve(graph))
+        self.fastest = self.ledger.choice(fastest)
+        self.lines = [(0.0, fastest.bound)]
+        self.met = [self.fastest]
+        self._at = {0.0: self.fastest}
+        self.good: list[Choice] = []
+        """Choices that were the fastest found within some limit."""
+
+    @cached_property
+    def smallest(self) -> Choice:
+        """The choice of the fewest bytes, if every operator pays for the moves it shares."""
+        self.met.append(self.ledger.choice(self.solvers.at(SPACE).solve(self.graph)))
+        return self.met[-1]
+
+    def bytes(self, choice: Choice) -> float:
+        return self.ledger.costs(choice)[1]
+
+    def seconds(self, choice: Choice) -> float:
+        return self.ledger.costs(choice)[0]
+
+    def bound(self, limit: float) -> float:
+        """Seconds that no choice of so many bytes is below, if every operator pays for the moves it shares."""
+        return max(least - price * limit for price, least in self.lines)
+
+    def solve(self, price: float) -> Choice:
+        """The least choice at a price of a byte."""
+        if price not in self._at:
+            plan = self.solvers.at(Price(1.0, price)).solve(self.graph)
+            self._at[price] = self.ledger.choice(plan)
+            self.lines.append((price, plan.bound))
+            self.met.append(self._at[price])
+        return self._at[price]
+
+    def fitting(self, limit: float) -> Fitting:
+        """The fastest choice found of at most `limit` bytes on each device. Raises `NothingFits`."""
+        if self.bytes(self.fastest) <= limit:
+            return self._found(self.fastest, limit)
+        if self.bytes(self.smallest) > limit:
+            choice = min(self.met, key=self.bytes)
+            if self.bytes(choice) > limit:
+                raise NothingFits(self.ledger.plan(choice, 0.0), self.bytes(choice), self.lines[0][1])
+        over = min((c for c in self.met if self.bytes(c) > limit), key=self.bytes)
+        under = max((c for c in self.met if self.bytes(c) <= limit), key=self.bytes)
+        good = [c for c in (*self.good, *self.met) if self.bytes(c) <= limit]
+        best = _better(self.ledger, min(good, key=self.seconds), over, under, limit)
+        for _ in range(TRIES):
+            (low, much), (high, few) = self.ledger.costs(over), self.ledger.costs(under)
+            if high <= low or self.seconds(best) <= self.bound(limit) * (1 + CLOSE):
+                # Not slower and smaller: what does not fit was not the fastest but near the bound.
+                break
+            price = (high - low) / (much - few)
+            met = self.solve(price)
+            seconds, bytes = self.ledger.costs(met)
+            if bytes <= limit:
+                best = _better(self.ledger, best, over, met, limit)
+            else:
+                best = _better(self.ledger, best, met, under, limit)
+            if seconds + price * bytes >= (low + price * much) * (1 - 1e-9):
+                break
+            over, under = (over, met) if bytes <= limit else (met, under)
+        self.good.append(best)
+        return self._found(best, limit)
+
+    def price(self, limit: float) -> float:
+        """What a byte costs where the bound is best."""
+        return max(self.lines, key=lambda line: line[1] - line[0] * limit)[0]
+
+    def _found(self, choice: Choice, limit: float) -> Fitting:
+        plan, bytes = self.ledger.plan(choice, 0.0), self.bytes(choice)
+        return Fitting(self.graph, plan, bytes, self.price(limit), tuple(self.lines))
+
+    def sound(self, found: Fitting) -> Fitting:
+        """
+        With what no choice is below when operators share moves: the line without a price and that at the plan's; all
+        that the search went by, if in this graph they never do.
+        """
+        if not shares(self.graph):
+            return found
+        least = bounded(self.solvers.at(Price(1.0, found.price)), self.graph) if found.price else self.lines[0][1]
+        return replace(found, lines=(self.lines[0], (found.price, least)))
+
+
+def fitting(solver: Solver, graph: Graph, limit: float) -> Fitting:
+    """The fastest choice found of at most `limit` bytes on each device, and what none is below."""
+    curve = Curve(Solvers(solver), graph)
+    return curve.sound(curve.fitting(limit))
 
 
 def _better(ledger: Ledger, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
@@ -153,24 +216,33 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
 
     if need(fastest.plan, fastest.rewritten) <= limit:
         return fastest
-    candidates: dict[Graph, tuple[Application, ...]] = {source: (), fastest.rewritten: fastest.derivation}
+    solvers = Solvers(solver)
+    first = Curve(solvers, source)
+    curves = {source: first}
+    derivations: dict[Graph, tuple[Application, ...]] = {source: (), fastest.rewritten: fastest.derivation}
     interrupted = fastest.interrupted
     if not interrupted:
-        rewritten = search(_at_limit(solver, source, limit))
-        candidates.setdefault(rewritten.rewritten, rewritten.derivation)
+        try:
+            price = Price(1.0, first.fitting(limit).price)
+        except NothingFits:
+            price = SPACE
+        rewritten = search(solvers.at(price))
+        derivations.setdefault(rewritten.rewritten, rewritten.derivation)
         interrupted = rewritten.interrupted
+    curves |= {graph: Curve(solvers, graph) for graph in derivations if graph is not source}
     smallest: tuple[float, ExactPlan] | None = None
     low, target = 0.0, float(limit)
     for _ in range(ROUNDS):
-        found = _fastest(solver, candidates, target)
+        found = _fastest(curves.values(), target)
         needs = need(found.plan, found.graph)
         if needs <= limit:
+            found = curves[found.graph].sound(found)
             bound = certain(found.bound(limit), found.graph, machine) if solver.spaces.axis_by_axis else None
             return replace(
                 fastest,
                 graph=realise(found.graph, found.plan, solver),
                 bound=bound,
-                derivation=candidates[found.graph],
+                derivation=derivations[found.graph],
                 rewritten=found.graph,
                 plan=found.plan,
                 price=found.price,
@@ -192,27 +264,24 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
     )
 
 
-def _fastest(solver: Solver, graphs: Iterable[Graph], limit: float) -> Fitting:
-    """The fastest plan within the limit of any of the graphs; the smallest where there is none."""
+def _fastest(curves: Iterable[Curve], limit: float) -> Fitting:
+    """The fastest plan within the limit on any of the curves; the smallest where there is none."""
     best: Fitting | None = None
     smallest: Fitting | None = None
-    for graph in graphs:
+    for curve in curves:
+        if best is not None:
+            # At the price of the best so far: where that says no, it is not worth a search.
+            curve.solve(best.price)
+            if curve.bound(limit) >= best.plan.seconds:
+                continue
         try:
-            found = fitting(solver, graph, limit)
+            found = curve.fitting(limit)
         except NothingFits as error:
             if smallest is None or error.bytes < smallest.bytes:
-                smallest = Fitting(graph, error.plan, error.bytes, 0.0, ((0.0, error.fastest),))
+                smallest = Fitting(curve.graph, error.plan, error.bytes, 0.0, ((0.0, error.fastest),))
             continue
         if best is None or found.plan.seconds < best.plan.seconds * (1 - 1e-9):
             best = found
     found = best or smallest
     assert found is not None
     return found
-
-
-def _at_limit(solver: Solver, graph: Graph, limit: float) -> Solver:
-    """The solver for which a byte costs what it does at the limit; bytes alone where nothing fits."""
-    try:
-        return solver.at(Price(1.0, fitting(solver, graph, limit).price))
-    except NothingFits:
-        return solver.at(SPACE)

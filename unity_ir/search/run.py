@@ -21,7 +21,7 @@ from unity_ir.search.branches import apart
 from unity_ir.search.counted import certified
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
-from unity_ir.search.joint import JointPlan, Progress, joint
+from unity_ir.search.joint import Explored, JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
 from unity_ir.search.memory import joint_within, needed
 from unity_ir.search.portfolio import QUICK, Plan, by_hand, fastest, fits, on_parts
@@ -132,7 +132,7 @@ def _searched(
         parallel = _plan(serial, machine, strategy, optimizer, seed)
         return SearchResult(strategy, parallel, cost(parallel, machine, optimizer))
     if strategy == "joint":
-        search = partial(joint, serial, machine, rules, optimizer, progress=progress)
+        search = partial(joint, serial, machine, rules, optimizer, progress=progress, explored=Explored())
         found = joint_within(search(), serial, lambda solver: search(solver=solver))
     else:
         found = sequential(serial, machine, rules, optimizer, progress=progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from math import prod
 
@@ -46,6 +47,11 @@ def terms(bound: Bound) -> list[Term]:
 
     They depend on a line's extents only where a window does.
     """
+    return list(_terms(tuple(result.expr for result in bound.results)))
+
+
+@lru_cache(maxsize=4096)
+def _terms(results: tuple[Expr, ...]) -> tuple[Term, ...]:
     seen: set[tuple[Expr, tuple[str, ...]]] = set()
     found: list[Term] = []
 
@@ -68,9 +74,9 @@ def terms(bound: Bound) -> list[Term]:
             over = free_variables(expr.body if isinstance(expr, Reduce | Opaque) else expr)
             found.append(Term(form, names, each, tuple(sorted(over))))
 
-    for result in bound.results:
-        visit(result.expr)
-    return found
+    for result in results:
+        visit(result)
+    return tuple(found)
 
 
 def flops(bound: Bound) -> int:
