@@ -64,7 +64,7 @@ class PlanCost:
     update: float
     """Seconds of the optimizer."""
     memory: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Bytes on each device, by what they hold."""
+    """Bytes on the device that holds most, by what they hold."""
 
     @cached_property
     def moves(self) -> tuple[tuple[Move, str], ...]:
@@ -99,7 +99,7 @@ class PlanCost:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes on each device at the end of the forward, when most is held."""
+        """Bytes at the end of the forward, when most is held, on the device that holds most."""
         return sum(self.memory.values())
 
 
@@ -226,7 +226,7 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     weights = [u.weight.node for u in graph.updates] or [n for n in nodes if n.op == "weight" and n in with_gradient]
     between = reshards(graph, placement, machine)
     update = sum(update_time(n, optimizer, machine) for n in weights)
-    memory = _held(graph, again, weights, between, machine, optimizer)
+    memory = _held(graph, placement, again, weights, between, optimizer)
     return PlanCost(
         machine,
         placement,
@@ -240,10 +240,10 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
 
 def _held(
     graph: Graph,
+    placement: Placement,
     again: set[Node],
     weights: Iterable[Node],
     between: Iterable[Reshard],
-    machine: Machine,
     optimizer: Optimizer,
 ) -> Mapping[str, int]:
     """Bytes at the end of the forward; of a graph with its backward, of all there is in it."""
@@ -254,7 +254,7 @@ def _held(
         keeps = Keeps(graph)
         made = [v for v in made if v.node.is_leaf or v in keeps.values]
         brought = [(r.value, r.target, r.forward) for r in between if _read_there(r, keeps)]
-    return held(made, weights, brought, machine.mesh, optimizer)
+    return held([(v, placement.layouts[v]) for v in made], weights, brought, placement.mesh, optimizer)
 
 
 def _read_there(reshard: Reshard, keeps: Keeps) -> bool:

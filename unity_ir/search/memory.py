@@ -17,6 +17,7 @@ from functools import cached_property
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.layout import pins
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.rules.derivation import Application
 from unity_ir.search.exact import CLOSE, ExactPlan, Solver
@@ -195,7 +196,9 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     Simulated only where gradients of activations could make it more than the device has.
     """
     held = priced.memory_bytes
-    if not not_kept(graph) and held + priced.memory["activations"] <= priced.machine.device.memory:
+    apart = any(map(pins, priced.placement.assignments.values()))
+    gradients = held if apart else priced.memory["activations"]
+    if not not_kept(graph) and held + gradients <= priced.machine.device.memory:
         return held
     return max(held, peak(graph, priced, optimizer))
 
@@ -272,7 +275,7 @@ def _fastest(curves: Iterable[Curve], limit: float) -> Fitting:
         if best is not None:
             # At the price of the best so far: where that says no, it is not worth a search.
             curve.solve(best.price)
-            if curve.bound(limit) >= best.plan.seconds:
+            if curve.bound(limit) >= best.plan.seconds * (1 - CLOSE):
                 continue
         try:
             found = curve.fitting(limit)
