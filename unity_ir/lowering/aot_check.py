@@ -7,11 +7,12 @@ What was compiled is kept in a file by text, specialisation and versions, so tha
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
@@ -21,22 +22,34 @@ from time import monotonic
 from unity_ir.lowering.aot import SHARED_LIMITS, Job, Outcome, compile_each, read_outcome
 from unity_ir.lowering.program import Emitted
 
-BATCH = 24
+BATCH = 96
 """Kernels per process of the compiler, which takes a second to start."""
 
 
 def jobs(emitted: Emitted) -> dict[str, Job]:
     """What a program's launches compile to, each once, by `key`."""
-    found = (Job(emitted.kernels[c.kernel], c) for c in emitted.compiled)
-    return {key(job): job for job in found}
+    found: dict[str, Job] = {}
+    for one in emitted.compiled:
+        job = Job(emitted.kernels[one.kernel], one)
+        name = key(job)
+        found[name] = merged(found[name], job) if name in found else job
+    return found
+
+
+def merged(one: Job, other: Job) -> Job:
+    """One of two jobs of the same code, with what is expected of either."""
+    expects = tuple(dict.fromkeys((*one.compiled.expects, *other.compiled.expects)))
+    return replace(one, compiled=replace(one.compiled, expects=expects))
 
 
 def key(job: Job) -> str:
-    """The same for equal texts that are specialised alike."""
+    """The same for texts that are equal but for the kernel's name and are specialised alike."""
     one = asdict(job.compiled)
-    # What is expected of its code does not change the code.
+    # Neither the name nor what is expected of the code changes it.
+    name = one.pop("kernel")
     del one["expects"]
-    return sha256(json.dumps([job.source, one], sort_keys=True).encode()).hexdigest()
+    text = re.sub(rf"\b{re.escape(name)}\b", "kernel", job.source)
+    return sha256(json.dumps([text, one], sort_keys=True).encode()).hexdigest()
 
 
 def violations(job: Job, outcome: Outcome, target: str) -> list[str]:

@@ -25,7 +25,7 @@ from rich.table import Table
 from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.lowering.aot import INSTRUCTIONS, SHARED_LIMITS, Job, Outcome, Resources
-from unity_ir.lowering.aot_check import Cache, compile_jobs, jobs, triton_version, violations
+from unity_ir.lowering.aot_check import Cache, compile_jobs, jobs, merged, triton_version, violations
 from unity_ir.lowering.kernels.step import Compiled
 from unity_ir.lowering.program import emit
 from unity_ir.lowering.spmd import lower
@@ -86,7 +86,7 @@ def ask(models: Sequence[str], plans: Sequence[str], types: Sequence[str], machi
                     continue
                 asked.programs.append(what)
                 for name, job in jobs(emitted).items():
-                    asked.jobs[name] = job
+                    asked.jobs[name] = merged(asked.jobs[name], job) if name in asked.jobs else job
                     asked.models.setdefault(name, {})[model] = None
     return asked
 

@@ -16,7 +16,7 @@ from operator_cases import CASES, DTYPES
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS
-from unity_ir.lowering.kernels.launcher import launcher, optimizer_launcher
+from unity_ir.lowering.kernels.launcher import is_convolution, launcher, optimizer_launcher
 from unity_ir.lowering.torch_code import torch_expression
 from unity_ir.ops import Operator, operator
 from unity_ir.ops.operator import Application
@@ -50,6 +50,7 @@ def test_random_shapes(name: str, impl: str, runner: Any) -> None:
     property()
 
 
+ONE_TAP = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
 LARGER: list[tuple[str, Case]] = [
     ("matmul", Case(((32, 784), (784, 130)), {"act": "relu"})),
     ("matmul", Case(((3, 5, 65), (65, 129)), {"act": "gelu"})),
@@ -90,6 +91,9 @@ LARGER: list[tuple[str, Case]] = [
     ("embedding", Case(((5, 17), (300, 40)), {}, 300)),
     ("embedding_grad", Case(((5, 17, 40), (5, 17)), {"size": 300, "degrees": (1,)}, 300)),
     ("batch_matmul_tn", Case(((2, 3, 70, 20), (2, 3, 70, 33)), {})),
+    # One operand is the same for all products of a batch.
+    ("conv2d", Case(((3, 20, 5, 7), (33, 20, 1, 1)), ONE_TAP)),
+    ("conv2d_data_grad", Case(((3, 33, 5, 7), (33, 20, 1, 1)), {**ONE_TAP, "sizes": (5, 7)})),
     ("add", Case(((40, 1, 30), (70, 1)), {})),
     ("select", Case(((40, 1, 30), (70, 1), ()), {})),
     ("lt", Case(((130, 1), (129,)), {}, 4, dtypes=("i64", "i64"))),
@@ -287,6 +291,17 @@ def test_products_inside_are_matrix_products(name: str, products: int, others: i
     kernels = [c.kernel for c in made.compiled]
     assert kernels.count("batched_matmul_kernel") == products
     assert len(kernels) == products + others
+
+
+def test_images_are_a_batch_with_one_weight() -> None:
+    pairs = (("conv2d", ((3, 20, 5, 7), (33, 20, 1, 1))), ("conv2d_data_grad", ((3, 33, 5, 7), (33, 20, 1, 1))))
+    for name, shapes in pairs:
+        one = operator(name)
+        more = {"sizes": (5, 7)} if name == "conv2d_data_grad" else {}
+        bound = one.bind(shapes, one.attributes({**ONE_TAP, **more})).bound
+        assert list(launcher(bound, ("f32", "f32")).kernels) == ["batched_matmul_kernel"]
+        # Who prefers cuDNN has it of these, too.
+        assert is_convolution(bound.results[0], bound.extents)
 
 
 def test_names_never_become_code(runner: Any) -> None:

@@ -126,6 +126,8 @@ LINES: list[tuple[str, Any]] = [
     ("spread(x)  out[2*y + i - 1] = x[y, i]  where size(2*y + i - 1) = 9", ((4, 3),)),
     ("holes(x)  out[3*y + 1] = x[y]  where size(3*y + 1) = 14", ((4,),)),
     ("cut(x)  out[a, y - 2] = x[a, y]  where size(y - 2) = 3", ((3, 7),)),
+    ("one(x)  out[2*y - 4] = x[y]  where size(2*y - 4) = 1", ((5,),)),
+    ("summed(x)  out[y + i - 2] = x[y] * exp(x[i])  where size(y + i - 2) = 1", ((5,),)),
     ("both(x, w)  out[n, y + i - 1] = sum[c](x[n, c, y] * w[c, i])  where size(y + i - 1) = 6", ((2, 3, 6), (3, 3))),
     (
         "copies(x)  out[y + i, z + j] = x[y, z]  where size(i) = 2, size(j) = 3, size(y + i) = 6, size(z + j) = 5",
@@ -201,8 +203,8 @@ def test_tiles(name: str, case: Case, runner: Any) -> None:
     check(bound, random_operands(bound, case), "triton", runner)
 
 
-@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "slice"])
-def test_reads_of_windows_are_generated(name: str, drawn: Any) -> None:
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "slice", "max_pool2d_grad", "avg_pool2d_grad", "pad"])
+def test_reads_and_writes_of_windows_are_generated(name: str, drawn: Any) -> None:
     for case in drawn(name, 8):
         bound = bound_of(name, case)
         assert launcher(bound, operand_dtypes(bound)).kernels

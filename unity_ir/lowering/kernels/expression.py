@@ -214,7 +214,7 @@ class Writer:
         text = " + ".join(terms)
         if offset:
             text += f" + {offset}" if offset > 0 else f" - {-offset}"
-        return text, " & ".join(masks)
+        return text, " & ".join(dict.fromkeys(masks))
 
     def coordinate(self, axis: Axis, run: Run) -> str:
         """The position along a run of variables, taken out of the axis' flat position."""

@@ -21,6 +21,7 @@ from unity_ir.lowering.kernels.reduction import reduction_steps
 from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified, without_ones
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
+from unity_ir.lowering.kernels.window_writes import is_covered, window_write_step, writes_windows
 from unity_ir.lowering.torch_code import torch_body
 from unity_ir.lowering.torch_value import TORCH_DTYPES
 from unity_ir.lowering.windows import masked
@@ -66,8 +67,7 @@ def launcher(
         raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
     if impl == "triton" and bound.has_windows and (made := _convolution_launcher(bound, operand_dtypes)) is not None:
         return made
-    writes = any(isinstance(i, Window) for r in bound.results for i in r.indices)
-    if impl == "torch" or writes or any(_is_opaque(r.expr) for r in bound.results):
+    if impl == "torch" or not is_covered(bound) or any(_is_opaque(r.expr) for r in bound.results):
         return _torch_launcher(bound, operand_dtypes, offsets)
     return _triton_launcher(bound, operand_dtypes, offsets)
 
@@ -81,7 +81,8 @@ def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
     """Whether a result is a convolution or one of its gradients; of one tap, too, unless it is a matrix product."""
     if convolution(result.indices, result.expr, extents) is not None:
         return True
-    return contraction(result, extents) is None and pointwise(result.expr, extents) is not None
+    product = contraction(result, extents)
+    return (product is None or product.repeated) and pointwise(result.expr, extents) is not None
 
 
 def _is_opaque(expr: Expr) -> bool:
@@ -306,6 +307,8 @@ def _constants_digest(bound: Bound) -> list[str]:
 
 def _steps(stage: Stage) -> list[Step]:
     """The kernels of one stage, by its form."""
+    if writes_windows(stage.result):
+        return [window_write_step(stage)]
     if not reductions(stage.expr):
         return [pointwise_step(stage)]
     product = contraction(stage.result, stage.extents)
@@ -340,7 +343,9 @@ class _Results:
         self.finals.append(output)
 
     def _add(self, result: Result, output: Buffer) -> None:
-        if self._is_product(result):
+        if writes_windows(result):
+            result = replace(result, expr=self._without(result.expr, _outermost(result.expr)))
+        elif self._is_product(result):
             result = self._product(result)
         else:
             expr = self._without_nested(self._without_products(result.expr))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,7 +11,10 @@ from unity_ir.lowering.kernels.step import Argument, Stage, Step
 from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.syntax import Access, Binary, Call, Expr, Reduce, Result, index_names
 
-"""Functions the kernel can apply to the product."""
+SMALLEST = 16
+"""Rows and columns of a product that is worth a program of its own: those of a matrix instruction."""
+MOST_BATCHES = 65535
+"""Programs along the second axis of a grid."""
 
 _TEXT = '''\
 # Precision of float32 products: "tf32" is several times faster on tensor cores and keeps 10 bits of fractions.
@@ -97,6 +100,8 @@ class Contraction:
     x_strides: Mapping[str, int]
     w_strides: Mapping[str, int]
     out_strides: Mapping[str, int]
+    repeated: bool = False
+    """One of the operands is the same in every product of the batch."""
 
 
 def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | None:
@@ -104,7 +109,8 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
     A result as one matrix product, or a batch of them; None if it is none, or its strides do not fit.
 
     Each of `m` (variables of the first operand and the result), `n`, `k` (reduced) and `b` (of all three) may be
-    several variables, as long as they are one run of memory wherever they occur.
+    several variables, as long as they are one run of memory wherever they occur. Where they are not, the outermost of
+    `m` or `n` may be a batch, of products with the same other operand (images times the weight of a 1 x 1 convolution).
     """
     match result.expr:
         case Call(activation, (Reduce("sum") as reduce,)) if activation in FUSED:
@@ -132,15 +138,43 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
         return None
     if any(n not in x.strides or n not in w.strides for n in reduced):
         return None
+    for way in _ways(groups, extents):
+        strides = _strides(way, extents, x, w, out)
+        if strides is not None:
+            sizes = {d: prod(extents[n] for n in names) for d, names in way.items()}
+            return Contraction(left.tensor, right.tensor, activation, sizes, *strides, repeated=way is not groups)
+    return None
+
+
+def _ways(groups: Mapping[str, list[str]], extents: Mapping[str, int]) -> Iterator[Mapping[str, list[str]]]:
+    """The variables as they are, and then with the outermost of rows or columns as a batch."""
+    yield groups
+    if groups["b"]:
+        return
+    for dim in "mn":
+        names = groups[dim]
+        for count in range(1, len(names)):
+            way = {**groups, "b": names[:count], dim: names[count:]}
+            sizes = {d: prod(extents[n] for n in names) for d, names in way.items()}
+            if min(sizes["m"], sizes["n"]) >= SMALLEST and sizes["b"] <= MOST_BATCHES:
+                yield way
+
+
+def _strides(
+    groups: Mapping[str, list[str]], extents: Mapping[str, int], x: Address, w: Address, out: Address
+) -> list[dict[str, int]] | None:
+    """The stride of every group in the operands and the result; None where one has several."""
     strides: list[dict[str, int]] = []
     for where, dims in ((x, "bmk"), (w, "bkn"), (out, "bmn")):
-        found = {d: one_stride(groups[d], extents, where) for d in dims}
-        known = {d: s for d, s in found.items() if s is not None}
-        if len(known) < len(found):
-            return None
-        strides.append(known)
-    sizes = {d: prod(extents[n] for n in names) for d, names in groups.items()}
-    return Contraction(left.tensor, right.tensor, activation, sizes, *strides)
+        found: dict[str, int] = {}
+        for dim in dims:
+            names = groups[dim]
+            stride = one_stride(names, extents, where) if any(n in where.strides for n in names) else 0
+            if stride is None:
+                return None
+            found[dim] = stride
+        strides.append(found)
+    return strides
 
 
 def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
@@ -244,7 +278,7 @@ def _expects(of: Contraction, dtype: str) -> tuple[str, ...]:
 def _blocks(m: int, n: int, k: int, half: bool, exact: bool) -> tuple[int, int, int, int, int]:
     """
     Tile sizes, warps and pipeline stages for a product of these sizes; larger tiles for aligned operands of 16 bits,
-    more warps for `exact` products of float32, whose threads hold whole rows of both factors.
+    more warps and less of `k` at once for `exact` products of float32, whose threads hold whole rows of both factors.
 
     Large tiles read the operands the fewest times, and the interpreter's time is per tile. They are checked to fit
     registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).
@@ -252,6 +286,6 @@ def _blocks(m: int, n: int, k: int, half: bool, exact: bool) -> tuple[int, int, 
     block_m = min(128 if half else 64, max(16, power_of_two(m)))
     # A row of few threads would hold too much of a wide tile.
     block_n = min(64 if block_m <= 32 else 128, max(16, power_of_two(n)))
-    block_k = min(64 if half else 32, max(16, power_of_two(k)))
+    block_k = 16 if exact else min(64 if half else 32, max(16, power_of_two(k)))
     warps = 4 if block_m * block_n < (1024 if exact else 4096) else 8
     return block_m, block_n, block_k, warps, 3

@@ -184,7 +184,10 @@ class _Body:
         if self.parts == 1:
             return start, f"for {start} in range(0, {count}, {width}):"
         span = -(-count // (self.parts * self.tiling.columns[sizes])) * self.tiling.columns[sizes]
-        return start, f"for {start} in range({self.part} * {span}, ({self.part} + 1) * {span}, {width}):"
+        end = self.kernel.names.new("end")
+        # Of a loop whose length it knows, AMD's compiler makes one long line of code that spills.
+        self.writer.emit(f"{end} = tl.minimum(({self.part} + 1) * {span}, {count})")
+        return start, f"for {start} in range({self.part} * {span}, {end}, {width}):"
 
     # -- statements
 
