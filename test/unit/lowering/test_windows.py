@@ -127,7 +127,6 @@ LINES: list[tuple[str, Any]] = [
     ("holes(x)  out[3*y + 1] = x[y]  where size(3*y + 1) = 14", ((4,),)),
     ("cut(x)  out[a, y - 2] = x[a, y]  where size(y - 2) = 3", ((3, 7),)),
     ("one(x)  out[2*y - 4] = x[y]  where size(2*y - 4) = 1", ((5,),)),
-    ("summed(x)  out[y + i - 2] = x[y] * exp(x[i])  where size(y + i - 2) = 1", ((5,),)),
     ("both(x, w)  out[n, y + i - 1] = sum[c](x[n, c, y] * w[c, i])  where size(y + i - 1) = 6", ((2, 3, 6), (3, 3))),
     (
         "copies(x)  out[y + i, z + j] = x[y, z]  where size(i) = 2, size(j) = 3, size(y + i) = 6, size(z + j) = 5",
