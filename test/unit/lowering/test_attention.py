@@ -57,7 +57,28 @@ FOUND: list[tuple[str, Any, dict[str, Any]]] = [
         {},
     ),
 ]
+# Dropout between softmax and values, drawn at the position in the whole matrix of weights, and its backward.
+DROPPED = "where(lt(philox(7, position(b, h, i, t)), 0.3), 0, p[b, h, i, t] / 0.7)"
+FOUND += [
+    (
+        f"dropped(q, k, v)  let s[b, h, i, j] = 0.3 * {PRODUCT}; {SOFTMAX}"
+        f" out[b, h, i, d] = sum[t]({DROPPED} * v[b, h, t, d])",
+        HEADS,
+        {},
+    ),
+    (
+        f"scaled(q, k, v, c)  let s[b, h, i, j] = 0.3 * {PRODUCT}; {SOFTMAX}"
+        " out[b, h, i, d] = sum[t](c[i, t] * p[b, h, i, t] * v[b, h, t, d])",
+        (*HEADS, (70, 75)),
+        {},
+    ),
+]
 OTHERS: list[tuple[str, Any]] = [
+    (
+        "squared(q, k, v)  let u[i, j] = exp(sum[e](q[i, e] * k[j, e])); let p[i, j] = u[i, j] / sum[n](u[i, n]);"
+        " out[i, d] = sum[t](p[i, t] * p[i, t] * v[t, d])",
+        ((20, 8), (20, 8), (20, 9)),
+    ),
     # The sum is over the other dim, of something else, or its maximum is another row's.
     (
         "turned(q, k, v)  let u[i, j] = exp(sum[e](q[i, e] * k[j, e]));"

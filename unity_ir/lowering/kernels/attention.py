@@ -8,12 +8,12 @@ the line does not read the logarithms, the forward's kernel computes them first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.lowering.kernels.attention_form import Attention, Scores, Sum
-from unity_ir.lowering.kernels.expression import SUM, Axis, Writer
+from unity_ir.lowering.kernels.expression import ATOM, SUM, Axis, Writer
 from unity_ir.lowering.kernels.layout import Names, address, power_of_two
 from unity_ir.lowering.kernels.reduction import reduction_steps
 from unity_ir.lowering.kernels.step import Argument, Buffer, Scalar, Stage, Step
@@ -333,7 +333,7 @@ def _allocation(buffer: Buffer, indices: Sequence[object], place: Place) -> str:
 
 def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tuple[Buffer, Result] | None) -> Step:
     outputs = [output, *([logsum[0]] if logsum else [])]
-    body = _Body(scores, place, outputs, [of.other], rows_move=False)
+    body = _Body(scores, place, outputs, [of.other, *_beside(of.factor, (scores.weights,))], rows_move=False)
     writer, names = body.writer, body.names
     rows, columns, num_warps, num_stages = _forward_blocks(_widest(body, scores, of.free), body.dtype)
     body.blocks(rows, columns)
@@ -346,7 +346,7 @@ def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tupl
     writer.emit(f"{largest} = tl.full((ROWS,), {_NEVER}, tl.float32)")
     writer.emit(f"{total} = tl.zeros((ROWS,), tl.float32)")
     writer.emit(f"{result} = tl.zeros((ROWS, {width}), tl.float32)")
-    start, score, new, weight, kept = (names.new(n) for n in ("start", "score", "new", "weight", "kept"))
+    start, score, new, kept = (names.new(n) for n in ("start", "score", "new", "kept"))
     with writer.block(f"for {start} in range(0, {body.last_column()}, COLUMNS):"):
         body.axis(False, start)
         text = body.score()
@@ -355,11 +355,13 @@ def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tupl
         writer.emit(f"{new} = tl.maximum({largest}, tl.max({score}, 1))")
         # Of a row that so far has no score but minus infinity, nothing is kept; what is added is 0.
         writer.emit(f"{finite} = tl.where({new} == {_NEVER}, 0.0, {new})")
-        writer.emit(f"{weight} = tl.exp({score} - {finite}[:, None])")
+        weight = writer.define(scores.weights, "weight", f"tl.exp({score} - {finite}[:, None])")
         writer.emit(f"{kept} = tl.exp({largest} - {finite})")
         writer.emit(f"{total} = {total} * {kept} + tl.sum({weight}, 1)")
+        body.over_tile()
+        factor = writer.number(of.factor).at(ATOM)
         tile = body.tile(of.other, False, of.free)
-        weights = f"{weight}.to({tile}.dtype)"
+        weights = f"{factor}.to({tile}.dtype)"
         writer.emit(f"{result} = {result} * {kept}[:, None]")
         writer.emit(f"{result} = tl.dot({weights}, {tile}, {result}, input_precision=ATTENTION_PRECISION)")
         writer.emit(f"{largest} = {new}")
@@ -396,7 +398,8 @@ class _Gradient:
         self.over_columns = over_columns
         vector = tuple(Var(n) for n in (*of.scores.batch, *of.scores.rows))
         self.mean = None if of.mean is None else Access("means", vector)
-        reads: list[Expr] = [saved, *(e for s, _ in sums for e in (s.other, *_beside(s.factor, of)))]
+        known = (of.scores.weights, of.second, of.mean)
+        reads: list[Expr] = [saved, *(e for s, _ in sums for e in (s.other, *_beside(s.factor, known)))]
         reads += [of.second] if of.second is not None else []
         reads += [self.mean] if self.mean is not None else []
         self.body = _Body(of.scores, place, [o for _, o in sums], reads, rows_move=not over_columns)
@@ -462,13 +465,13 @@ class _Gradient:
             writer.define(of.mean, "mean", f"{mean}[:, None]")
 
 
-def _beside(factor: Expr, of: Attention) -> Iterator[Access]:
+def _beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
     """What a factor reads beside the weights and the reductions, which are made of tiles."""
     if isinstance(factor, Access):
         yield factor
-    elif factor not in (of.scores.weights, of.second, of.mean):
+    elif factor not in known:
         for child in children(factor):
-            yield from _beside(child, of)
+            yield from _beside(child, known)
 
 
 def _inner(expr: Expr) -> set[Expr]:

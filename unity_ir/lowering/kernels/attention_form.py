@@ -4,7 +4,7 @@ Which lines are attention: products with the softmax of a product's scores, and 
     weights[r, c]  = exp(s[r, c] - max[c](s[r, c])) / sum[c](exp(s[r, c] - max[c](s[r, c])))
                      or exp(s[r, c] - saved[r]), where saved[r] is the logarithm of that sum, plus the maximum
     scores s[r, c] = anything made, element by element, of sum[e](q[r, e] * k[c, e]), masks, other reads and positions
-    over columns     out[r, x] = sum[c](f(weights)[r, c] * a[c, x])
+    over columns     out[r, x] = sum[c](f(weights)[r, c] * a[c, x]), where f may be dropout
     over rows        out[c, x] = sum[r](f(weights)[r, c] * a[r, x])
 
 Rows and columns are those of one matrix per batch; each may be several variables of the line. Told by form alone.
@@ -91,10 +91,10 @@ class Attention:
 
     @property
     def is_forward(self) -> bool:
-        """The one product is that of the weights themselves, whose sums the line computes."""
+        """The one product is that of the weights, or of what is proportional to them; the line computes their sums."""
         one = self.sums[0]
         computed = self.scores.saved is None
-        return len(self.sums) == 1 and computed and one.over_columns and one.factor == self.scores.weights
+        return len(self.sums) == 1 and computed and one.over_columns and _proportional(one.factor, self.scores.weights)
 
 
 def attention(bound: Bound, starts: Mapping[str, str]) -> Attention | None:
@@ -280,6 +280,27 @@ class _Matching:
         total = Reduce("sum", column, Call("exp", (Binary("-", scores.score, largest),)))
         terms = (largest, Call("log", (total,)))
         return any(self.same(expr, Binary("+", *pair)) for pair in (terms, terms[::-1]))
+
+
+def _proportional(factor: Expr, weights: Expr) -> bool:
+    """Whether a factor is the weights, times or divided by something of no reductions, or 0 (dropout)."""
+
+    def beside(expr: Expr) -> bool:
+        return not any(isinstance(part, Reduce) for part in _parts(expr))
+
+    match factor:
+        case Binary("*", left, right) if beside(right):
+            return _proportional(left, weights)
+        case Binary("*", left, right) if beside(left):
+            return _proportional(right, weights)
+        case Binary("/", left, right) if beside(right):
+            return _proportional(left, weights)
+        case Call("where", (condition, yes, Const(0))) if beside(condition):
+            return _proportional(yes, weights)
+        case Call("where", (condition, Const(0), no)) if beside(condition):
+            return _proportional(no, weights)
+        case _:
+            return factor == weights
 
 
 def _parts(expr: Expr) -> Iterator[Expr]:
