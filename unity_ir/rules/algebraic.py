@@ -21,6 +21,9 @@ SEARCHED = (
 )
 """In the order they are tried."""
 
+FAMILIES = ("algebraic", "conv", "embedding")
+"""The families they are in: no other text is read for them."""
+
 WITHOUT = "~"
 """Before the name of what is left out."""
 
@@ -28,7 +31,7 @@ WITHOUT = "~"
 @cache
 def algebraic() -> tuple[Rule, ...]:
     """The rules named in `SEARCHED`."""
-    known = rules()
+    known = group(rule for name in FAMILIES for rule in family(name))
     return tuple(known[name] for name in SEARCHED)
 
 

@@ -34,7 +34,7 @@ from unity_ir.search.again import NOTHING, Kept
 from unity_ir.search.eliminate import Factor, Memo, every, minimise_within
 from unity_ir.search.messages import Messages
 from unity_ir.search.price import TIME, Price
-from unity_ir.search.problem import NOWHERE, Kind, Link, Port, Problem, Way, between, port, undominated
+from unity_ir.search.problem import NOWHERE, Kind, Link, Port, Problem, Rows, Way, between, port, undominated
 from unity_ir.search.space import Floats, Ints, LayoutSpace, Spaces
 from unity_ir.search.stepwise import StepwiseBetween
 from unity_ir.search.tables import OperatorTable, operator_table
@@ -53,6 +53,9 @@ PASSES = 60
 
 CLOSE = 1e-3
 """A choice this near the bound (as a part of it) is not improved on; the gap is said."""
+
+FEW = 600
+"""Layouts of a value up to which what it costs between any two is found at once."""
 
 TOLERANCE = 1e-9
 """Rows are dropped that are worse by more than this part of the whole; sums are rounded."""
@@ -79,6 +82,49 @@ class ExactPlan:
 
 
 @dataclass
+class _Apart:
+    """What it costs from each layout to every layout, or to each from every one: rows as they are asked for."""
+
+    space: LayoutSpace
+    price: Price
+    training: bool
+    kept: bool
+    there: bool
+    _rows: dict[int, Floats] = field(default_factory=dict[int, Floats])
+
+    def __getitem__(self, at: int, /) -> Floats:
+        if at not in self._rows:
+            self._rows[at] = self._row(at)
+        return self._rows[at]
+
+    def whole(self) -> Floats:
+        """Every row, there."""
+        if self.price.byte == 0:
+            return self.space.training if self.training else self.space.forward
+        every = np.arange(len(self.space))
+        return self.price.reshard(self.space, every, every, self.training, self.kept)
+
+    def _row(self, at: int) -> Floats:
+        if self.price.byte == 0:
+            return self.space.apart(at, self.training, self.there)
+        one, every = np.array([at]), np.arange(len(self.space))
+        ends = (one, every) if self.there else (every, one)
+        return self.price.reshard(self.space, *ends, self.training, self.kept).reshape(-1)
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Likewise, where only what is there already will do."""
+
+    size: int
+
+    def __getitem__(self, at: int, /) -> Floats:
+        row = np.full(self.size, np.inf)
+        row[at] = 0.0
+        return row
+
+
+@dataclass
 class Solver:
     """Solves graphs on one machine; tables of operators it has seen are kept."""
 
@@ -94,7 +140,7 @@ class Solver:
         default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
     )
     _rests: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
-    _everywheres: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
+    _aparts: dict[tuple[object, ...], Rows] = field(default_factory=dict[tuple[object, ...], Rows])
     price: Price = TIME
     """What is minimised; plans' `seconds` and `bound` are in it."""
 
@@ -162,7 +208,7 @@ class Solver:
         made, read, may = kept
         seconds = self.price.rows(table, made, may)
         needs: list[Ints] = []
-        ends: list[tuple[Ints, Floats]] = []
+        ends: list[tuple[Ints, Rows]] = []
         for i, value in enumerate(node.operands):
             if value in single:
                 seconds = seconds + self.leaf(value, with_gradient, user, read[i])[0][table.operands[i]]
@@ -174,11 +220,11 @@ class Solver:
             needs.append(need)
             if self.stepwise:
                 continue
-            apart = self._everywhere(value, user and value.node in with_gradient, read[i])
-            ends.append((need, np.where(np.eye(len(apart)), 0.0, np.inf) if same[i] else apart.T))
+            apart = self._apart(value, user and value.node in with_gradient, read[i], there=False)
+            ends.append((need, _Same(len(self.space(value))) if same[i] else apart))
         for i, training in enumerate(results):
             if training is not None and not self.stepwise:
-                ends.append((table.results[i], self._everywhere(node.results[i], training, made[i])))
+                ends.append((table.results[i], self._apart(node.results[i], training, made[i], there=True)))
         rows = np.arange(len(table))
         if not whole and len(set(node.operands)) == len(node.operands) and not self.stepwise:
             rows = rows[undominated(seconds, ends)]
@@ -226,15 +272,17 @@ class Solver:
             self._leaves[key] = np.take_along_axis(seconds, best[None], axis=0)[0], rests[best]
         return self._leaves[key]
 
-    def _everywhere(self, value: Value, training: bool, kept: bool) -> Floats:
-        space = self.space(value)
-        if self.price.byte == 0:
-            return space.training if training else space.forward
-        key = (value.type, training, kept)
-        if key not in self._everywheres:
-            every = np.arange(len(space))
-            self._everywheres[key] = self.price.reshard(space, every, every, training, kept)
-        return self._everywheres[key]
+    def _apart(self, value: Value, training: bool, kept: bool, there: bool) -> Rows:
+        """From each layout of a value to all, or to each from all."""
+        key = (value.type, value.node.op == "weight", training, kept if self.price.byte else None, there)
+        if key not in self._aparts:
+            space = self.space(value)
+            rows = _Apart(space, self.price, training, kept, there)
+            if len(space) <= FEW:
+                table = rows.whole()
+                rows = table if there else table.T
+            self._aparts[key] = rows
+        return self._aparts[key]
 
     def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
         """What a leaf costs by resting in each layout: the update of a weight; copies and addends never rest."""

@@ -46,7 +46,7 @@ class Price:
         """What it costs to bring a value from layouts to layouts [source, target], and to keep it there."""
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
-            return self.second * seconds
+            return seconds if self.second == 1 else self.second * seconds
         return self.of(seconds, space.arriving(sources, targets) * kept)
 
     def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:

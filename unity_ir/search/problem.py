@@ -205,10 +205,18 @@ def between(
     """What resharding costs between two ports; what is needed nowhere costs nothing."""
     nowhere = int(len(needs.layouts) > 0 and needs.layouts[0] == NOWHERE)
     seconds = price.reshard(space, made.layouts, needs.layouts[nowhere:], training, kept)
-    return Between(made, needs, np.hstack([np.zeros((len(seconds), nowhere)), seconds]))
+    return Between(made, needs, np.hstack([np.zeros((len(seconds), 1)), seconds]) if nowhere else seconds)
 
 
-def undominated(seconds: Floats, ends: Sequence[tuple[Ints, Floats]], candidates: int = 256) -> npt.NDArray[np.bool_]:
+class Rows(Protocol):
+    """A table of which a row is made when it is asked for."""
+
+    def __getitem__(self, at: int, /) -> Floats: ...
+
+
+def undominated(
+    seconds: Floats, ends: Sequence[tuple[Ints, Rows | Floats]], candidates: int = 256
+) -> npt.NDArray[np.bool_]:
     """
     Which rows are needed: not those that another row and the reshards to and from its layouts stand in for.
 
@@ -225,7 +233,7 @@ def undominated(seconds: Floats, ends: Sequence[tuple[Ints, Floats]], candidates
         left = np.flatnonzero(alive)
         instead = np.full(len(left), seconds[best])
         for at, apart in ends:
-            instead += apart[at[best], at[left]]
+            instead += apart[int(at[best])][at[left]]
         alive[left[instead < seconds[left] - 1e-15]] = False
         tried += 1
         if tried == candidates:

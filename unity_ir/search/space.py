@@ -257,6 +257,18 @@ class LayoutSpace:
         seconds[source, target] += FREE_MOVE * (sources[source] != targets[target])
         return seconds
 
+    def apart(self, layout: int, training: bool, there: bool) -> Floats:
+        """As `reshard`, from one layout to every layout, or, if not `there`, to it from every one."""
+        at, back = int(self._there[layout]), self._back
+        seconds = np.take((self._cheapest if there else self._home)[at], self._there)
+        if training:
+            seconds += np.take((self._home if there else self._cheapest)[back[layout]], back)
+        ends, order = self._alike
+        before = seconds[layout]
+        seconds[order[ends[at] : ends[at + 1]]] += FREE_MOVE
+        seconds[layout] = before
+        return seconds
+
     def arriving(self, sources: Ints, targets: Ints) -> Floats:
         """Bytes of what a reshard makes [source, target]; none where pieces only go by another name."""
         there = self._there
@@ -283,6 +295,12 @@ class LayoutSpace:
     def _back(self) -> Ints:
         """... and for its dual."""
         return self._standing_for(self.counts[self.duals].copy())
+
+    @cached_property
+    def _alike(self) -> tuple[list[int], Ints]:
+        """Layouts by the one of `_stays` that stands for them, and where those of each start."""
+        order = np.argsort(self._there, kind="stable")
+        return np.searchsorted(self._there[order], np.arange(len(self._stays) + 1)).tolist(), order
 
     @property
     def stands(self) -> tuple[Ints, Ints]:

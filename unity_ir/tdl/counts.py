@@ -41,13 +41,13 @@ class Term:
     over: tuple[str, ...]
 
 
-def terms(bound: Bound) -> list[Term]:
+def terms(bound: Bound) -> tuple[Term, ...]:
     """
     The subexpressions of all results that compute something, each once per form and variables, in reading order.
 
     They depend on a line's extents only where a window does.
     """
-    return list(_terms(tuple(result.expr for result in bound.results)))
+    return _terms(tuple(r.expr for r in bound.results))
 
 
 @lru_cache(maxsize=4096)
@@ -74,8 +74,8 @@ def _terms(results: tuple[Expr, ...]) -> tuple[Term, ...]:
             over = free_variables(expr.body if isinstance(expr, Reduce | Opaque) else expr)
             found.append(Term(form, names, each, tuple(sorted(over))))
 
-    for result in results:
-        visit(result)
+    for expr in results:
+        visit(expr)
     return tuple(found)
 
 
