@@ -58,6 +58,9 @@ LEAST_CHAIN = 256
 PATIENCE = 50
 """Proposals per operator that a chain waits for a better plan at least."""
 
+BEHIND = 3
+"""Likewise while it is slower than the plan that is to be beaten."""
+
 PROGRESS_EVERY = 256
 
 
@@ -77,6 +80,9 @@ class Settings:
     overlap: bool = True
     pinning: float = 0.2
     """The last part of every chain's proposals, in which operators may be pinned."""
+    patience: int = PATIENCE
+    beat: float | None = None
+    """Seconds of a plan there is already: no chain starts near the best plan, and those slower than it end early."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def mcmc(
     proposed = 0
     share = settings.budget // max(1, len(starts))
     waiting = list(starts.items())
-    while waiting or (best is not None and settings.budget - proposed >= LEAST_CHAIN):
+    while waiting or (best is not None and settings.beat is None and settings.budget - proposed >= LEAST_CHAIN):
         name, assignments = waiting.pop(0) if waiting else (AGAIN, search.shaken(best[1] if best else {}))
         budget = share if name != AGAIN else settings.budget - proposed
         chain, found = search.chain(name, assignments, budget, progress and _shift(progress, proposed))
@@ -272,7 +278,7 @@ class _Search:
                 if best is None or now < best:
                     best = now
                 made = better_at = 0
-                while made < part and made - better_at <= max(PATIENCE * len(self.alike), made // 2):
+                while made < part and made - better_at <= self._patience(made, best):
                     if ends is not None and perf_counter() > ends:
                         break
                     made += 1
@@ -299,6 +305,13 @@ class _Search:
             best,
             assignments,
         )
+
+    def _patience(self, made: int, best: int) -> int:
+        """Proposals that a chain whose best takes so many ticks waits for a better plan."""
+        settings, operators = self.settings, len(self.alike)
+        if settings.beat is None:
+            return max(settings.patience * operators, made // 2)
+        return (settings.patience if best < settings.beat * TICKS else BEHIND) * operators
 
     def late(self) -> bool:
         """Whether time is up."""

@@ -3,12 +3,15 @@ Operators alike side by side, each on a part of the machine: embedding tables, t
 
 The exact search has all devices do the same. Where branches at once pay, a plan is put together from the exact one or
 one by hand, with alike operators that do not depend on each other pinned in turn along the innermost axes; the best
-few are improved by a short walk (`search/mcmc.py`), scored by the simulator as emitted.
+few are improved by a short walk (`search/mcmc.py`), scored by the simulator as emitted. Where they do not, operators
+that have no other like them, such as the embedding of a transformer, are tried in all ways, one by one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 from math import prod
 
 from unity_ir.cost.plan import cost
@@ -16,11 +19,12 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer
 from unity_ir.pcg.layout import PINNED, REPEAT, GridRole, at
+from unity_ir.pcg.materialise import materialise
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.expert import expert
 from unity_ir.search.mcmc import Assignments, Settings, assignments_of, mcmc
 from unity_ir.search.portfolio import Plan, as_emitted
-from unity_ir.simulate.choices import fits
+from unity_ir.simulate.choices import fits, roles
 from unity_ir.simulate.delta import Simulation
 from unity_ir.simulate.streams import TICKS
 
@@ -36,8 +40,14 @@ KEPT = 2
 BUDGET = 4000
 """Proposals of all walks."""
 
-WORTH = 2
+PATIENCE = 16
+"""Proposals per operator that a walk waits for a better plan."""
+
+WORTH = 1.02
 """Times the seconds of the plan, from which on no walk makes one faster."""
+
+TRIED = 512
+"""Assignments of an operator that are all tried, at most."""
 
 
 def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
@@ -45,17 +55,56 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
     sets = _alike(graph)
     if not sets or machine.devices == 1 or sum(n.is_compute for n in graph.nodes()) > OPERATORS:
         return None
-    scored: list[tuple[int, int, Assignments]] = []
-    for number, assignments in enumerate(_plans(graph, machine, optimizer, plan, sets)):
+    scored: dict[int, Assignments] = {}
+    by_axes: dict[tuple[int, ...], Simulation] = {}
+    for assignments in _plans(graph, machine, optimizer, plan, sets):
         axes = tuple(sorted({i for a in assignments.values() for i, r in enumerate(a) if _pinned(r)}))
-        made = Simulation(graph, machine, assignments, optimizer, axes=axes)
-        scored.append((made.makespan, number, assignments))
-    starts = {str(number): a for _, number, a in sorted(scored, key=lambda s: s[:2])[:KEPT]}
+        made = Simulation(graph, machine, assignments, optimizer, axes=axes, like=by_axes.get(axes))
+        by_axes.setdefault(axes, made)
+        # Of plans equally fast one is enough: mostly they differ in what makes no difference.
+        scored.setdefault(made.makespan, assignments)
     now = as_emitted((plan, cost(plan, machine, optimizer)), optimizer)
-    if not starts or min(scored)[0] / TICKS > WORTH * now:
-        return None
-    found = mcmc(graph, machine, optimizer, Settings(budget=BUDGET, starts=(), pinning=0.5), plans=starts).graph
+    if not scored or min(scored) / TICKS > WORTH * now:
+        seconds, assignments = _one_by_one(graph, machine, optimizer, plan)
+        if seconds >= now:
+            return None
+        found = materialise(graph, assignments, machine.mesh)
+        return found, cost(found, machine, optimizer)
+    starts = {str(ticks): scored[ticks] for ticks in sorted(scored)[:KEPT]}
+    settings = Settings(budget=BUDGET, starts=(), pinning=0.5, patience=PATIENCE, beat=now)
+    found = mcmc(graph, machine, optimizer, settings, plans=starts).graph
     return found, cost(found, machine, optimizer)
+
+
+def _one_by_one(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> tuple[float, Assignments]:
+    """
+    The plan, and of each operator on a matrix of weights that no other is alike to, the best assignment in turn:
+    seconds, and all assignments. On machines of many axes there are too many.
+    """
+    simulation = Simulation(graph, machine, assignments_of(plan, machine), optimizer)
+    best = simulation.makespan
+    kinds = Counter(_kind(n) for n in simulation.nodes)
+    for node in simulation.nodes:
+        may = roles(node)
+        if not _has_matrix(node) or kinds[_kind(node)] > 1 or len(may) ** len(machine.mesh.sizes) > TRIED:
+            continue
+        for assignment in product(may, repeat=len(machine.mesh.sizes)):
+            if fits(node, assignment, machine.mesh):
+                new = simulation.propose(node, assignment)
+                if new < best:
+                    simulation.accept()
+                    best = new
+                else:
+                    simulation.reject()
+    return best / TICKS, simulation.assignments
+
+
+def _kind(node: Node) -> object:
+    return node.op, node.attributes, tuple(v.type for v in node.operands)
+
+
+def _has_matrix(node: Node) -> bool:
+    return any(v.node.op == "weight" and len(v.shape) > 1 for v in node.operands)
 
 
 def _pinned(role: GridRole) -> bool:
@@ -68,9 +117,8 @@ def _alike(graph: Graph) -> list[list[Node]]:
     sets: dict[object, list[Node]] = {}
     for node in graph.nodes():
         above[node] = frozenset().union(*({v.node, *above[v.node]} for v in node.operands))
-        if node.is_compute and any(v.node.op == "weight" and len(v.shape) > 1 for v in node.operands):
-            key = (node.op, node.attributes, tuple(v.type for v in node.operands))
-            others = sets.setdefault(key, [])
+        if node.is_compute and _has_matrix(node):
+            others = sets.setdefault(_kind(node), [])
             if not any(o in above[node] for o in others):
                 others.append(node)
     return [s for s in sets.values() if len(s) > 1]
