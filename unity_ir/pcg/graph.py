@@ -336,6 +336,18 @@ class Graph:
     def weights(self) -> list[Node]:
         return [n for n in self.nodes() if n.op == "weight"]
 
+    def __reduce__(self) -> tuple[Callable[..., Graph], tuple[object, ...]]:
+        """Pickled node by node, operands first: deep graphs do not recurse, and equal nodes are one object again."""
+        number = {node: i for i, node in enumerate(self.nodes())}
+
+        def place(value: Value) -> tuple[int, int]:
+            return number[value.node], value.index
+
+        nodes = [(n.op, [place(v) for v in n.operands], n.attributes, n.types, n.view) for n in number]
+        updates = [(place(u.weight), place(u.grad)) for u in self.updates]
+        ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
+        return _unpickled, (self.name, nodes, *ends, self.optimizer)
+
     def users(self) -> dict[Value, list[tuple[Node, int]]]:
         """For every value, the (node, operand index) pairs that use it."""
         found: dict[Value, list[tuple[Node, int]]] = {}
@@ -343,6 +355,29 @@ class Graph:
             for i, operand in enumerate(node.operands):
                 found.setdefault(operand, []).append((node, i))
         return found
+
+
+_Place = tuple[int, int]
+"""A value: the number of its node, and which of its results."""
+
+
+def _unpickled(
+    name: str,
+    nodes: Iterable[tuple[str, list[_Place], Attributes, tuple[TensorType, ...], View | None]],
+    inputs: Iterable[int],
+    outputs: Iterable[_Place],
+    updates: Iterable[tuple[_Place, _Place]],
+    optimizer: Optimizer | None,
+) -> Graph:
+    made: list[Node] = []
+    for op, operands, attributes, types, view in nodes:
+        made.append(_make(op, tuple(Value(made[n], i) for n, i in operands), attributes, types, view))
+
+    def at(place: _Place) -> Value:
+        return Value(made[place[0]], place[1])
+
+    steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
+    return Graph(name, tuple(made[n] for n in inputs), tuple(map(at, outputs)), steps, optimizer)
 
 
 def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node]:

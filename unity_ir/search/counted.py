@@ -12,20 +12,24 @@ many, with some of them not told apart (`search/space.py`, `merged_dims`): going
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from math import comb, prod
+from typing import Literal
 
 import numpy as np
 
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
+from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.assign import assign
+from unity_ir.search.eliminate import Memo
 from unity_ir.search.exact import BEST, Solver, among_best
 from unity_ir.search.finer import finer
 from unity_ir.search.messages import Messages
 from unity_ir.search.ordered import told
-from unity_ir.search.problem import Problem
+from unity_ir.search.problem import Link, Problem
 from unity_ir.search.shared import ROUNDED, Part, SharedTerms, certain, sharpened
 from unity_ir.search.space import AxisGroup, Ints, Spaces
 from unity_ir.search.stepwise import StepwiseBetween
@@ -61,50 +65,112 @@ SLOW = 2e-3
 """A bound that passes raise by less, and that leaves half the rows, is not worth another."""
 
 
+@dataclass
+class Bounds:
+    """
+    Bounds on the plans of graphs on one machine. What is found about layouts and operators for one graph serves for the
+    next; the bounds are the same.
+    """
+
+    machine: Machine
+    optimizer: Optimizer
+    _solvers: dict[tuple[int, bool], Solver] = field(default_factory=dict[tuple[int, bool], Solver])
+
+    def solver(self, merge: int = 0, stepwise: bool = True) -> Solver:
+        """The solver of counted layouts."""
+        if (merge, stepwise) not in self._solvers:
+            spaces = Spaces(self.machine, by_count=True, merge=merge)
+            self._solvers[merge, stepwise] = Solver(spaces, self.optimizer, stepwise=stepwise)
+        return self._solvers[merge, stepwise]
+
+    def ahead(self, graph: Graph) -> Iterator[None]:
+        """Make ready, step by step, what bounds on plans of graphs like this one will need."""
+        kind = _kind(graph, self.machine)
+        if kind == "alone":
+            return
+        solvers = [self.solver(merge) for merge in MERGES[:-1]] if kind == "messages" else [self.solver(0, False)]
+        with_gradient = trained(graph)
+        for solver in solvers:
+            for node in graph.nodes():
+                if node.is_compute:
+                    solver.table(node, with_gradient)
+                    yield
+            problem = SharedTerms(solver, graph).problem()
+            yield
+            for way in map(_stepwise, problem.links):
+                if way is not None:
+                    way.ready()
+                    yield
+
+    def __call__(self, question: tuple[Graph, float]) -> tuple[float, Graph | None]:
+        """As `bound`, of a graph and what a plan of it takes."""
+        graph, known = question
+        return bound(graph, self.machine, self.optimizer, known, bounds=self)
+
+
 def certified(
     serial: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost, steps: int = STEPS
 ) -> tuple[Graph, PlanCost, float]:
     """A plan of a serial graph, or one found on the way that is faster and fits; its cost; a bound on all plans."""
-    least, other = bound(serial, machine, optimizer, priced.time, steps)
+    return bounded((plan, priced), bound(serial, machine, optimizer, priced.time, steps), optimizer)
+
+
+def bounded(
+    plan: tuple[Graph, PlanCost], found: tuple[float, Graph | None], optimizer: Optimizer
+) -> tuple[Graph, PlanCost, float]:
+    """Likewise, of a plan and what `bound` found."""
+    (least, other), (graph, priced) = found, plan
+    machine = priced.machine
     if other is not None:
-        found = cost(other, machine, optimizer)
-        if found.time < priced.time * (1 - ROUNDED) and found.memory_bytes <= machine.device.memory:
-            plan, priced = other, found
-    return plan, priced, min(least, priced.time)
+        better = cost(other, machine, optimizer)
+        if better.time < priced.time * (1 - ROUNDED) and better.memory_bytes <= machine.device.memory:
+            graph, priced = other, better
+    return graph, priced, min(least, priced.time)
 
 
 def bound(
-    graph: Graph, machine: Machine, optimizer: Optimizer, known: float, steps: int = STEPS
+    graph: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    known: float,
+    steps: int = STEPS,
+    bounds: Bounds | None = None,
 ) -> tuple[float, Graph | None]:
     """
     Seconds that no placement of a serial graph on the machine is below, and maybe a plan; `known` is what one takes.
 
     The plan is a parallel graph, and not always better.
     """
-    least, plan = _bound(graph, machine, optimizer, known, steps)
+    least, plan = _bound(graph, bounds or Bounds(machine, optimizer), known, steps)
     return certain(least, graph, machine), plan
 
 
-def _bound(
-    graph: Graph, machine: Machine, optimizer: Optimizer, known: float, steps: int
-) -> tuple[float, Graph | None]:
-    if machine.links:
-        # Axes of a level are not alike there.
-        return _alone(graph, machine, optimizer), None
+def _kind(graph: Graph, machine: Machine) -> Literal["alone", "messages", "tables"]:
+    """How a bound is found: by the sum of the kernels alone, by messages, or by tables of all pairs of layouts."""
     groups = Spaces(machine, by_count=True).groups
-    if _tables(graph, groups) <= TABLES and _rows(graph, groups) <= ROWS:
-        solver = Solver(Spaces(machine, by_count=True), optimizer)
-        found = sharpened(solver, graph, solver.solve(graph))
-        if known <= found.bound * (1 + CLOSE):
-            return found.bound, None
-        plan = assign(graph, found, solver)
-        return _ordered(graph, machine, optimizer, found.bound, known, plan)
-    if _rows(graph, groups) <= ROWS:
-        return _messages(graph, machine, optimizer, known, steps), None
-    return _alone(graph, machine, optimizer), None
+    if machine.links or _rows(graph, groups) > ROWS:
+        # Axes of a level are not alike where they have links of their own.
+        return "alone"
+    return "tables" if _tables(graph, groups) <= TABLES else "messages"
 
 
-def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float, steps: int) -> float:
+def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[float, Graph | None]:
+    match _kind(graph, bounds.machine):
+        case "alone":
+            return _alone(graph, bounds.machine, bounds.optimizer), None
+        case "messages":
+            return _messages(graph, bounds, known, steps), None
+        case "tables":
+            solver = bounds.solver(0, stepwise=False)
+            # How much there is to eliminate decides how it goes on: that must not depend on other graphs.
+            solver.memo = Memo()
+            found = sharpened(solver, graph, solver.solve(graph))
+            if known <= found.bound * (1 + CLOSE):
+                return found.bound, None
+            return _ordered(graph, bounds, found.bound, known, assign(graph, found, solver))
+
+
+def _messages(graph: Graph, bounds: Bounds, known: float, steps: int) -> float:
     """
     The bound after as many messages as it takes to be near what is known: first where few layouts are told apart, and
     of finer ones only those with rows that may still be part of something better.
@@ -112,8 +178,7 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float
     best = 0.0
     passed: list[tuple[SharedTerms, list[Ints]]] = []
     for merge in MERGES:
-        spaces = Spaces(machine, by_count=True, merge=merge)
-        terms = SharedTerms(Solver(spaces, optimizer, stepwise=True), graph)
+        terms = SharedTerms(bounds.solver(merge), graph)
         problem = terms.problem()
         if passed:
             left = finer(*passed[-1], terms)
@@ -126,18 +191,24 @@ def _messages(graph: Graph, machine: Machine, optimizer: Optimizer, known: float
         if known <= best * (1 + NEAR):
             break
         passed = [(terms, problem.rows)]
-    return best or _alone(graph, machine, optimizer)
+    return best or _alone(graph, bounds.machine, bounds.optimizer)
+
+
+def _stepwise(link: Link) -> StepwiseBetween | None:
+    """What stands between two ports, where that is no table."""
+    way = link.between.whole if isinstance(link.between, Part) else link.between
+    return way if isinstance(way, StepwiseBetween) else None
 
 
 def _relaxing(problem: Problem) -> int:
     """Sums it takes, about, to find the seconds between all layouts."""
-    ways = [k.between.whole if isinstance(k.between, Part) else k.between for k in problem.links]
-    spaces = {id(way.space): way.space for way in ways if isinstance(way, StepwiseBetween)}
+    ways = [way for way in map(_stepwise, problem.links) if way is not None]
+    spaces = {id(way.space): way.space for way in ways}
     return sum(space.steps for space in spaces.values())
 
 
 def _ordered(
-    graph: Graph, machine: Machine, optimizer: Optimizer, least: float, known: float, plan: Graph | None
+    graph: Graph, bounds: Bounds, least: float, known: float, plan: Graph | None
 ) -> tuple[float, Graph | None]:
     """
     The bound and a plan, where axes are counted but those that divide one dim are in some order.
@@ -145,8 +216,9 @@ def _ordered(
     First only rows are told apart that may be in a choice a little above the bound: either it rises to there, or the
     best choice among them is the best of all.
     """
+    machine, optimizer = bounds.machine, bounds.optimizer
     best = np.inf if plan is None else _seconds(plan, machine, optimizer)
-    terms = SharedTerms(Solver(Spaces(machine, by_count=True), optimizer, stepwise=True), graph)
+    terms = SharedTerms(bounds.solver(), graph)
     for part in ABOVE:
         if min(known, best) <= least * (1 + NEAR):
             break

@@ -9,6 +9,7 @@ disagree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
@@ -71,12 +72,23 @@ def on_parts(priced: PlanCost) -> bool:
     return any(map(pins, priced.placement.assignments.values()))
 
 
-def fastest(plans: Sequence[Plan], optimizer: Optimizer) -> Plan:
-    """The plan that takes the least time as emitted: the first, unless another that fits the devices takes less."""
-    best, *others = plans
-    seconds = as_emitted(best, optimizer)
-    for plan in others:
-        other = as_emitted(plan, optimizer)
-        if other < seconds * FASTER and fits(*plan, optimizer):
-            best, seconds = plan, other
-    return best
+@dataclass
+class Emitted:
+    """How long plans take as emitted; each is simulated once."""
+
+    optimizer: Optimizer
+    _seconds: dict[Graph, float] = field(default_factory=dict[Graph, float])
+
+    def seconds(self, plan: Plan) -> float:
+        """See `as_emitted`."""
+        if plan[0] not in self._seconds:
+            self._seconds[plan[0]] = as_emitted(plan, self.optimizer)
+        return self._seconds[plan[0]]
+
+    def fastest(self, plans: Sequence[Plan]) -> Plan:
+        """The plan that takes the least time as emitted: the first, unless another that fits the devices takes less."""
+        best, *others = plans
+        for plan in others:
+            if self.seconds(plan) < self.seconds(best) * FASTER and fits(*plan, self.optimizer):
+                best = plan
+        return best

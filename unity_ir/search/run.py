@@ -17,19 +17,21 @@ from unity_ir.pcg.layout import Layout
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.rules.algebraic import selected
 from unity_ir.rules.rule import Rule
+from unity_ir.search.aside import Aside
 from unity_ir.search.branches import apart
-from unity_ir.search.counted import certified
+from unity_ir.search.counted import Bounds, bounded
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Explored, JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
 from unity_ir.search.memory import joint_within, needed
-from unity_ir.search.portfolio import QUICK, Plan, by_hand, fastest, fits, on_parts
+from unity_ir.search.portfolio import QUICK, Emitted, Plan, by_hand, fits, on_parts
 from unity_ir.search.price import Price
 from unity_ir.search.realise import placed, realise
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
 from unity_ir.search.sequential import sequential
+from unity_ir.search.space import EXACT_AXES
 from unity_ir.search.spread import spread
 from unity_ir.search.tofu import VARIANTS, tofu
 from unity_ir.search.unity import Options, unity
@@ -131,74 +133,89 @@ def _searched(
     if strategy not in ("joint", "sequential"):
         parallel = _plan(serial, machine, strategy, optimizer, seed)
         return SearchResult(strategy, parallel, cost(parallel, machine, optimizer))
-    if strategy == "joint":
-        search = partial(joint, serial, machine, rules, optimizer, progress=progress, explored=Explored())
-        found = joint_within(search(), serial, lambda solver: search(solver=solver))
-    else:
-        found = sequential(serial, machine, rules, optimizer, progress=progress)
-        again = partial(joint, found.rewritten, machine, (), optimizer)
-        found = joint_within(found, found.rewritten, lambda solver: again(solver=solver))
-    result = _settled(strategy, found, machine, optimizer)
-    try:
-        if not result.interrupted:
-            result = _with_rival(result, found, machine, optimizer)
-        if strategy == "joint" and result.derivation and not result.interrupted:
-            result = _as_it_was(result, serial, machine, optimizer)
-    except KeyboardInterrupt:
-        result = replace(result, interrupted=True)
+    bounds, emitted = Bounds(machine, optimizer), Emitted(optimizer)
+    with Aside(bounds, bounds.ahead(serial), beside=len(machine.mesh.sizes) > EXACT_AXES) as aside:
+        if strategy == "joint":
+            search = partial(joint, serial, machine, rules, optimizer, progress=progress, explored=Explored())
+            found = joint_within(search(), serial, lambda solver: search(solver=solver))
+        else:
+            found = sequential(serial, machine, rules, optimizer, progress=progress)
+            again = partial(joint, found.rewritten, machine, (), optimizer)
+            found = joint_within(found, found.rewritten, lambda solver: again(solver=solver))
+        result = _settled(strategy, found, machine, emitted, aside)
+        try:
+            if not result.interrupted:
+                result = _with_rival(result, found, machine, emitted, aside)
+            if strategy == "joint" and result.derivation and not result.interrupted:
+                result = _as_it_was(result, serial, machine, emitted, aside)
+        except KeyboardInterrupt:
+            result = replace(result, interrupted=True)
     return result
 
 
-def _with_rival(result: SearchResult, found: JointPlan, machine: Machine, optimizer: Optimizer) -> SearchResult:
+_Bounding = Aside[tuple[Graph, float], tuple[float, Graph | None]]
+"""Asked for the bound of a serial graph by what a plan of it takes (`counted.Bounds`)."""
+
+
+def _with_rival(
+    result: SearchResult, found: JointPlan, machine: Machine, emitted: Emitted, aside: _Bounding
+) -> SearchResult:
     """The result, unless the graph that is fastest on one device has a plan that is faster as emitted."""
     rival = found.rival if found.price == 0 else None
     if rival is None:
         return result
-    now, other = (result.graph, result.cost), (rival.graph, cost(rival.graph, machine, optimizer))
-    if fastest([now, other], optimizer) is now and len(result.cost.operators) > SMALL:
+    now, other = (result.graph, result.cost), (rival.graph, cost(rival.graph, machine, emitted.optimizer))
+    if emitted.fastest([now, other]) is now and len(result.cost.operators) > SMALL:
         return result
-    settled = _settled(result.strategy, rival, machine, optimizer)
-    better = fastest([now, (settled.graph, settled.cost)], optimizer) is not now
+    settled = _settled(result.strategy, rival, machine, emitted, aside)
+    better = emitted.fastest([now, (settled.graph, settled.cost)]) is not now
     return replace(settled if better else result, explored=result.explored, interrupted=settled.interrupted)
 
 
-def _as_it_was(result: SearchResult, serial: Graph, machine: Machine, optimizer: Optimizer) -> SearchResult:
+def _as_it_was(
+    result: SearchResult, serial: Graph, machine: Machine, emitted: Emitted, aside: _Bounding
+) -> SearchResult:
     """The result, unless a plan by hand of the graph without rewrites is faster as emitted."""
-    now = result.graph, result.cost
+    optimizer, now = emitted.optimizer, (result.graph, result.cost)
     plans = [p for p in by_hand(serial, machine, optimizer, QUICK) if fits(*p, optimizer)]
-    best = fastest([now, *plans], optimizer)
+    best = emitted.fastest([now, *plans])
     if best is now:
         return result
-    plan, priced, bound = certified(serial, machine, optimizer, *min(plans, key=lambda p: p[1].time))
+    least = min(plans, key=lambda p: p[1].time)
+    aside.ask((serial, least[1].time))
+    plan, priced, bound = bounded(least, aside.answer(), optimizer)
     proved = None if plan is best[0] else priced
     return SearchResult(result.strategy, *best, (), bound, result.explored, proved=proved)
 
 
-def _settled(strategy: str, found: JointPlan, machine: Machine, optimizer: Optimizer) -> SearchResult:
+def _settled(strategy: str, found: JointPlan, machine: Machine, emitted: Emitted, aside: _Bounding) -> SearchResult:
     """
     The result with its bound: of what was found and the plans by hand, the fastest as emitted, and with branches on
     parts of the machine, if it is faster so.
     """
+    optimizer = emitted.optimizer
     own = found.graph, cost(found.graph, machine, optimizer)
     result = SearchResult(strategy, *own, found.derivation, found.bound, found.explored, interrupted=found.interrupted)
     result = replace(result, joint=found)
     if found.interrupted or machine.devices == 1:
         return result
     try:
+        if found.bound is None:
+            aside.ask((found.rewritten, own[1].time))
         fitting = [p for p in by_hand(found.rewritten, machine, optimizer) if fits(*p, optimizer)]
         proved, bound = own, found.bound
         if bound is None:
-            least = min([own, *(p for p in fitting if not on_parts(p[1]))], key=lambda p: p[1].time)
-            plan, priced, bound = certified(found.rewritten, machine, optimizer, *least)
-            proved = plan, priced
-        best = fastest([proved, own, *_hidden(found, machine, optimizer), *fitting], optimizer)
-        if not not_kept(best[0]):
-            rests = relays = dict[Value, Layout]()
-            if best is own:
-                _, rests, relays = placed(found.rewritten, found.plan, found.solver)
-            beside = spread(found.rewritten, machine, optimizer, best[0])
-            branches = apart(found.rewritten, machine, optimizer, best[0], (rests, relays))
-            best = fastest([best, *(p for p in (beside, branches) if p is not None)], optimizer)
+            proved = min([own, *(p for p in fitting if not on_parts(p[1]))], key=lambda p: p[1].time)
+        others = [own, *_hidden(found, machine, optimizer), *fitting]
+        first = emitted.fastest([proved, *others])
+        best = _in_parts(first, first is own, found, machine, emitted)
+        if bound is None:
+            plan, priced, bound = bounded(proved, aside.answer(), optimizer)
+            if plan is not proved[0]:
+                proved = plan, priced
+                best_now = emitted.fastest([proved, *others])
+                if best_now is not first:
+                    best = _in_parts(best_now, best_now is own, found, machine, emitted)
         explained = replace(found, graph=best[0]) if found.bound is not None or best is own else None
         result = replace(result, graph=best[0], cost=best[1], bound=bound, joint=explained)
         if best is not proved:
@@ -206,6 +223,18 @@ def _settled(strategy: str, found: JointPlan, machine: Machine, optimizer: Optim
     except KeyboardInterrupt:
         result = replace(result, interrupted=True)
     return result
+
+
+def _in_parts(plan: Plan, is_own: bool, found: JointPlan, machine: Machine, emitted: Emitted) -> Plan:
+    """A plan (`is_own`: the one `found`), or a faster one with operators side by side or branches on parts."""
+    if not_kept(plan[0]):
+        return plan
+    rests = relays = dict[Value, Layout]()
+    if is_own:
+        _, rests, relays = placed(found.rewritten, found.plan, found.solver)
+    beside = spread(found.rewritten, machine, emitted.optimizer, plan[0])
+    branches = apart(found.rewritten, machine, emitted.optimizer, plan[0], (rests, relays))
+    return emitted.fastest([plan, *(p for p in (beside, branches) if p is not None)])
 
 
 def _hidden(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[Plan]:

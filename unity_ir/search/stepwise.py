@@ -91,6 +91,11 @@ class StepwiseBetween:
         """What stands between ports with some of the layouts."""
         return StepwiseBetween(made, needs, self.space, self.training)
 
+    def ready(self) -> None:
+        """Find the seconds of the ways, which is done otherwise when they are asked for."""
+        if self._nowhere < len(self.needs.layouts):
+            _ = self._out, self._home if self.training else None
+
     @cached_property
     def _nowhere(self) -> int:
         return int(len(self.needs.layouts) > 0 and self.needs.layouts[0] == NOWHERE)

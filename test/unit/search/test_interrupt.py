@@ -109,13 +109,13 @@ def test_a_signal_ends_a_process_with_a_plan():
     assert "#machine.view" in done.stdout
 
 
-@pytest.mark.parametrize("late", ["certified", "apart", "_with_rival", "_as_it_was"])
+@pytest.mark.parametrize("late", ["bounded", "apart", "_with_rival", "_as_it_was"])
 def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
     """The bound of a large machine, branches on parts, what is compared: there is a plan by then."""
-    machine = boxes(*[2] * 6, overhead=1e-6) if late == "certified" else MACHINE
+    machine = boxes(*[2] * 6, overhead=1e-6) if late == "bounded" else MACHINE
     monkeypatch.setattr(sys.modules["unity_ir.search.run"], late, interrupt)
     found = run(mlp(), machine)
     assert found.interrupted
     assert found.derivation
-    assert (found.bound is None) == (late == "certified")
+    assert (found.bound is None) == (late == "bounded")
     assert found.cost.time <= run(mlp(), machine, "data-parallel").cost.time

@@ -1,0 +1,142 @@
+"""Work in a second process answers as it does in turn, fails as it does, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+
+import pytest
+from graphs import boxes
+
+from unity_ir import models
+from unity_ir.pcg.graph import Graph
+from unity_ir.search import aside, run
+from unity_ir.search.aside import Aside
+
+WAYS = pytest.mark.parametrize("beside", [True, False])
+
+
+@pytest.fixture(autouse=True)
+def processors(monkeypatch: pytest.MonkeyPatch):
+    """As many as a second process wants."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+def square(number: int) -> tuple[int, int]:
+    return number * number, os.getpid()
+
+
+@WAYS
+def test_answers_come_in_the_order_asked(beside: bool):
+    with Aside(square, beside=beside) as squares:
+        for number in range(3):
+            squares.ask(number)
+        found = [squares.answer() for _ in range(3)]
+    assert [n for n, _ in found] == [0, 1, 4]
+    assert ({process for _, process in found} == {os.getpid()}) == (not beside)
+
+
+@WAYS
+def test_what_the_function_raises_is_raised(beside: bool):
+    with Aside[str, int](int, beside=beside) as numbers:
+        for text in ("1", "one", "2"):
+            numbers.ask(text)
+        assert numbers.answer() == 1
+        with pytest.raises(ValueError, match="one"):
+            numbers.answer()
+        assert numbers.answer() == 2
+
+
+def test_what_is_done_ahead_ends_when_something_is_asked():
+    done: list[int] = []
+
+    def ahead() -> Iterator[None]:
+        while True:
+            done.append(len(done))
+            yield
+
+    def count(_: None) -> int:
+        return len(done)
+
+    with Aside(count, ahead()) as counts:
+        counts.ask(None)
+        assert counts.answer() > 0
+    assert not done
+    with Aside(count, ahead(), beside=False) as counts:
+        counts.ask(None)
+        assert counts.answer() == 0
+
+
+def gone(process: int) -> bool:
+    """Whether there is no such process, not even one that nobody waited for."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_no_process_is_left():
+    with Aside(square) as squares:
+        squares.ask(1)
+        _, process = squares.answer()
+        assert not gone(process)
+    assert gone(process)
+
+    def forever(_: int) -> None:
+        signal.pause()
+
+    with Aside(forever) as never:
+        assert never._process is not None
+        process = never._process[0]
+        never.ask(1)
+    assert gone(process)
+
+
+def test_a_process_that_others_end_is_not_missed():
+    with Aside(square) as squares:
+        assert squares._process is not None
+        os.kill(squares._process[0], signal.SIGKILL)
+        squares.ask(3)
+        assert squares.answer() == (9, os.getpid())
+
+
+def test_ctrl_c_is_for_the_first_process():
+    with Aside(square) as squares:
+        assert squares._process is not None
+        os.kill(squares._process[0], signal.SIGINT)
+        squares.ask(3)
+        assert squares.answer()[1] != os.getpid()
+
+
+def test_with_other_threads_or_one_processor_there_is_none(monkeypatch: pytest.MonkeyPatch):
+    assert aside._processor_left()
+    monkeypatch.setattr(aside.threading, "active_count", lambda: 2)
+    assert not aside._processor_left()
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert not aside._processor_left()
+
+
+@pytest.mark.parametrize("kind", ["tables", "messages"])
+def test_a_search_is_the_same_in_one_process(kind: str, monkeypatch: pytest.MonkeyPatch):
+    if kind == "messages":
+        monkeypatch.setattr("unity_ir.search.counted.TABLES", -1)
+    monkeypatch.setattr("unity_ir.search.groups.ROWS", 0)
+    graph, machine = models.build("mlp", layers=4), boxes(16, overhead=1e-6)
+    both = run(graph, machine)
+    monkeypatch.setattr(aside, "_processor_left", lambda: False)
+    alone = run(graph, machine)
+    assert (both.graph, both.bound, both.gap) == (alone.graph, alone.bound, alone.gap)
+    assert both.bound is not None
+
+
+def test_graphs_are_sent_whole():
+    plan = run(models.build("mlp", layers=4), boxes(2, 2)).graph
+    again: Graph = pickle.loads(pickle.dumps(plan))
+    assert again == plan
+    assert again.nodes() == plan.nodes()
+    deep = models.build("mlp", layers=2000)
+    assert pickle.loads(pickle.dumps(deep)) == deep
