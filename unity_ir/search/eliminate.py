@@ -25,6 +25,12 @@ from unity_ir.search.space import Floats, Ints
 
 Variable = int
 
+NEAR = 2**15
+"""Numbers that a processor holds near by: sums of tables are looked at so many at a time."""
+
+FEWER = 4
+"""Tables are added up before the rest is, if that has so many times fewer entries than the sum of all."""
+
 
 @dataclass(frozen=True, eq=False)
 class Axis:
@@ -275,8 +281,10 @@ def _eliminated(step: _Step, involved: Sequence[Factor], size: int) -> Floats:
     tables: list[Floats] = []
     for factor in involved:
         if len(factor.variables) > 1:
-            each = [joints[v].each[a] for v, a in zip(factor.variables, factor.axes, strict=True)]
-            table = factor.table[np.ix_(*each)]
+            table = factor.table
+            for i, (v, axis) in enumerate(zip(factor.variables, factor.axes, strict=True)):
+                if joints[v].axis is not axis:
+                    table = np.take(table, joints[v].each[axis], axis=i)
             places = [order.index(v) for v in factor.variables]
             table = table.transpose(np.argsort(places, kind="stable"))
             tables.append(table.reshape([n if i in places else 1 for i, n in enumerate(shape)]))
@@ -285,14 +293,36 @@ def _eliminated(step: _Step, involved: Sequence[Factor], size: int) -> Floats:
 
 def _least(alone: Floats, tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
     """Minimum along the first axis of `alone` plus the sum of tables that broadcast to (len(alone), *shape)."""
-    tables = [tables[0] + alone.reshape(-1, *(1 for _ in shape)), *tables[1:]]
-    if len(tables) == 1:
-        return np.broadcast_to(tables[0].min(axis=0), shape).copy()
+    first, *others = _few(tables, len(alone) * prod(shape))
+    first = first + alone.reshape(-1, *(1 for _ in shape))
+    if not others:
+        return np.broadcast_to(first.min(axis=0), shape).copy()
     best = np.full(shape, np.inf)
-    joint = np.empty(shape)
-    for row in range(len(alone)):
-        np.add(tables[0][row], tables[1][row], out=joint)
-        for table in tables[2:]:
-            joint += table[row]
-        np.minimum(best, joint, out=best)
+    lines = max(1, NEAR // prod(shape[1:]))
+    for start in range(0, shape[0], lines):
+        some = slice(start, start + lines)
+        _least_of([t if t.shape[1] == 1 else t[:, some] for t in (first, *others)], best[some])
     return best
+
+
+def _few(tables: Sequence[Floats], entries: int) -> list[Floats]:
+    """Tables with the same sum, smallest first: small ones are added up as long as that stays small."""
+    left = sorted(tables, key=lambda t: t.size)
+    while len(left) > 1:
+        shape = np.broadcast_shapes(left[0].shape, left[1].shape)
+        if prod(shape) > left[1].size and FEWER * prod(shape) > entries:
+            break
+        left = sorted([left[0] + left[1], *left[2:]], key=lambda t: t.size)
+    return left
+
+
+def _least_of(tables: Sequence[Floats], best: Floats) -> None:
+    """Lower `best` to the minimum along the first axis of the sum of tables, as many rows at a time as stay near."""
+    rows = max(1, NEAR // best.size)
+    joint = np.empty((rows, *best.shape))
+    for start in range(0, len(tables[0]), rows):
+        some = joint[: len(tables[0]) - start]
+        np.add(tables[0][start : start + rows], tables[1][start : start + rows], out=some)
+        for table in tables[2:]:
+            some += table[start : start + rows]
+        np.minimum(best, some[0] if len(some) == 1 else some.min(axis=0), out=best)
