@@ -8,12 +8,13 @@ work is Python's). It ends with the `with` statement, whatever happens there; Ct
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -23,21 +24,31 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
+@dataclass(frozen=True)
+class _Process:
+    number: int
+    connection: Connection
+    """Questions go there, and of answers where they are."""
+    answers: int
+    """A file, so that nobody waits until an answer is read."""
+
+
 class Aside(Generic[Q, A]):
     """
-    A function that is asked now and answers later, in the order asked. A context manager.
+    A function that is asked now and answers later. A context manager.
 
     In a process of its own, questions and answers are pickled; until something is asked, it goes through `ahead`, which
-    may make ready what the function will need. What the function raises, `answer` raises. Not `beside`, all is in turn.
+    may make ready what the function will need. Not `beside`, a question is looked at when its answer is wanted.
     """
 
     def __init__(self, function: Callable[[Q], A], ahead: Iterable[object] = (), beside: bool = True):
         self._function = function
-        self._beside = beside
         self._ahead = ahead
-        self._asked: deque[Q] = deque()
-        """Without an answer yet."""
-        self._process: tuple[int, Connection] | None = None
+        self._beside = beside
+        self._process: _Process | None = None
+        self._asked = 0
+        self._places: list[tuple[int, int]] = []
+        """Where answers are, in the order asked."""
 
     def __enter__(self) -> Self:
         if self._beside and _processor_left():
@@ -49,35 +60,46 @@ class Aside(Generic[Q, A]):
     ) -> None:
         self._end()
 
-    def ask(self, question: Q) -> None:
-        """Ask for an answer."""
-        self._asked.append(question)
-        if self._process is not None:
-            try:
-                self._process[1].send(question)
-            except OSError:
-                self._end()
+    def ask(self, question: Q) -> Callable[[], A]:
+        """Ask; what is returned gives the answer, or raises what the function raises."""
+        if self._process is None:
+            return lambda: self._function(question)
+        number = self._asked
+        self._asked += 1
+        try:
+            self._process.connection.send(question)
+        except OSError:
+            self._end()
 
-    def answer(self) -> A:
-        """The answer to the first question that has none yet."""
-        question = self._asked.popleft()
-        if self._process is not None:
+        def answer() -> A:
             try:
-                return self._process[1].recv()
+                return self._answer(number)
             except (EOFError, OSError):
                 # It ends where the function raises, and may have been ended by others: the same is done here.
                 self._end()
-        return self._function(question)
+                return self._function(question)
+
+        return answer
+
+    def _answer(self, number: int) -> A:
+        if self._process is None:
+            raise EOFError
+        while len(self._places) <= number:
+            self._places.append(self._process.connection.recv())
+        start, size = self._places[number]
+        return pickle.loads(os.pread(self._process.answers, size, start))
 
     def _end(self) -> None:
         if self._process is not None:
-            (number, connection), self._process = self._process, None
-            connection.close()
-            os.kill(number, signal.SIGKILL)
-            os.waitpid(number, 0)
+            process, self._process = self._process, None
+            process.connection.close()
+            os.close(process.answers)
+            os.kill(process.number, signal.SIGKILL)
+            os.waitpid(process.number, 0)
 
     def _fork(self) -> None:
         here, there = Pipe()
+        answers = os.memfd_create("answers")
         # Ctrl-C between the fork and its first line would end up there.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -89,21 +111,27 @@ class Aside(Generic[Q, A]):
                 try:
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
                     here.close()
-                    self._serve(there)
+                    self._serve(there, answers)
                 finally:
                     os._exit(0)
-            self._process = number, here
+            self._process = _Process(number, here, answers)
             there.close()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: Connection, answers: int) -> None:
         """Answer until nobody asks any more."""
         for _ in self._ahead:
             if connection.poll():
                 break
+        end = 0
         while True:
-            connection.send(self._function(connection.recv()))
+            answer = pickle.dumps(self._function(connection.recv()), pickle.HIGHEST_PROTOCOL)
+            written = 0
+            while written < len(answer):
+                written += os.pwrite(answers, answer[written:], end + written)
+            connection.send((end, len(answer)))
+            end += len(answer)
 
 
 def _processor_left() -> bool:

@@ -64,6 +64,9 @@ ABOVE = (5e-3, 2e-2, 1e-1)
 SLOW = 2e-3
 """A bound that passes raise by less, and that leaves half the rows, is not worth another."""
 
+FAR = 20
+"""Nor, where more dims can be told apart, one that a pass brings nearer by less than one in so many of what is left."""
+
 
 @dataclass
 class Bounds:
@@ -187,7 +190,7 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int) -> float:
             problem = problem.among(left)
         if problem.steps() + _relaxing(problem) > steps:
             break
-        best = max(best, _passed(Messages(problem), known))
+        best = max(best, _passed(Messages(problem), known, merge > 0))
         if known <= best * (1 + NEAR):
             break
         passed = [(terms, problem.rows)]
@@ -259,15 +262,20 @@ def _below(messages: Messages, limit: float) -> bool:
     return True
 
 
-def _passed(messages: Messages, known: float) -> float:
-    """The bound after passes there and back, until it is what is known, or these hardly help or take too long."""
+def _passed(messages: Messages, known: float, coarse: bool) -> float:
+    """
+    The bound after passes there and back, until it is what is known, or these hardly help or take too long; `coarse`
+    says whether it is found more finely yet.
+    """
     limit, best = known * (1 + ROUNDED), messages.bound
     for _ in range(PASSES):
-        rows = messages.rows
+        rows, before = messages.rows, best
         for passed in (messages.forward, messages.backward):
-            least = passed(limit)
+            before, least = messages.bound, passed(limit)
             if known <= least * (1 + CLOSE) or (known <= least * (1 + NEAR) and messages.problem.steps() > CHEAP):
                 return min(known, messages.bound)
+        if coarse and FAR * (messages.bound - before) < known - messages.bound:
+            break
         if messages.bound < best * (1 + SLOW) and 2 * messages.rows > rows:
             break
         best = messages.bound

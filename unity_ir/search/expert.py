@@ -25,7 +25,7 @@ def expert(graph: Graph, machine: Machine, optimizer: Optimizer) -> Graph:
     """
     The fastest of the plans an expert would consider for a graph of its kind, among those that fit; else the smallest.
     """
-    plans = [plan for template in _templates(graph) for plan in template(graph, machine)]
+    plans = list(dict.fromkeys(plan for template in _templates(graph) for plan in template(graph, machine)))
     costs = [cost(plan, machine, optimizer) for plan in plans]
     over = [max(0, c.memory_bytes - machine.device.memory) for c in costs]
     best = min(range(len(plans)), key=lambda i: (over[i], costs[i].time))

@@ -72,12 +72,45 @@ def on_parts(priced: PlanCost) -> bool:
     return any(map(pins, priced.placement.assignments.values()))
 
 
+@dataclass(frozen=True)
+class Offer:
+    """A plan by hand that fits, and how long it takes."""
+
+    graph: Graph
+    seconds: float
+    """Every move waited for."""
+    emitted: float
+    on_parts: bool
+
+
+@dataclass(frozen=True)
+class Hands:
+    """
+    Makes offers: asked for a serial graph, and whether only what needs no looking for degrees. An offer says no more
+    than what is compared, so that it may come from another process.
+    """
+
+    machine: Machine
+    optimizer: Optimizer
+
+    def __call__(self, question: tuple[Graph, bool]) -> list[Offer]:
+        graph, quick = question
+        plans = by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND)
+        return [
+            Offer(plan[0], plan[1].time, as_emitted(plan, self.optimizer), on_parts(plan[1]))
+            for plan in plans
+            if fits(*plan, self.optimizer)
+        ]
+
+
 @dataclass
 class Emitted:
-    """How long plans take as emitted; each is simulated once."""
+    """Which plans are fastest as emitted; each is simulated and priced once."""
 
+    machine: Machine
     optimizer: Optimizer
     _seconds: dict[Graph, float] = field(default_factory=dict[Graph, float])
+    _plans: dict[Graph, Plan] = field(default_factory=dict[Graph, Plan])
 
     def seconds(self, plan: Plan) -> float:
         """See `as_emitted`."""
@@ -85,10 +118,20 @@ class Emitted:
             self._seconds[plan[0]] = as_emitted(plan, self.optimizer)
         return self._seconds[plan[0]]
 
-    def fastest(self, plans: Sequence[Plan]) -> Plan:
+    def plan(self, offer: Offer) -> Plan:
+        """The plan of an offer, and what it costs."""
+        if offer.graph not in self._plans:
+            self._plans[offer.graph] = offer.graph, cost(offer.graph, self.machine, self.optimizer)
+        return self._plans[offer.graph]
+
+    def fastest(self, plans: Sequence[Plan], offers: Sequence[Offer] = ()) -> Plan:
         """The plan that takes the least time as emitted: the first, unless another that fits the devices takes less."""
         best, *others = plans
         for plan in others:
             if self.seconds(plan) < self.seconds(best) * FASTER and fits(*plan, self.optimizer):
                 best = plan
-        return best
+        least, chosen = (self.seconds(best) if others or offers else 0.0), None
+        for offer in offers:
+            if offer.emitted < least * FASTER:
+                least, chosen = offer.emitted, offer
+        return best if chosen is None else self.plan(chosen)

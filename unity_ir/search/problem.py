@@ -19,6 +19,9 @@ from unity_ir.search.eliminate import Axis, every
 from unity_ir.search.price import TIME, Price
 from unity_ir.search.space import Floats, Ints, LayoutSpace
 
+MANY = 200
+"""Layouts from which on these are numbered without sorting them."""
+
 NOWHERE = -1
 """Instead of a layout: nothing is needed, because another operand of the same operator is there already."""
 
@@ -47,8 +50,22 @@ class Port:
 
 def port(layouts: Ints) -> Port:
     """The port of rows that make or need these layouts."""
-    distinct, at = np.unique(layouts, return_inverse=True)
-    return Port(distinct, Axis(at.reshape(-1), len(distinct)))
+    distinct, at = numbered(layouts)
+    return Port(distinct, Axis(at, len(distinct)))
+
+
+def numbered(layouts: Ints) -> tuple[Ints, Ints]:
+    """The different layouts, sorted, and which of them each is; of many, without sorting."""
+    if len(layouts) < MANY:
+        distinct, at = np.unique(layouts, return_inverse=True)
+        return distinct, at.reshape(-1)
+    least = int(layouts.min())
+    there = np.zeros(int(layouts.max()) + 1 - least, dtype=bool)
+    there[layouts - least] = True
+    distinct = np.flatnonzero(there)
+    number = np.empty(len(there), dtype=np.int64)
+    number[distinct] = np.arange(len(distinct))
+    return distinct + least, number[layouts - least]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
@@ -25,7 +25,7 @@ from unity_ir.search.expert import expert
 from unity_ir.search.joint import Explored, JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
 from unity_ir.search.memory import joint_within, needed
-from unity_ir.search.portfolio import QUICK, Emitted, Plan, by_hand, fits, on_parts
+from unity_ir.search.portfolio import Emitted, Hands, Offer, Plan
 from unity_ir.search.price import Price
 from unity_ir.search.realise import placed, realise
 from unity_ir.search.result import SearchResult
@@ -133,8 +133,11 @@ def _searched(
     if strategy not in ("joint", "sequential"):
         parallel = _plan(serial, machine, strategy, optimizer, seed)
         return SearchResult(strategy, parallel, cost(parallel, machine, optimizer))
-    bounds, emitted = Bounds(machine, optimizer), Emitted(optimizer)
-    with Aside(bounds, bounds.ahead(serial), beside=len(machine.mesh.sizes) > EXACT_AXES) as aside:
+    bounds, hands = Bounds(machine, optimizer), Hands(machine, optimizer)
+    large = len(machine.mesh.sizes) > EXACT_AXES
+    with Aside(hands, beside=large) as by_hand, Aside(bounds, bounds.ahead(serial), beside=large) as bounding:
+        beside = _Beside(Emitted(machine, optimizer), by_hand, bounding)
+        as_it_was = by_hand.ask((serial, True)) if strategy == "joint" else None
         if strategy == "joint":
             search = partial(joint, serial, machine, rules, optimizer, progress=progress, explored=Explored())
             found = joint_within(search(), serial, lambda solver: search(solver=solver))
@@ -142,57 +145,58 @@ def _searched(
             found = sequential(serial, machine, rules, optimizer, progress=progress)
             again = partial(joint, found.rewritten, machine, (), optimizer)
             found = joint_within(found, found.rewritten, lambda solver: again(solver=solver))
-        result = _settled(strategy, found, machine, emitted, aside)
+        result = _settled(strategy, found, machine, beside)
         try:
             if not result.interrupted:
-                result = _with_rival(result, found, machine, emitted, aside)
-            if strategy == "joint" and result.derivation and not result.interrupted:
-                result = _as_it_was(result, serial, machine, emitted, aside)
+                result = _with_rival(result, found, machine, beside)
+            if as_it_was is not None and result.derivation and not result.interrupted:
+                result = _as_it_was(result, serial, as_it_was(), beside)
         except KeyboardInterrupt:
             result = replace(result, interrupted=True)
     return result
 
 
-_Bounding = Aside[tuple[Graph, float], tuple[float, Graph | None]]
-"""Asked for the bound of a serial graph by what a plan of it takes (`counted.Bounds`)."""
+@dataclass(frozen=True)
+class _Beside:
+    """What helps to settle on a plan; some of it in other processes."""
+
+    emitted: Emitted
+    by_hand: Aside[tuple[Graph, bool], list[Offer]]
+    bounding: Aside[tuple[Graph, float], tuple[float, Graph | None]]
 
 
-def _with_rival(
-    result: SearchResult, found: JointPlan, machine: Machine, emitted: Emitted, aside: _Bounding
-) -> SearchResult:
+def _with_rival(result: SearchResult, found: JointPlan, machine: Machine, beside: _Beside) -> SearchResult:
     """The result, unless the graph that is fastest on one device has a plan that is faster as emitted."""
-    rival = found.rival if found.price == 0 else None
+    rival, emitted = found.rival if found.price == 0 else None, beside.emitted
     if rival is None:
         return result
     now, other = (result.graph, result.cost), (rival.graph, cost(rival.graph, machine, emitted.optimizer))
     if emitted.fastest([now, other]) is now and len(result.cost.operators) > SMALL:
         return result
-    settled = _settled(result.strategy, rival, machine, emitted, aside)
+    settled = _settled(result.strategy, rival, machine, beside)
     better = emitted.fastest([now, (settled.graph, settled.cost)]) is not now
     return replace(settled if better else result, explored=result.explored, interrupted=settled.interrupted)
 
 
-def _as_it_was(
-    result: SearchResult, serial: Graph, machine: Machine, emitted: Emitted, aside: _Bounding
-) -> SearchResult:
+def _as_it_was(result: SearchResult, serial: Graph, offers: Sequence[Offer], beside: _Beside) -> SearchResult:
     """The result, unless a plan by hand of the graph without rewrites is faster as emitted."""
-    optimizer, now = emitted.optimizer, (result.graph, result.cost)
-    plans = [p for p in by_hand(serial, machine, optimizer, QUICK) if fits(*p, optimizer)]
-    best = emitted.fastest([now, *plans])
+    emitted, now = beside.emitted, (result.graph, result.cost)
+    best = emitted.fastest([now], offers)
     if best is now:
         return result
-    least = min(plans, key=lambda p: p[1].time)
-    aside.ask((serial, least[1].time))
-    plan, priced, bound = bounded(least, aside.answer(), optimizer)
+    least = emitted.plan(min(offers, key=lambda o: o.seconds))
+    found = beside.bounding.ask((serial, least[1].time))()
+    plan, priced, bound = bounded(least, found, emitted.optimizer)
     proved = None if plan is best[0] else priced
     return SearchResult(result.strategy, *best, (), bound, result.explored, proved=proved)
 
 
-def _settled(strategy: str, found: JointPlan, machine: Machine, emitted: Emitted, aside: _Bounding) -> SearchResult:
+def _settled(strategy: str, found: JointPlan, machine: Machine, beside: _Beside) -> SearchResult:
     """
     The result with its bound: of what was found and the plans by hand, the fastest as emitted, and with branches on
     parts of the machine, if it is faster so.
     """
+    emitted = beside.emitted
     optimizer = emitted.optimizer
     own = found.graph, cost(found.graph, machine, optimizer)
     result = SearchResult(strategy, *own, found.derivation, found.bound, found.explored, interrupted=found.interrupted)
@@ -200,20 +204,25 @@ def _settled(strategy: str, found: JointPlan, machine: Machine, emitted: Emitted
     if found.interrupted or machine.devices == 1:
         return result
     try:
+        bounding = None
         if found.bound is None:
-            aside.ask((found.rewritten, own[1].time))
-        fitting = [p for p in by_hand(found.rewritten, machine, optimizer) if fits(*p, optimizer)]
+            bounding = beside.bounding.ask((found.rewritten, own[1].time))
+        by_hand = beside.by_hand.ask((found.rewritten, False))
+        others = [own, *_hidden(found, machine, optimizer)]
+        for plan in others:
+            emitted.seconds(plan)
+        offers = by_hand()
         proved, bound = own, found.bound
-        if bound is None:
-            proved = min([own, *(p for p in fitting if not on_parts(p[1]))], key=lambda p: p[1].time)
-        others = [own, *_hidden(found, machine, optimizer), *fitting]
-        first = emitted.fastest([proved, *others])
+        if bounding is not None:
+            least = min((o for o in offers if not o.on_parts), key=lambda o: o.seconds, default=None)
+            proved = own if least is None or own[1].time <= least.seconds else emitted.plan(least)
+        first = emitted.fastest([proved, *others], offers)
         best = _in_parts(first, first is own, found, machine, emitted)
-        if bound is None:
-            plan, priced, bound = bounded(proved, aside.answer(), optimizer)
+        if bounding is not None:
+            plan, priced, bound = bounded(proved, bounding(), optimizer)
             if plan is not proved[0]:
                 proved = plan, priced
-                best_now = emitted.fastest([proved, *others])
+                best_now = emitted.fastest([proved, *others], offers)
                 if best_now is not first:
                     best = _in_parts(best_now, best_now is own, found, machine, emitted)
         explained = replace(found, graph=best[0]) if found.bound is not None or best is own else None

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from unity_ir.search.problem import NOWHERE, Port
+from unity_ir.search.problem import NOWHERE, Port, numbered
 from unity_ir.search.space import Floats, Ints, LayoutSpace, Singles
 
 GRAIN = 1e-12
@@ -45,7 +45,9 @@ class _End:
         one a second, and so on.
         """
         order = np.argsort(self.back, kind="stable")
-        distinct, starts, sizes = np.unique(self.back[order], return_index=True, return_counts=True)
+        along = self.back[order]
+        starts = np.flatnonzero(np.diff(along, prepend=-1))
+        distinct, sizes = along[starts], np.diff(starts, append=len(along))
         largest = np.argsort(-sizes, kind="stable")
         distinct, starts, sizes = distinct[largest], starts[largest], sizes[largest]
         rounds = [order[starts[sizes > n] + n] for n in range(int(sizes.max(initial=0)))]
@@ -110,10 +112,10 @@ class StepwiseBetween:
 
     def _numbered(self, sources: Ints, targets: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
         """Layouts by number, and which are numbered: those there are, if they are few."""
-        some, targeted = np.unique(sources), np.unique(targets)
+        (some, source), (targeted, target) = numbered(sources), numbered(targets)
         if self.space.mostly(len(some), len(targeted)):
             return (sources, some), (targets, targeted)
-        return (np.searchsorted(some, sources), some), (np.searchsorted(targeted, targets), targeted)
+        return (source, some), (target, targeted)
 
     @cached_property
     def _out(self) -> Singles:

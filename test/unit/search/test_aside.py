@@ -29,24 +29,22 @@ def square(number: int) -> tuple[int, int]:
 
 
 @WAYS
-def test_answers_come_in_the_order_asked(beside: bool):
+def test_each_question_has_its_answer(beside: bool):
     with Aside(square, beside=beside) as squares:
-        for number in range(3):
-            squares.ask(number)
-        found = [squares.answer() for _ in range(3)]
-    assert [n for n, _ in found] == [0, 1, 4]
+        answers = [squares.ask(number) for number in range(3)]
+        found = [answer() for answer in reversed(answers)]
+    assert [n for n, _ in found] == [4, 1, 0]
     assert ({process for _, process in found} == {os.getpid()}) == (not beside)
 
 
 @WAYS
 def test_what_the_function_raises_is_raised(beside: bool):
     with Aside[str, int](int, beside=beside) as numbers:
-        for text in ("1", "one", "2"):
-            numbers.ask(text)
-        assert numbers.answer() == 1
+        one, wrong, two = map(numbers.ask, ("1", "one", "2"))
+        assert one() == 1
         with pytest.raises(ValueError, match="one"):
-            numbers.answer()
-        assert numbers.answer() == 2
+            wrong()
+        assert two() == 2
 
 
 def test_what_is_done_ahead_ends_when_something_is_asked():
@@ -61,12 +59,10 @@ def test_what_is_done_ahead_ends_when_something_is_asked():
         return len(done)
 
     with Aside(count, ahead()) as counts:
-        counts.ask(None)
-        assert counts.answer() > 0
+        assert counts.ask(None)() > 0
     assert not done
     with Aside(count, ahead(), beside=False) as counts:
-        counts.ask(None)
-        assert counts.answer() == 0
+        assert counts.ask(None)() == 0
 
 
 def gone(process: int) -> bool:
@@ -80,8 +76,7 @@ def gone(process: int) -> bool:
 
 def test_no_process_is_left():
     with Aside(square) as squares:
-        squares.ask(1)
-        _, process = squares.answer()
+        _, process = squares.ask(1)()
         assert not gone(process)
     assert gone(process)
 
@@ -90,7 +85,7 @@ def test_no_process_is_left():
 
     with Aside(forever) as never:
         assert never._process is not None
-        process = never._process[0]
+        process = never._process.number
         never.ask(1)
     assert gone(process)
 
@@ -98,17 +93,21 @@ def test_no_process_is_left():
 def test_a_process_that_others_end_is_not_missed():
     with Aside(square) as squares:
         assert squares._process is not None
-        os.kill(squares._process[0], signal.SIGKILL)
-        squares.ask(3)
-        assert squares.answer() == (9, os.getpid())
+        os.kill(squares._process.number, signal.SIGKILL)
+        assert squares.ask(3)() == (9, os.getpid())
+
+
+def test_nobody_waits_for_answers_to_be_read():
+    with Aside[bytes, bytes](bytes) as many:
+        answers = [many.ask(bytes([n]) * 100_000) for n in range(20)]
+        assert [answer()[0] for answer in answers] == list(range(20))
 
 
 def test_ctrl_c_is_for_the_first_process():
     with Aside(square) as squares:
         assert squares._process is not None
-        os.kill(squares._process[0], signal.SIGINT)
-        squares.ask(3)
-        assert squares.answer()[1] != os.getpid()
+        os.kill(squares._process.number, signal.SIGINT)
+        assert squares.ask(3)()[1] != os.getpid()
 
 
 def test_with_other_threads_or_one_processor_there_is_none(monkeypatch: pytest.MonkeyPatch):
