@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from unity_ir.cost.plan import cost
+from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import REPEAT, GridRole, Layout, Mesh, at
@@ -21,12 +21,16 @@ from unity_ir.tdl.counts import products
 Template = Callable[[Graph, Machine], Iterator[Graph]]
 
 
-def expert(graph: Graph, machine: Machine, optimizer: Optimizer) -> Graph:
+def expert(
+    graph: Graph, machine: Machine, optimizer: Optimizer, price: Callable[[Graph], PlanCost] | None = None
+) -> Graph:
     """
     The fastest of the plans an expert would consider for a graph of its kind, among those that fit; else the smallest.
+
+    `price` may know what some plans cost, by default `cost.plan`.
     """
     plans = list(dict.fromkeys(plan for template in _templates(graph) for plan in template(graph, machine)))
-    costs = [cost(plan, machine, optimizer) for plan in plans]
+    costs = [cost(plan, machine, optimizer) if price is None else price(plan) for plan in plans]
     over = [max(0, c.memory_bytes - machine.device.memory) for c in costs]
     best = min(range(len(plans)), key=lambda i: (over[i], costs[i].time))
     return plans[best]

@@ -27,13 +27,14 @@ AXES = 9
 """Axes of a machine up to which Tofu's plans are looked at: each axis is cut by itself, and what it takes to go between
 such layouts of more axes is too long to find."""
 
-ByHand = Callable[[Graph, Machine, Optimizer], Graph]
+ByHand = Callable[[Graph, Machine, Optimizer, Callable[[Graph], PlanCost]], Graph]
+"""What makes a plan; the last says what plans cost."""
 
 BY_HAND: Sequence[ByHand] = (
-    lambda graph, machine, _: data_parallel(graph, machine),
-    lambda graph, machine, _: fsdp(graph, machine),
+    lambda graph, machine, _, __: data_parallel(graph, machine),
+    lambda graph, machine, _, __: fsdp(graph, machine),
     expert,
-    lambda graph, machine, _: tofu(graph, machine),
+    lambda graph, machine, _, __: tofu(graph, machine),
 )
 
 QUICK = BY_HAND[:2]
@@ -48,13 +49,23 @@ Plan = tuple[Graph, PlanCost]
 def by_hand(
     graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Sequence[ByHand] = BY_HAND
 ) -> Iterator[Plan]:
-    """The plans by hand of a serial graph, and what they cost."""
+    """The plans by hand of a serial graph, each once, and what they cost."""
+    known: dict[Graph, PlanCost] = {}
+    made = set[Graph]()
+
+    def price(plan: Graph) -> PlanCost:
+        if plan not in known:
+            known[plan] = cost(plan, machine, optimizer)
+        return known[plan]
+
     for strategy in strategies if len(machine.mesh.sizes) <= AXES else strategies[: len(BY_HAND) - 1]:
         try:
-            plan = strategy(graph, machine, optimizer)
+            plan = strategy(graph, machine, optimizer, price)
         except UnityError:
             continue  # such as a batch that is not divisible
-        yield plan, cost(plan, machine, optimizer)
+        if plan not in made:
+            made.add(plan)
+            yield plan, price(plan)
 
 
 def as_emitted(plan: Plan, optimizer: Optimizer) -> float:

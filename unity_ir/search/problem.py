@@ -19,8 +19,8 @@ from unity_ir.search.eliminate import Axis, every
 from unity_ir.search.price import TIME, Price
 from unity_ir.search.space import Floats, Ints, LayoutSpace
 
-MANY = 200
-"""Layouts from which on these are numbered without sorting them."""
+SPARSE = 20
+"""Numbers of layouts are sorted where there are fewer than one in so many."""
 
 NOWHERE = -1
 """Instead of a layout: nothing is needed, because another operand of the same operator is there already."""
@@ -55,12 +55,12 @@ def port(layouts: Ints) -> Port:
 
 
 def numbered(layouts: Ints) -> tuple[Ints, Ints]:
-    """The different layouts, sorted, and which of them each is; of many, without sorting."""
-    if len(layouts) < MANY:
+    """The different layouts, sorted, and which of them each is; where they lie near each other, without sorting."""
+    least, most = (int(layouts.min()), int(layouts.max())) if len(layouts) else (0, 0)
+    if most - least > SPARSE * len(layouts):
         distinct, at = np.unique(layouts, return_inverse=True)
         return distinct, at.reshape(-1)
-    least = int(layouts.min())
-    there = np.zeros(int(layouts.max()) + 1 - least, dtype=bool)
+    there = np.zeros(most + 1 - least, dtype=bool)
     there[layouts - least] = True
     distinct = np.flatnonzero(there)
     number = np.empty(len(there), dtype=np.int64)

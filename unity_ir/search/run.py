@@ -21,6 +21,7 @@ from unity_ir.search.aside import Aside
 from unity_ir.search.branches import apart
 from unity_ir.search.counted import Bounds, bounded
 from unity_ir.search.data_parallel import data_parallel, fsdp
+from unity_ir.search.exact import ExactPlan
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Explored, JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
@@ -247,11 +248,26 @@ def _in_parts(plan: Plan, is_own: bool, found: JointPlan, machine: Machine, emit
 
 
 def _hidden(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[Plan]:
-    """The fastest plans if parts of what moves weights and their gradients take cost nothing, being overlapped."""
+    """
+    The fastest plans if parts of what moves weights and their gradients take cost nothing, being overlapped; where they
+    are others than `found`.
+    """
+    choices, graphs = [_choice(found.plan)], {found.graph}
     for part in HIDDEN if found.price == 0 else ():
         solver = found.solver.at(Price(hidden=part))
-        plan = realise(found.rewritten, solver.solve(found.rewritten), solver)
-        yield plan, cost(plan, machine, optimizer)
+        exact = solver.solve(found.rewritten)
+        if _choice(exact) in choices:
+            continue
+        choices.append(_choice(exact))
+        plan = realise(found.rewritten, exact, solver)
+        if plan not in graphs:
+            graphs.add(plan)
+            yield plan, cost(plan, machine, optimizer)
+
+
+def _choice(plan: ExactPlan) -> tuple[object, ...]:
+    """What a plan is made of."""
+    return plan.rows, plan.layouts, plan.rests, plan.again
 
 
 def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer) -> SearchResult:
