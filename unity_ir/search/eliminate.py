@@ -25,7 +25,7 @@ from unity_ir.search.space import Floats, Ints
 
 Variable = int
 
-NEAR = 2**15
+NEAR = 2**16
 """Numbers that a processor holds near by: sums of tables are looked at so many at a time."""
 
 FEWER = 4
@@ -307,10 +307,13 @@ def _least(alone: Floats, tables: Sequence[Floats], shape: tuple[int, ...]) -> F
 
 def _few(tables: Sequence[Floats], entries: int) -> list[Floats]:
     """Tables with the same sum, smallest first: small ones are added up as long as that stays small."""
-    left = sorted(tables, key=lambda t: t.size)
+    alike: dict[tuple[int, ...], Floats] = {}
+    for table in tables:
+        alike[table.shape] = alike[table.shape] + table if table.shape in alike else table
+    left = sorted(alike.values(), key=lambda t: t.size)
     while len(left) > 1:
         shape = np.broadcast_shapes(left[0].shape, left[1].shape)
-        if prod(shape) > left[1].size and FEWER * prod(shape) > entries:
+        if FEWER * prod(shape) > entries:
             break
         left = sorted([left[0] + left[1], *left[2:]], key=lambda t: t.size)
     return left
