@@ -51,7 +51,10 @@ class Price:
 
     def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
         """What it costs to bring a leaf from where it rests to every layout [rest, layout]."""
-        seconds = self.reshard(space, rests, np.arange(len(space)), training, kept)
+        if self.byte == 0 and self.second == 1 and weight:
+            seconds = space.of_few(rests, training)
+        else:
+            seconds = self.reshard(space, rests, np.arange(len(space)), training, kept)
         return (1 - self.hidden) * seconds if weight and self.hidden else seconds
 
 

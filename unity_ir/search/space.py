@@ -9,7 +9,7 @@ Every axis of the machine gets a role of its own; on larger machines, neighbouri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise, product
 from math import comb, prod
@@ -257,6 +257,31 @@ class LayoutSpace:
         seconds[source, target] += FREE_MOVE * (sources[source] != targets[target])
         return seconds
 
+    def of_few(self, sources: Ints, training: bool) -> Floats:
+        """As `reshard`, to every layout, without finding what it costs from those that are not asked for."""
+        some, at = np.unique(self._there[sources], return_inverse=True)
+        own, back = np.unique(self._back[sources], return_inverse=True)
+        n = len(self._stays)
+        if "_cheapest" in self.__dict__ or n <= DENSE or 3 * len(some) > n:
+            return self.reshard(sources, np.arange(len(self)), training)
+        seconds = np.take(self._from(some), self._there, axis=1)[at]
+        if training:
+            seconds += np.take(self._from(own, home=True), self._back, axis=1)[back]
+        seconds += FREE_MOVE * (
+            (self._there == self._there[sources][:, None]) & (np.arange(len(self)) != sources[:, None])
+        )
+        return seconds
+
+    def _from(self, layouts: Ints, home: bool = False) -> Floats:
+        key = layouts.tobytes(), home
+        if key not in self._some:
+            self._some[key] = self.from_layouts(layouts, home=home)
+        return self._some[key]
+
+    @cached_property
+    def _some(self) -> dict[tuple[bytes, bool], Floats]:
+        return {}
+
     def apart(self, layout: int, training: bool, there: bool) -> Floats:
         """As `reshard`, from one layout to every layout, or, if not `there`, to it from every one."""
         at, back = int(self._there[layout]), self._back
@@ -366,13 +391,14 @@ class LayoutSpace:
             np.minimum(seconds, through, out=seconds)
         return seconds
 
-    def from_layouts(self, sources: Ints, single: bool = False) -> Floats:
+    def from_layouts(self, sources: Ints, single: bool = False, home: bool = False) -> Floats:
         """
-        Seconds of the cheapest moves from some of the layouts of `_stays` to all, relaxed until none is less.
+        Seconds of the cheapest moves from some of the layouts of `_stays` to all, relaxed until none is less; if
+        `home`, to them from all.
 
         In single precision each sum along the way may be 2**-24 of it too much.
         """
-        n, moves = len(self._stays), self._moves
+        n, moves = len(self._stays), self._moves.home if home else self._moves
         # [target, source]: rows, which are copied, lie together.
         precision: Any = np.float32 if single else np.float64
         to_all: Floats = np.full((n, len(sources)), np.inf, dtype=precision)
@@ -387,13 +413,12 @@ class LayoutSpace:
                 to_all[target] = np.minimum(found, to_all[target], out=found)
             better = np.flatnonzero((to_all < before).reshape(-1))
             if len(better) * SCATTERED < to_all.size:
-                self._settle(to_all.reshape(-1), better, len(sources), seconds)
+                self._settle(to_all.reshape(-1), better, len(sources), seconds, moves)
                 break
         return np.ascontiguousarray(to_all.T)
 
-    def _settle(self, to_all: Floats, better: Ints, columns: int, seconds: Floats) -> None:
+    def _settle(self, to_all: Floats, better: Ints, columns: int, seconds: Floats, moves: Moves) -> None:
         """Relax on from those places of [target, source], flat, that got less, one by one."""
-        moves = self._moves
         order = np.argsort(moves.sources, kind="stable")
         starts = np.searchsorted(moves.sources[order], np.arange(len(self._stays) + 1))
         while len(better):
@@ -443,7 +468,7 @@ class LayoutSpace:
 class Moves:
     """
     Moves between layouts without REPEAT, by the place of these in `role_counts`. Moves of one set, of the same axes
-    from one role to another, lie together; no two of a set end in the same layout.
+    from one role to another, lie together; no two of a set end, or start, in the same layout.
     """
 
     degrees: Ints
@@ -460,6 +485,11 @@ class Moves:
     """Per set, by how much a piece grows by leaving its dim, ..."""
     after: Ints
     """... and shrinks by entering another."""
+
+    @property
+    def home(self) -> Moves:
+        """The moves as they would be gone backwards."""
+        return replace(self, sources=self.targets, targets=self.sources)
 
     def among(self, layouts: npt.NDArray[np.bool_]) -> Moves:
         """The moves between some of the layouts, numbered anew."""

@@ -163,6 +163,23 @@ def test_cheapest_moves_from_some_layouts_are_those_of_all_and_never_too_dear_in
         np.testing.assert_allclose(single, exact, rtol=1e-3)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("shape", [(48, 12, 8), (16, 6), (64,)])
+def test_what_it_costs_from_one_layout_or_a_few_is_as_between_all(shape: tuple[int, ...], training: bool):
+    machine = boxes(2, 2, 3, overhead=1e-6)
+    few, whole = (LayoutSpace(machine, Spaces(machine).groups, shape, "f32") for _ in range(2))
+    every = np.arange(len(whole))
+    expected = whole.reshard(every, every, training)
+    some = every[:: max(1, len(every) // 5)][::-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(space_module, "DENSE", 0)
+        np.testing.assert_allclose(few.of_few(some, training), expected[some], rtol=1e-12)
+    assert "_cheapest" not in few.__dict__
+    for layout in some.tolist():
+        assert np.array_equal(whole.apart(layout, training, there=True), expected[layout])
+        assert np.array_equal(whole.apart(layout, training, there=False), expected[:, layout])
+
+
 @pytest.mark.parametrize("machine", [*SAME.values(), boxes(2, 2, 2)])
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=6, deadline=None)
