@@ -35,6 +35,7 @@ from unity_ir.pcg.layout import (
 )
 from unity_ir.pcg.reshard import plan
 from unity_ir.pcg.types import tensor_type
+from unity_ir.search import eliminate
 from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.eliminate import Factor, minimise, plain
 from unity_ir.search.exact import ExactPlan, Solver
@@ -283,9 +284,9 @@ def test_weight_that_is_only_an_output_rests_somewhere():
     assert cost(plan, TWO, SGD).time == pytest.approx(found.seconds, abs=1e-9)
 
 
-@given(st.integers(0, 10**6))
+@given(st.integers(0, 10**6), st.sampled_from([1, 4, 2**16]))
 @settings(max_examples=200, deadline=None)
-def test_elimination_finds_the_least_sum(seed: int):
+def test_elimination_finds_the_least_sum(seed: int, near: int):
     random = np.random.default_rng(seed)
     sizes = {v: int(random.integers(1, 4)) for v in range(int(random.integers(1, 6)))}
     factors: list[Factor] = []
@@ -299,7 +300,9 @@ def test_elimination_finds_the_least_sum(seed: int):
         return float(sum(f.table[tuple(choice[v] for v in f.variables)] for f in factors))
 
     best = min(total(dict(enumerate(c))) for c in product(*(range(s) for s in sizes.values())))
-    least, found = minimise(sizes, factors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eliminate, "NEAR", near)
+        least, found = minimise(sizes, factors)
     assert least == best
     assert found.keys() == sizes.keys()
     assert all(0 <= found[v] < size for v, size in sizes.items())

@@ -13,7 +13,7 @@ from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.layout import Assignment, at, pins
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.mcmc import Settings, assignments_of, mcmc, told_apart
+from unity_ir.search.mcmc import BEHIND, Settings, assignments_of, mcmc, told_apart
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.choices import fits, random_assignment, roles
 from unity_ir.simulate.delta import Simulation
@@ -90,3 +90,15 @@ def test_settings_that_cannot_be_are_refused():
             mcmc(chain(), boxes(2), SGD, settings)
     with pytest.raises(UnityError, match=r"^mcmc: no start best; known are data-parallel, expert, serial, random"):
         mcmc(chain(), boxes(2), SGD, Settings(starts=("best",)))
+
+
+def test_a_walk_from_a_plan_slower_than_the_one_to_beat_ends_early():
+    graph, machine = build("dlrm", batch=64, rows=1000), boxes(2, 2, overhead=1e-6)
+    operators = sum(n.is_compute for n in graph.nodes())
+    patient = mcmc(graph, machine, SGD, Settings(budget=2000, starts=("serial",)))
+    hasty = mcmc(graph, machine, SGD, Settings(budget=2000, starts=("serial",), patience=1, beat=1e9))
+    assert len(hasty.chains) == 1
+    assert hasty.chains[0].proposed < sum(c.proposed for c in patient.chains)
+    hopeless = mcmc(graph, machine, SGD, Settings(budget=2000, starts=("serial",), beat=patient.seconds / 100))
+    (chain,) = hopeless.chains
+    assert chain.proposed - chain.found_at <= 2 * (BEHIND * operators + 1)

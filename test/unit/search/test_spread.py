@@ -69,3 +69,12 @@ def test_what_is_side_by_side_computes_the_same():
 def test_no_operators_side_by_side_in_a_chain(graph: Graph):
     alike = joint(graph, load("summit:1"), (), Optimizer())
     assert spread(graph, load("summit:1"), Optimizer(), alike.graph) is None
+
+
+def test_an_operator_unlike_all_others_is_tried_in_every_way():
+    graph, machine = build("bert_large", batch=64, sequence=512, hidden=1024, layers=1), load("dgx-h100:1")
+    alike = joint(graph, machine, (), Optimizer()).graph
+    found = spread(graph, machine, Optimizer(), alike)
+    assert found is not None
+    assert as_emitted(found, Optimizer()) < simulated(alike, cost(alike, machine, Optimizer())).overlapped
+    assert erase(found[0]).outputs == graph.outputs
