@@ -28,6 +28,12 @@ Variable = int
 NEAR = 2**16
 """Numbers that a processor holds near by: sums of tables are looked at so many at a time."""
 
+LARGE = 10**6
+"""Entries of a sum from which on it pays to look for rows that are nowhere less than another."""
+
+PRUNED = 12
+"""Rows that others are compared with then."""
+
 FEWER = 4
 """Tables are added up before the rest is, if that has so many times fewer entries than the sum of all."""
 
@@ -297,12 +303,26 @@ def _least(alone: Floats, tables: Sequence[Floats], shape: tuple[int, ...]) -> F
     first = first + alone.reshape(-1, *(1 for _ in shape))
     if not others:
         return np.broadcast_to(first.min(axis=0), shape).copy()
+    if len(alone) * prod(shape) >= LARGE:
+        left = _not_above(np.hstack([t.reshape(len(alone), -1) for t in (first, *others)]))
+        first, *others = (t[left] for t in (first, *others))
     best = np.full(shape, np.inf)
     lines = max(1, NEAR // prod(shape[1:]))
     for start in range(0, shape[0], lines):
         some = slice(start, start + lines)
         _least_of([t if t.shape[1] == 1 else t[:, some] for t in (first, *others)], best[some])
     return best
+
+
+def _not_above(values: Floats) -> Ints:
+    """Rows but for those nowhere below one of a few others, found as long as it pays: their sums are not the least."""
+    left = np.argsort(values.sum(axis=1), kind="stable")
+    for tried in range(PRUNED):
+        if tried >= len(left) or (tried == 2 and len(left) == len(values)):
+            break
+        after = left[tried + 1 :]
+        left = np.concatenate([left[: tried + 1], after[np.any(values[after] < values[left[tried]], axis=1)]])
+    return np.sort(left)
 
 
 def _few(tables: Sequence[Floats], entries: int) -> list[Floats]:

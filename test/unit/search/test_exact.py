@@ -302,6 +302,7 @@ def test_elimination_finds_the_least_sum(seed: int, near: int):
     best = min(total(dict(enumerate(c))) for c in product(*(range(s) for s in sizes.values())))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eliminate, "NEAR", near)
+        patch.setattr(eliminate, "LARGE", near)
         least, found = minimise(sizes, factors)
     assert least == best
     assert found.keys() == sizes.keys()
