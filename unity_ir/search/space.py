@@ -136,8 +136,12 @@ def _ranks(number: int, parts: int) -> Ints:
 def _rank(ways: Counts, number: int) -> Ints:
     """The places of compositions [ways, parts] of a number among all of them."""
     parts = ways.shape[1]
-    ranks = _ranks(number, parts)
     out, left = np.zeros(len(ways), dtype=np.int64), np.full(len(ways), number)
+    if number == 1:
+        for i in range(1, parts):
+            out += i * ways[:, i]
+        return out
+    ranks = _ranks(number, parts)
     for i in range(parts - 1):
         out += ranks[parts - i, left, ways[:, i]]
         left = left - ways[:, i]
