@@ -389,12 +389,13 @@ def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node
             stack.append((root.node, iter(root.node.operands)))
         while stack:
             node, pending = stack[-1]
-            child = next((v.node for v in pending if v.node not in order), None)
-            if child is None:
+            for value in pending:
+                if value.node not in order:
+                    stack.append((value.node, iter(value.node.operands)))
+                    break
+            else:
                 order[node] = None
                 stack.pop()
-            else:
-                stack.append((child, iter(child.operands)))
     return list(order)
 
 
