@@ -27,6 +27,7 @@ from unity_ir.search.assign import assign
 from unity_ir.search.eliminate import Memo
 from unity_ir.search.exact import BEST, Solver, among_best
 from unity_ir.search.finer import finer
+from unity_ir.search.memory import needed
 from unity_ir.search.messages import Messages
 from unity_ir.search.ordered import told
 from unity_ir.search.problem import Link, Problem
@@ -126,7 +127,7 @@ def bounded(
     machine = priced.machine
     if other is not None:
         better = cost(other, machine, optimizer)
-        if better.time < priced.time * (1 - ROUNDED) and better.memory_bytes <= machine.device.memory:
+        if better.time < priced.time * (1 - ROUNDED) and needed(other, better, optimizer) <= machine.device.memory:
             graph, priced = other, better
     return graph, priced, min(least, priced.time)
 

@@ -254,6 +254,19 @@ class Ledger:
                 break
         return tuple(rows)
 
+    def smallest_rows(self, variable: int, choice: Choice) -> list[int]:
+        """The other rows a variable may have beside these of the others, those that hold least first."""
+        _, bytes = self._around(variable, choice)
+        return [
+            int(row) for row in np.argsort(bytes, kind="stable") if np.isfinite(bytes[row]) and row != choice[variable]
+        ]
+
+    def without_recompute(self, choice: Choice) -> Choice:
+        """The same rows, but that nothing is computed again."""
+        return tuple(
+            row % self._rows(key) if isinstance(key, Node) else row for key, row in zip(self.keys, choice, strict=True)
+        )
+
     def _around(self, variable: int, rows: Sequence[int]) -> tuple[Floats, Floats]:
         """Of each row of a variable: its seconds and bytes, and those of the values to and from it."""
         seconds, bytes = self.seconds[variable], self.bytes[variable]

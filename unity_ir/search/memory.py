@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from unity_ir.cost.memory import leaf_tensors
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
+from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.layout import pins
 from unity_ir.pcg.recompute import not_kept
@@ -26,6 +28,7 @@ from unity_ir.search.ledger import Choice, Ledger
 from unity_ir.search.price import SPACE, Price
 from unity_ir.search.realise import realise
 from unity_ir.search.shared import bounded, certain, shares, sharpened
+from unity_ir.search.smallest import within
 from unity_ir.simulate.report import peak
 
 TRIES = 24
@@ -58,6 +61,10 @@ class NothingFits(UnityError):
         self.plan = plan
         self.bytes = bytes
         self.fastest = fastest
+
+
+class Refused(UnityError):
+    """No plan that fits was found for a graph and what rewrites make of it; plans by hand were not tried."""
 
 
 class Solvers:
@@ -151,6 +158,17 @@ class Curve:
         self.good.append(best)
         return self._found(best, limit)
 
+    def walked(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> Fitting | None:
+        """A choice whose peak is within the limit, near one of those known, if there is one."""
+        starts = sorted((*self.good, *self.met), key=self.bytes)
+        operators = sum(n.is_compute for n in self.graph.nodes())
+        found = within(self.ledger, starts, operators, lambda c: need(self.ledger.plan(c, 0.0), self.graph), limit)
+        if found is None:
+            return None
+        faster = self.ledger.improved(found, self.bytes(found))
+        fits = self.seconds(faster) < self.seconds(found) and need(self.ledger.plan(faster, 0.0), self.graph) <= limit
+        return self._found(faster if fits else found, limit)
+
     def price(self, limit: float) -> float:
         """What a byte costs where the bound is best."""
         return max(self.lines, key=lambda line: line[1] - line[0] * limit)[0]
@@ -208,7 +226,7 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
     The joint search under the device's memory: `fastest`, if it fits, else the best plan found that does.
 
     The rewrites are those that help when a byte costs what it does for the source graph at the limit. `search` is the
-    joint search with a solver. Raises `UnityError` where nothing fits, and says what is closest.
+    joint search with a solver. Raises `Refused` where nothing fits, and says what is closest.
     """
     solver, machine = fastest.solver, fastest.solver.spaces.machine
     limit = machine.device.memory
@@ -221,6 +239,9 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
         return fastest
     solvers = Solvers(solver)
     first = Curve(solvers, source)
+    if _states(source, solver) > limit:
+        smallest_plan = first.ledger.plan(first.smallest, 0.0)
+        raise _refused(need(smallest_plan, source), smallest_plan, source, solver)
     curves = {source: first}
     derivations: dict[Graph, tuple[Application, ...]] = {source: (), fastest.rewritten: fastest.derivation}
     interrupted = fastest.interrupted
@@ -235,22 +256,26 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
     curves |= {graph: Curve(solvers, graph) for graph in derivations if graph is not source}
     smallest: tuple[float, ExactPlan] | None = None
     low, target = 0.0, float(limit)
+
+    def returned(found: Fitting) -> JointPlan:
+        found = curves[found.graph].sound(found)
+        bound = certain(found.bound(limit), found.graph, machine) if solver.spaces.axis_by_axis else None
+        return replace(
+            fastest,
+            graph=realise(found.graph, found.plan, solver),
+            bound=bound,
+            derivation=derivations[found.graph],
+            rewritten=found.graph,
+            plan=found.plan,
+            price=found.price,
+            interrupted=interrupted,
+        )
+
     for _ in range(ROUNDS):
         found = _fastest(curves.values(), target)
         needs = need(found.plan, found.graph)
         if needs <= limit:
-            found = curves[found.graph].sound(found)
-            bound = certain(found.bound(limit), found.graph, machine) if solver.spaces.axis_by_axis else None
-            return replace(
-                fastest,
-                graph=realise(found.graph, found.plan, solver),
-                bound=bound,
-                derivation=derivations[found.graph],
-                rewritten=found.graph,
-                plan=found.plan,
-                price=found.price,
-                interrupted=interrupted,
-            )
+            return returned(found)
         if smallest is None or needs < smallest[0]:
             smallest = needs, found.plan
         if found.bytes > target:
@@ -258,13 +283,41 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
             low, target = target, (target + limit) / 2
         else:
             target = max(found.bytes - (needs - limit), (low + target) / 2)
+    for curve in curves.values():
+        found = curve.walked(need, limit)
+        if found is not None:
+            return returned(found)
     assert smallest is not None
-    needs, plan = smallest
-    raise UnityError(
+    raise _refused(*smallest, source, solver)
+
+
+def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Refused:
+    """What is said of the smallest plan found, and of what no plan is below, if that is too much already."""
+    machine = solver.spaces.machine
+    limit, least = machine.device.memory, _states(source, solver)
+    over = least > limit
+    alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {least / 1e9:.3g} GB; "
+    return Refused(
         f"search: no plan fits: the smallest found needs {needs / 1e9:.3g} GB per device, "
         f"{(needs - limit) / 1e9:.3g} GB more than {machine.device.name} has, and takes "
-        f"{plan.seconds * 1e3:.3g} ms; use more devices or a smaller batch"
+        f"{_text(plan.seconds * 1e3)} ms; {alone if over else ''}"
+        f"use more devices or a smaller {'model' if over else 'batch'}"
     )
+
+
+def _text(number: float) -> str:
+    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
+
+
+def _states(graph: Graph, solver: Solver) -> float:
+    """Bytes on each device of all that rests there of the weights that are trained, if everything were divided."""
+    with_gradient = trained(graph)
+    held = sum(
+        leaf_tensors(n, n in with_gradient, solver.optimizer) * n.types[0].bytes
+        for n in graph.nodes()
+        if n.op == "weight"
+    )
+    return held / solver.spaces.machine.devices
 
 
 def _fastest(curves: Iterable[Curve], limit: float) -> Fitting:

@@ -25,7 +25,7 @@ from unity_ir.search.exact import ExactPlan
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Explored, JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
-from unity_ir.search.memory import joint_within, needed
+from unity_ir.search.memory import Refused, joint_within, needed
 from unity_ir.search.portfolio import Emitted, Hands, Offer, Plan
 from unity_ir.search.price import Price
 from unity_ir.search.realise import placed, realise
@@ -141,7 +141,10 @@ def _searched(
         as_it_was = by_hand.ask((serial, True)) if strategy == "joint" else None
         if strategy == "joint":
             search = partial(joint, serial, machine, rules, optimizer, progress=progress, explored=Explored())
-            found = joint_within(search(), serial, lambda solver: search(solver=solver))
+            try:
+                found = joint_within(search(), serial, lambda solver: search(solver=solver))
+            except Refused as refused:
+                return _by_hand_instead(refused, serial, beside)
         else:
             found = sequential(serial, machine, rules, optimizer, progress=progress)
             again = partial(joint, found.rewritten, machine, (), optimizer)
@@ -164,6 +167,16 @@ class _Beside:
     emitted: Emitted
     by_hand: Aside[tuple[Graph, bool], list[Offer]]
     bounding: Aside[tuple[Graph, float], tuple[float, Graph | None]]
+
+
+def _by_hand_instead(refused: Refused, serial: Graph, beside: _Beside) -> SearchResult:
+    """The fastest plan by hand that fits, where the search found none. Raises `Refused` if there is none."""
+    offers = beside.by_hand.ask((serial, False))()
+    if not offers:
+        raise refused
+    best = beside.emitted.plan(min(offers, key=lambda o: o.emitted))
+    _, _, bound = bounded(best, beside.bounding.ask((serial, best[1].time))(), beside.emitted.optimizer)
+    return SearchResult("joint", *best, (), bound)
 
 
 def _with_rival(result: SearchResult, found: JointPlan, machine: Machine, beside: _Beside) -> SearchResult:
