@@ -26,14 +26,13 @@ from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.assign import assign
 from unity_ir.search.eliminate import Memo
 from unity_ir.search.exact import BEST, Solver, among_best
-from unity_ir.search.finer import finer
+from unity_ir.search.finer import begun, finer, stepwise
 from unity_ir.search.memory import needed
 from unity_ir.search.messages import Messages
 from unity_ir.search.ordered import told
-from unity_ir.search.problem import Link, Problem
-from unity_ir.search.shared import ROUNDED, Part, SharedTerms, certain, sharpened
-from unity_ir.search.space import AxisGroup, Ints, Spaces
-from unity_ir.search.stepwise import StepwiseBetween
+from unity_ir.search.problem import Problem
+from unity_ir.search.shared import ROUNDED, SharedTerms, certain, sharpened
+from unity_ir.search.space import AxisGroup, Spaces
 
 TABLES = 60_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
@@ -92,19 +91,16 @@ class Bounds:
         kind = _kind(graph, self.machine)
         if kind == "alone":
             return
-        solvers = [self.solver(merge) for merge in MERGES[:-1]] if kind == "messages" else [self.solver(0, False)]
         with_gradient = trained(graph)
-        for solver in solvers:
+        for solver in [self.solver(merge) for merge in MERGES[:-1]] if kind == "messages" else [self.solver(0, False)]:
             for node in graph.nodes():
                 if node.is_compute:
                     solver.table(node, with_gradient)
                     yield
-            problem = SharedTerms(solver, graph).problem()
-            yield
-            for way in map(_stepwise, problem.links):
-                if way is not None:
-                    way.ready()
-                    yield
+            terms = SharedTerms(solver, graph)
+            for link in terms.links if solver.stepwise else ():
+                yield
+                stepwise(link).ready()
 
     def __call__(self, question: tuple[Graph, float]) -> tuple[float, Graph | None]:
         """As `bound`, of a graph and what a plan of it takes."""
@@ -180,34 +176,28 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int) -> float:
     of finer ones only those with rows that may still be part of something better.
     """
     best = 0.0
-    passed: list[tuple[SharedTerms, list[Ints]]] = []
+    coarse: tuple[SharedTerms, Messages] | None = None
     for merge in MERGES:
         terms = SharedTerms(bounds.solver(merge), graph)
         problem = terms.problem()
-        if passed:
-            left = finer(*passed[-1], terms)
+        if coarse is not None:
+            left = finer(coarse[0], coarse[1].problem.rows, terms)
             if not all(map(len, left)):
                 return known
             problem = problem.among(left)
         if problem.steps() + _relaxing(problem) > steps:
             break
-        best = max(best, _passed(Messages(problem), known, merge > 0))
+        messages = Messages(problem) if coarse is None else begun(coarse[1], problem)
+        best = max(best, _passed(messages, known, merge > 0))
         if known <= best * (1 + NEAR):
             break
-        passed = [(terms, problem.rows)]
+        coarse = terms, messages
     return best or _alone(graph, bounds.machine, bounds.optimizer)
-
-
-def _stepwise(link: Link) -> StepwiseBetween | None:
-    """What stands between two ports, where that is no table."""
-    way = link.between.whole if isinstance(link.between, Part) else link.between
-    return way if isinstance(way, StepwiseBetween) else None
 
 
 def _relaxing(problem: Problem) -> int:
     """Sums it takes, about, to find the seconds between all layouts."""
-    ways = [way for way in map(_stepwise, problem.links) if way is not None]
-    spaces = {id(way.space): way.space for way in ways}
+    spaces = {id(way.space): way.space for way in map(stepwise, problem.links)}
     return sum(space.steps for space in spaces.values())
 
 

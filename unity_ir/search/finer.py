@@ -3,7 +3,7 @@ Which rows of a problem are left when a coarser one, in which fewer dims are tol
 
 What a row of the finer problem makes and needs is, with dims merged, what one of the coarser makes and needs; that
 costs no more, and what links cost there is no more either. So a choice with the finer row is no better than one with
-the coarser, and where no good choice has the coarser row, none has the finer.
+the coarser, and where no good choice has the coarser row, none has the finer. Nor need messages begin anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ import numpy.typing as npt
 from unity_ir.cost.table import distinct
 from unity_ir.pcg.graph import Node, Value
 from unity_ir.search.exact import Terms
+from unity_ir.search.messages import Messages
+from unity_ir.search.problem import NOWHERE, Link, Port, Problem
+from unity_ir.search.shared import Part
 from unity_ir.search.space import Ints, LayoutSpace
+from unity_ir.search.stepwise import StepwiseBetween
 
 
 def finer(coarse: Terms, rows: Sequence[Ints], terms: Terms) -> list[Ints]:
@@ -36,6 +40,42 @@ def finer(coarse: Terms, rows: Sequence[Ints], terms: Terms) -> list[Ints]:
             seen[left] = np.flatnonzero(alive[above[of]])
         out.append(seen[left])
     return out
+
+
+def begun(coarse: Messages, problem: Problem) -> Messages:
+    """
+    Messages of a finer problem, begun as those of a coarser one ended: whatever that took from one side of a link and
+    gave to the other leaves no part of the finer sum below what it left of the coarser.
+    """
+    messages = Messages(problem)
+    messages.last = messages.bound = coarse.last
+    into: dict[tuple[int, int], Ints] = {}
+    seen: dict[tuple[int, int], Ints] = {}
+
+    def places(port: Port, above: Port, merged: Ints) -> Ints:
+        """Where the layouts of a port are among those of the coarser one."""
+        key = id(port), id(above)
+        if key not in seen:
+            somewhere = np.where(port.layouts == NOWHERE, NOWHERE, merged[port.layouts])
+            seen[key] = np.searchsorted(above.layouts, somewhere)
+        return seen[key]
+
+    for number, (link, above) in enumerate(zip(problem.links, coarse.problem.links, strict=True)):
+        space, coarser = stepwise(link).space, stepwise(above).space
+        of = id(space), id(coarser)
+        if of not in into:
+            into[of] = _merged(space, coarser)
+        messages.there[number] = coarse.there[number][places(link.needs, above.needs, into[of])]
+        messages.back[number] = coarse.back[number][places(link.made, above.made, into[of])]
+    return messages
+
+
+def stepwise(link: Link) -> StepwiseBetween:
+    """What stands between two ports, all of it. Raises `TypeError` where that is a table."""
+    way = link.between.whole if isinstance(link.between, Part) else link.between
+    if not isinstance(way, StepwiseBetween):
+        raise TypeError("search: only messages are passed finer")
+    return way
 
 
 def _layouts(value: Value, coarse: Terms, terms: Terms) -> Ints:
