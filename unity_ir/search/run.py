@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -21,7 +21,6 @@ from unity_ir.search.aside import Aside
 from unity_ir.search.branches import apart
 from unity_ir.search.counted import Bounds, bounded
 from unity_ir.search.data_parallel import data_parallel, fsdp
-from unity_ir.search.exact import ExactPlan
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Explored, JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
@@ -34,6 +33,7 @@ from unity_ir.search.sample import sample
 from unity_ir.search.sequential import sequential
 from unity_ir.search.space import EXACT_AXES
 from unity_ir.search.spread import spread
+from unity_ir.search.tables import kernels_found
 from unity_ir.search.tofu import VARIANTS, tofu
 from unity_ir.search.unity import Options, unity
 
@@ -136,9 +136,14 @@ def _searched(
         return SearchResult(strategy, parallel, cost(parallel, machine, optimizer))
     bounds, hands = Bounds(machine, optimizer), Hands(machine, optimizer)
     large = len(machine.mesh.sizes) > EXACT_AXES
-    with Aside(hands, beside=large) as by_hand, Aside(bounds, bounds.ahead(serial), beside=large) as bounding:
-        beside = _Beside(Emitted(machine, optimizer), by_hand, bounding)
+    with ExitStack() as stack:
+        by_hand = stack.enter_context(Aside(hands, beside=large))
         as_it_was = by_hand.ask((serial, True)) if strategy == "joint" else None
+        if large:
+            # What both processes need is found before there are two.
+            kernels_found(serial)
+        bounding = stack.enter_context(Aside(bounds, bounds.ahead(serial), beside=large))
+        beside = _Beside(Emitted(machine, optimizer), by_hand, bounding)
         if strategy == "joint":
             search = partial(joint, serial, machine, rules, optimizer, progress=progress, explored=Explored())
             try:
@@ -265,22 +270,24 @@ def _hidden(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterato
     The fastest plans if parts of what moves weights and their gradients take cost nothing, being overlapped; where they
     are others than `found`.
     """
-    choices, graphs = [_choice(found.plan)], {found.graph}
-    for part in HIDDEN if found.price == 0 else ():
+
+    def fastest(part: float) -> Graph:
         solver = found.solver.at(Price(hidden=part))
-        exact = solver.solve(found.rewritten)
-        if _choice(exact) in choices:
-            continue
-        choices.append(_choice(exact))
-        plan = realise(found.rewritten, exact, solver)
-        if plan not in graphs:
-            graphs.add(plan)
-            yield plan, cost(plan, machine, optimizer)
+        return realise(found.rewritten, solver.solve(found.rewritten), solver)
 
+    def between(low: Graph, parts: Sequence[float], high: Graph) -> list[Graph]:
+        """Of parts between those of which two plans are: what a plan takes is linear in the part that is hidden."""
+        if not parts or low == high:
+            return []
+        middle = fastest(parts[-1])
+        return [*between(low, parts[:-1], middle), middle]
 
-def _choice(plan: ExactPlan) -> tuple[object, ...]:
-    """What a plan is made of."""
-    return plan.rows, plan.layouts, plan.rests, plan.again
+    if found.price == 0:
+        *parts, most = HIDDEN
+        last = fastest(most)
+        for plan in dict.fromkeys([*between(found.graph, parts, last), last]):
+            if plan != found.graph:
+                yield plan, cost(plan, machine, optimizer)
 
 
 def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer) -> SearchResult:

@@ -11,8 +11,9 @@ from math import prod
 import numpy as np
 
 from unity_ir.cost.halos import exchanges
-from unity_ir.cost.table import distinct, seconds
-from unity_ir.pcg.graph import Node
+from unity_ir.cost.table import distinct, seconds, template
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.layout import COPY, REPEAT, GridRole, operand_role, result_role
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.space import Counts, Floats, Ints, LayoutSpace, Spaces, role_counts, role_degrees
@@ -54,7 +55,7 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
     """
     analysis = node.analysis
     barred = frozenset[str]() if spaces.hybrids else _summed(node)
-    variables = tuple(v for v in analysis.splittable if analysis.bound.extents[v] > 1 and v not in barred)
+    variables = tuple(v for v in _divisible(node) if v not in barred)
     carriers = analysis.carriers if spaces.hybrids else ()
     roles: tuple[GridRole, ...] = (*variables, COPY, REPEAT, *carriers)
     counts = role_counts(spaces.groups, len(roles))
@@ -86,6 +87,20 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
             _halo_bytes(node, variables, divided, needed, spaces),
         )
     )
+
+
+def kernels_found(graph: Graph) -> None:
+    """Find the kernels of a graph's operators, which tables on all machines need, once."""
+    with_gradient = trained(graph)
+    for node in graph.nodes():
+        if node.is_compute:
+            needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
+            same = tuple(map(node.operands.index, node.operands))
+            template(node, needs, _divisible(node), same)
+
+
+def _divisible(node: Node) -> tuple[str, ...]:
+    return tuple(v for v in node.analysis.splittable if node.analysis.bound.extents[v] > 1)
 
 
 def _summed(node: Node) -> frozenset[str]:
