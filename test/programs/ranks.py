@@ -71,7 +71,7 @@ class Ranks:
         found: dict[int, Any] = {}
         failures: list[str] = []
         for _ in range(world):
-            rank, state, answer = self._answers.get(timeout=60)
+            rank, state, answer = self._answers.get(timeout=240)
             found[rank] = answer
             if state != "ok":
                 failures.append(f"rank {rank}: {answer}")
@@ -210,6 +210,34 @@ def load_and_train(program: Any, steps: int, folder: str) -> tuple[int, dict[str
     for t in range(first, first + steps):
         program.step(ctx, weights, moments, program.Data().batch(t), t)
     return first, loaded, whole(program, ctx, weights)
+
+
+def saved(program: Any, steps: int, folder: str) -> dict[str, dict[str, Any]]:
+    """Train from the initial weights, write a checkpoint, train on: what was saved, and the weights later."""
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx)
+    moments = program.init_moments(weights)
+    for t in range(steps):
+        program.step(ctx, weights, moments, program.Data().batch(t), t)
+    program.save(ctx, weights, moments, steps, folder)
+    return _state_and_later(program, ctx, weights, moments, steps)
+
+
+def loaded(program: Any, folder: str) -> dict[str, dict[str, Any]]:
+    """Load the checkpoint, and train on as `saved` does: what was loaded, and the weights later."""
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx, 7)
+    moments = program.init_moments(weights)
+    return _state_and_later(program, ctx, weights, moments, program.load(ctx, weights, moments, folder))
+
+
+def _state_and_later(program: Any, ctx: Any, weights: Any, moments: Any, steps: int) -> dict[str, dict[str, Any]]:
+    found = {"weights": whole(program, ctx, weights)}
+    for k in range(2):
+        found[f"moments {k}"] = whole(program, ctx, {n: pair[k] for n, pair in moments.items()})
+    for t in range(steps, steps + 2):
+        program.step(ctx, weights, moments, program.Data().batch(t), t)
+    return {**found, "later": whole(program, ctx, weights)}
 
 
 def whole(program: Any, ctx: Any, weights: Any) -> dict[str, Any]:

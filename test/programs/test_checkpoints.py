@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,14 @@ import numpy as np
 import pytest
 import torch
 from models import mlp
-from ranks import Ranks, load_and_train, run_main, train_and_save
+from ranks import Ranks, load_and_train, loaded, run_main, saved, train_and_save
 from test_programs import program
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from zoo_plans import SIZES
+from zoo_plans import program as zoo_program
+
+from unity_ir.models import build
+from unity_ir.pcg.graph import Optimizer
 
 
 def test_a_checkpoint_of_four_ranks_loads_on_two_and_in_plain_pytorch(ranks: Ranks, tmp_path: Path):
@@ -36,6 +42,25 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_and_in_plain_pytorch(ranks: Ran
     plain = torch.load(tmp_path / "plain.pt")
     for name, value in saved.items():
         np.testing.assert_array_equal(plain[f"weights.{name}"].numpy(), value)
+
+
+@pytest.mark.parametrize("model", ["mlp", "dlrm", "gpt2"])
+def test_weights_and_moments_move_between_plans(ranks: Ranks, tmp_path: Path, model: str):
+    """Of tables divided by rows and a weight with two users, too; training goes on as if nothing had happened."""
+    folder, graph, adam = str(tmp_path), build(model, **SIZES[model]), Optimizer("adam", 1e-3)
+    text = zoo_program(graph, "random-1", 4, adam, double=True)
+    if model == "dlrm":
+        assert re.search(r"'table\d': Spec\(.*, \((0, '|'\w+', 0\)|0, 0\))", text), "no table is divided by rows"
+    want = ranks.run(text, 4, saved, 2, folder)[0]
+    assert all(np.abs(m).max() > 0 for k in range(2) for m in want[f"moments {k}"].values())
+    for plan, world in (("random-2", 8), ("data-parallel", 2), ("pinned-1", 4)):
+        found = ranks.run(zoo_program(graph, plan, world, adam, double=True), world, loaded, folder)[0]
+        for what, values in want.items():
+            for name, value in values.items():
+                if what == "later":
+                    np.testing.assert_allclose(found[what][name], value, rtol=1e-7, atol=1e-10, err_msg=name)
+                else:
+                    np.testing.assert_array_equal(found[what][name], value, err_msg=f"{what} of {name}")
 
 
 def test_an_incomplete_checkpoint_is_never_loaded(ranks: Ranks, tmp_path: Path):

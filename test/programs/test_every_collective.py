@@ -1,0 +1,64 @@
+"""
+Every move of a program's step, done wrong one at a time, makes loss or gradients other than PyTorch's: dropped, its
+result doubled, along the wrong mesh axes. Done by one rank in another order, the order check at emission tells.
+
+What is not told is equivalent, and that is tested, too (`mutants.told`): the move makes the same, or random numbers in
+the place of what it makes else change nothing. Data-parallel and searched plans have no such moves; random plans and
+those with pins take detours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from ast import literal_eval
+
+import pytest
+import torch
+from models import by_hand
+from mutants import mutants, sites, swaps_let_pass, told
+from ranks import Ranks, gradients
+from zoo import by_hand as zoo_by_hand
+from zoo_plans import SIZES, planned, program
+
+from unity_ir.models import build
+from unity_ir.pcg.graph import Optimizer
+
+SAMPLE = [
+    ("mlp", "joint", 8),
+    ("mlp", "random-0", 4),
+    ("mlp", "pinned-0", 4),
+    ("mlp", "recompute-1", 4),
+    ("lenet", "spatial", 2),
+    ("bert_large", "data-parallel", 4),
+]
+MORE = [
+    *((model, "joint", 4) for model in ("bert_large", "dlrm", "llama3_8b", "moe", "resnext50", "rnntc")),
+    *(("dlrm", "random-1", 4), ("lenet", "random-0", 4), ("lenet", "spatial", 8), ("moe", "random-2", 2)),
+    *(("rnntc", "random-3", 2), ("dlrm", "pinned-2", 4), ("lenet", "pinned-1", 4), ("mlp", "joint", 2)),
+]
+CASES = [*SAMPLE, *MORE] if os.environ.get("ZOO") == "all" else SAMPLE
+DETOURS = ("random", "recompute", "pinned")
+
+
+@pytest.mark.parametrize(("model", "plan", "world"), CASES)
+def test_what_is_wrong_is_told(ranks: Ranks, model: str, plan: str, world: int):
+    torch.set_num_threads(1)
+    text = program(build(model, **SIZES[model]), plan, world, Optimizer(), double=True)
+    weights, batch, _, _ = ranks.run(text, world, gradients)[0]
+    loss, want = by_hand(lambda w, inputs: zoo_by_hand(model, SIZES[model], w, inputs), weights, batch)
+    found = re.search(r"^MESH = (\(.*?\))", text, re.MULTILINE)
+    assert found is not None
+    wrong = mutants(text, literal_eval(found[1]))
+    became = ranks.run(text, world, told, wrong, loss, want)[0]
+    assert [str(m) for m, what in zip(wrong, became, strict=True) if what == "survived"] == []
+    equivalent = [f"{what}: {m}" for m, what in zip(wrong, became, strict=True) if what in ("same", "idle")]
+    assert equivalent == [] or (plan.startswith(DETOURS) and len(equivalent) <= len(wrong) / 4)
+    assert len(sites(text)) <= became.count("wrong")
+
+
+@pytest.mark.parametrize(("model", "plan", "world"), CASES)
+def test_another_order_on_one_rank_is_told(model: str, plan: str, world: int):
+    """Calls of different groups may be done the other way round where nobody waits in a circle for that."""
+    passed = swaps_let_pass(planned(build(model, **SIZES[model]), plan, world, Optimizer()))
+    assert [pair for pair in passed if set(pair[0].group) == set(pair[1].group)] == []
