@@ -29,8 +29,8 @@ test: lint ## everything that has to pass
 	# All of them have run inside pytest; those that import torch in every process are not worth it again.
 	lit -sv test --filter-out from_torch
 
-zoo: setup ## programs of every model of the zoo on two ranks, beyond the sample of the tests
-	ZOO=all pytest test/programs/test_zoo.py
+zoo: setup ## programs of every model of the zoo on 2, 4 and 8 ranks, and every move of some done wrong
+	ZOO=all pytest -n 2 test/programs/test_zoo.py test/programs/test_every_collective.py
 
 aot: setup ## compile every kernel of the zoo at full size for three GPUs, which need not be there
 	python -m unity_ir.tools.unity_aot --json bench/results/aot.json

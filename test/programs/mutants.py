@@ -158,7 +158,9 @@ DROPPED: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda p, c, x, axes: x.clone(),
     "all_reduce_many": lambda p, c, xs, axes: tuple(x.clone() for x in xs),
     "all_gather": _repeated,
+    "all_gather_many": lambda p, c, xs, dims, axes: tuple(_repeated(p, c, x, d, axes) for x, d in zip(xs, dims)),
     "reduce_scatter": _part,
+    "reduce_scatter_many": lambda p, c, xs, dims, axes: tuple(_part(p, c, x, d, axes) for x, d in zip(xs, dims)),
     "all_to_all": _exchanged,
     "broadcast": lambda p, c, x, root, shape, dtype, axes: x if c.index(axes) == root else _some(x, shape, dtype),
     "scatter": _scattered,
@@ -205,6 +207,8 @@ def _summed(ctx: Any, x: Any, axes: Any) -> Any:
     """Of addends only the sum matters, not who has which."""
     import torch.distributed as dist
 
+    if isinstance(x, tuple):
+        return tuple(_summed(ctx, each, axes) for each in x)
     if axes:
         x = x.clone()
         dist.all_reduce(x, group=ctx.groups[axes])

@@ -150,3 +150,9 @@ def test_groups_that_cross_are_found():
     one, other = (Call(((0,), (1,)), (axis,), "all_reduce", 4, "add") for axis in (0, 1))
     with pytest.raises(UnityError, match=r"ranks at \[0\] wait for those at \[1\], which does all_reduce of add along"):
         check_order("f", {(0,): [one, other], (1,): [other, one]})
+
+
+def test_calls_that_only_move_something_else_are_told_apart():
+    one, other = (Call(((0,), (1,)), (0,), "all_reduce", 4, "add", result) for result in (1, 2))
+    with pytest.raises(UnityError, match=r"ranks at \[0\] wait for those at \[1\]"):
+        check_order("f", {(0,): [one, other], (1,): [other, one]})
