@@ -194,13 +194,14 @@ def rows(draw: st.DrawFn, operands: str, eps: bool = False) -> Case:
 
 
 @st.composite
-def attention(draw: st.DrawFn, operands: str) -> Case:
+def attention(draw: st.DrawFn, operands: str, drop: bool = False) -> Case:
     sizes = st.sampled_from([1, 2, 3, 4])
     b, h, g, i, j, e, d = (draw(sizes) for _ in range(7))
     causal = draw(st.integers(0, 1))
     shapes = {"q": (b, h * g, i, e), "k": (b, h, j, e), "v": (b, h, j, d), "y": (b, h * g, i, d)}
     shapes |= {"a": shapes["y"], "l": (b, h * g, i)}
-    return Case(tuple(shapes[o] for o in operands), {"scale": draw(st.floats(0.1, 2)), "causal": causal})
+    more: dict[str, AttrValue] = {"drop": draw(st.floats(0, 0.9)), "seed": draw(st.integers(0, 2**40))} if drop else {}
+    return Case(tuple(shapes[o] for o in operands), {"scale": draw(st.floats(0.1, 2)), "causal": causal, **more})
 
 
 @st.composite
@@ -411,6 +412,10 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "abs_grad": same(2),
     "add": broadcast(),
     "attention": attention("qkv"),
+    "attention_dropout": attention("qkv", drop=True),
+    "attention_dropout_grad": attention("yqkv", drop=True),
+    "attention_dropout_saved_grad": attention("yqkval", drop=True),
+    "attention_dropout_saving": attention("qkv", drop=True),
     "attention_grad": attention("yqkv"),
     "attention_saved_grad": attention("yqkval"),
     "attention_saving": attention("qkv"),
@@ -526,6 +531,48 @@ def torch_attention_saved_grad(
 def torch_attention_grad(y: Tensor, q: Tensor, k: Tensor, v: Tensor, **attributes: Any) -> tuple[Tensor, ...]:
     operands = [t.detach().clone().requires_grad_() for t in (q, k, v)]
     return torch.autograd.grad(torch_attention(*operands, **attributes), operands, y.detach())
+
+
+def torch_attention_dropout(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, drop: float, seed: int
+) -> Tensor:
+    """Of the whole matrix of probabilities, dropout as by itself."""
+    weights = torch_dropout(torch_attention_scores(q, k, scale, causal).softmax(-1), drop, seed)
+    return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
+def torch_attention_dropout_grad(y: Tensor, q: Tensor, k: Tensor, v: Tensor, **attributes: Any) -> tuple[Tensor, ...]:
+    operands = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    return torch.autograd.grad(torch_attention_dropout(*operands, **attributes), operands, y.detach())
+
+
+def torch_attention_dropout_saving(
+    q: Tensor, k: Tensor, v: Tensor, sums: str, **attributes: Any
+) -> tuple[Tensor, Tensor]:
+    assert sums == "f32"
+    scores = torch_attention_scores(q, k, attributes["scale"], attributes["causal"])
+    return torch_attention_dropout(q, k, v, **attributes), scores.logsumexp(-1).float()
+
+
+def torch_attention_dropout_saved_grad(
+    y: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    logsum: Tensor,
+    scale: float,
+    causal: int,
+    drop: float,
+    seed: int,
+) -> tuple[Tensor, ...]:
+    group = q.shape[1] // k.shape[1]
+    whole_k, whole_v = (x.repeat_interleave(group, 1) for x in (k, v))
+    p = (torch_attention_scores(q, k, scale, causal) - logsum[..., None]).exp()
+    z = torch_dropout(torch.ones_like(p), drop, seed)
+    ds = scale * p * (z * (y @ whole_v.transpose(-1, -2)) - (y * a).sum(-1, keepdim=True))
+    dk, dv = ds.transpose(-1, -2) @ q, (p * z).transpose(-1, -2) @ y
+    return ds @ whole_k, *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
 
 
 def torch_embedding_grad(g: Tensor, ids: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
@@ -777,6 +824,10 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "abs_grad": lambda g, x: derivative(torch.abs, g, x),
     "add": torch.add,
     "attention": torch_attention,
+    "attention_dropout": torch_attention_dropout,
+    "attention_dropout_grad": torch_attention_dropout_grad,
+    "attention_dropout_saved_grad": torch_attention_dropout_saved_grad,
+    "attention_dropout_saving": torch_attention_dropout_saving,
     "attention_grad": torch_attention_grad,
     "attention_saved_grad": torch_attention_saved_grad,
     "attention_saving": torch_attention_saving,

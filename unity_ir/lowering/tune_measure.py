@@ -25,7 +25,8 @@ from unity_ir.lowering.measure import DTYPES, Operand
 from unity_ir.lowering.plan_text import compared
 from unity_ir.lowering.saving import with_savings
 from unity_ir.lowering.spmd import Compute, Program
-from unity_ir.lowering.tuning import Piece, piece_of
+from unity_ir.lowering.tuning import Piece, piece_of, priced
+from unity_ir.machine.tuned import Sized
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.syntax import Bound
 
@@ -42,6 +43,8 @@ class Candidate:
     key: str
     piece: Piece
     operands: tuple[Operand, ...]
+    priced: Sized
+    """As what the cost model knows it."""
 
     def made(self, implementation: str) -> Launcher:
         return launcher(self.piece.line, self.piece.dtypes, implementation, self.piece.divided)
@@ -54,9 +57,10 @@ Measure = Callable[[Candidate, Sequence[str]], Mapping[str, float | str]]
 def candidates(programs: Iterable[Program]) -> Iterator[Candidate]:
     """Every distinct operator of programs that has kernels of Triton."""
     seen: set[str] = set()
-    for program in map(with_savings, programs):
-        for instruction in program.body:
-            if not isinstance(instruction, Compute):
+    for before in programs:
+        program = with_savings(before)
+        for written, instruction in zip(before.body, program.body, strict=True):
+            if not isinstance(instruction, Compute) or not isinstance(written, Compute):
                 continue
             piece = piece_of(program, instruction)
             key = piece.key
@@ -66,7 +70,8 @@ def candidates(programs: Iterable[Program]) -> Iterator[Candidate]:
             shapes = [program.tensors[r].local(program.mesh) for r in instruction.operands]
             described = zip(piece.line.operands, shapes, piece.dtypes, strict=True)
             operands = tuple(Operand(shape, dtype, _below(piece.line, p.name)) for p, shape, dtype in described)
-            found = Candidate(key, piece, operands)
+            # The cost model prices what saves nothing.
+            found = Candidate(key, piece, operands, priced(before, written))
             if found.made("triton").kernels:
                 yield found
 

@@ -14,6 +14,7 @@ import numpy as np
 from unity_ir.errors import UnityError
 from unity_ir.machine.curve import Curve, Floats, Numbers, curves
 from unity_ir.machine.profile import Profile, read_profile
+from unity_ir.machine.tuned import read_tuned
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Device:
 def profiled(device: Device, ranks: int, path: str = "") -> Device:
     """
     A device with a profile, and with the curves fitted to it (a `.toml` beside the file): that of `path`, or else the
-    one of this device that comes with the package, if any. `ranks` is how many devices the machine has.
+    one of this device that comes with the package, if any. `ranks` is how many devices the machine has. A `.json` is a
+    table of `unity-tune`.
 
     Raises `UnityError` for a file that cannot be read, and for a profile of another device.
     """
@@ -78,7 +80,8 @@ def profiled(device: Device, ranks: int, path: str = "") -> Device:
 
 
 def _read(path: str, device: str, ranks: int) -> tuple[Profile, dict[str, Curve]]:
-    profile = read_profile(path, device, ranks)
+    tuned = path.endswith(".json")
+    profile = read_tuned(Path(path), device) if tuned else read_profile(path, device, ranks)
     fit = fit_path(Path(path), ranks)
     try:
         return profile, curves(str(fit), tomllib.loads(fit.read_text())["curves"]) if fit.exists() else {}

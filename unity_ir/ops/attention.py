@@ -61,7 +61,67 @@ ATTENTION_SAVED_GRAD = Operator(
 )
 """`attention_grad` from the result of the forward, `a`, and the logarithms it has saved."""
 
-SAVINGS = (Saving(ATTENTION.name, ATTENTION_GRAD.name, ATTENTION_SAVING.name, ATTENTION_SAVED_GRAD.name),)
+_DROPPED = (
+    "let z[b, h, g, i, j] = where(lt(philox(seed, position(b, h, g, i, j)), drop), 0, 1 / (1 - drop));"
+    "  let w[b, h, g, i, j] = p[b, h, g, i, j] * z[b, h, g, i, j];"
+)
+"""Dropout of the probabilities: as `dropout` draws it, by the position among those of all batch elements and heads."""
+_DROP = "scale: float, drop: float, seed: int, causal: int = 0"
+
+
+def _attention_dropout_gradient(of: Application) -> Sequence[Tensor | None]:
+    return ATTENTION_DROPOUT_GRAD(of.grad, *of.operands, **of.attributes)
+
+
+ATTENTION_DROPOUT = Operator(
+    f"attention_dropout(q, k, v; {_DROP})  {_PROBABILITIES}  {_DROPPED}"
+    "  out[b, (h g), i, d] = sum[t](w[b, h, g, i, t] * v[b, h, t, d])",
+    gradient=_attention_dropout_gradient,
+)
+"""`attention` whose probabilities are 0 with probability `drop`, and scaled so that their mean stays."""
+
+_DROPPED_GRADIENTS = (
+    "  dq[b, (h g), i, c] = sum[t](ds[b, h, g, i, t] * k[b, h, t, c]);"
+    "  dk[b, h, t, c] = sum[g, i](ds[b, h, g, i, t] * q[b, (h g), i, c]);"
+    "  dv[b, h, t, d] = sum[g, i](w[b, h, g, i, t] * y[b, (h g), i, d])"
+)
+
+ATTENTION_DROPOUT_GRAD = Operator(
+    f"attention_dropout_grad(y, q, k, v; {_DROP})  {_PROBABILITIES}  {_DROPPED}"
+    "  let dp[b, h, g, i, t] = z[b, h, g, i, t] * sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
+    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
+    " * (dp[b, h, g, i, t] - sum[x](p[b, h, g, i, x] * dp[b, h, g, i, x]));"
+    f"{_DROPPED_GRADIENTS}"
+)
+"""Its gradients; what was dropped is drawn again."""
+
+ATTENTION_DROPOUT_SAVING = Operator(
+    f"attention_dropout_saving(q, k, v; {_DROP}, sums: dtype = f32)  {_PROBABILITIES}  {_DROPPED}"
+    "  out[b, (h g), i, d] = sum[t](w[b, h, g, i, t] * v[b, h, t, d]);"
+    "  logsum: sums [b, (h g), i] = max[m](s[b, h, g, i, m])"
+    " + log(sum[n](exp(s[b, h, g, i, n] - max[m](s[b, h, g, i, m]))))"
+)
+"""As `attention_saving`."""
+
+ATTENTION_DROPOUT_SAVED_GRAD = Operator(
+    f"attention_dropout_saved_grad(y, q, k, v, a, logsum; {_DROP})  {_SCORES}"
+    f"  let p[b, h, g, i, j] = exp(s[b, h, g, i, j] - logsum[b, (h g), i]);  {_DROPPED}"
+    "  let dp[b, h, g, i, t] = z[b, h, g, i, t] * sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
+    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
+    " * (dp[b, h, g, i, t] - sum[x](y[b, (h g), i, x] * a[b, (h g), i, x]));"
+    f"{_DROPPED_GRADIENTS}"
+)
+"""As `attention_saved_grad`."""
+
+SAVINGS = (
+    Saving(ATTENTION.name, ATTENTION_GRAD.name, ATTENTION_SAVING.name, ATTENTION_SAVED_GRAD.name),
+    Saving(
+        ATTENTION_DROPOUT.name,
+        ATTENTION_DROPOUT_GRAD.name,
+        ATTENTION_DROPOUT_SAVING.name,
+        ATTENTION_DROPOUT_SAVED_GRAD.name,
+    ),
+)
 
 ROTARY = Operator(
     "rotary(x; base: float = 10000.0, direction: float = 1.0)"
@@ -75,4 +135,7 @@ ROTARY = Operator(
 )
 """Rotary position embedding: the two halves of the last dim turned by an angle that grows with the position."""
 
-OPERATORS = (ATTENTION, ATTENTION_GRAD, ATTENTION_SAVING, ATTENTION_SAVED_GRAD, ROTARY)
+OPERATORS = (
+    *(ATTENTION, ATTENTION_GRAD, ATTENTION_SAVING, ATTENTION_SAVED_GRAD, ROTARY),
+    *(ATTENTION_DROPOUT, ATTENTION_DROPOUT_GRAD, ATTENTION_DROPOUT_SAVING, ATTENTION_DROPOUT_SAVED_GRAD),
+)

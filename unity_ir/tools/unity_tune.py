@@ -3,6 +3,7 @@
 
     unity-tune bert_large,layers=1 --types bf16 --out h200.json
     unity-opt model.pcg -t 'triton{tune="h200.json"}'
+    unity-opt model.pcg --search --machine=dgx-h200,profile=h200.json      # measured with --machine=dgx-h200:1
 
 What a table has is not measured again, so one that was stopped goes on. Without a GPU Triton is its interpreter, whose
 time says nothing, so there is nothing to choose: programs for CPUs are all PyTorch, `-t triton{kernels=torch}`.
@@ -65,15 +66,17 @@ def tune(wanted: Iterable[Candidate], measure: Measure, table: Table, refused: d
         row = {n: s for n, s in found.items() if isinstance(s, float)}
         if "torch" in row:
             table.seconds[candidate.key] = row
+            table.kernels[candidate.key] = candidate.priced
 
 
-def describe() -> dict[str, str]:
-    """What a table says about itself; without a GPU, that there is none."""
+def describe(machine: str) -> dict[str, str]:
+    """What a table says about itself, and of which machine's device; without a GPU, that there is none."""
     import torch
     import triton
 
     there = torch.cuda.is_available()
     return {
+        "machine's device": load(machine).device.name,
         "device": torch.cuda.get_device_name() if there else "none",
         "capability": ".".join(map(str, torch.cuda.get_device_capability())) if there else "none",
         "torch": torch.__version__,
@@ -113,7 +116,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
         )
     if not options.seconds > 0:
         raise UnityError("unity-tune: --seconds is above 0")
-    about = describe()
+    about = describe(options.machine)
     table = read_table(options.out) if options.out.exists() else Table()
     different = [k for k, v in about.items() if table.about and table.about.get(k) != v]
     if different:

@@ -161,7 +161,9 @@ def test_scores_of_minus_infinity_in_whole_tiles(runner: Any) -> None:
     check(bound, operands, "triton", runner)
 
 
+DROP = {"drop": 0.4, "seed": 2**33 + 5}
 GRADIENTS = {
+    "attention_dropout_saved_grad": ["means", "rows", "columns"],
     "attention_grad": ["forward", "means", "rows", "columns"],
     "attention_saved_grad": ["means", "rows", "columns"],
 }
@@ -176,6 +178,9 @@ LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     ("attention_grad", (2, 1, 1, 50, 33, 24, 20), {}, "f32"),
     ("attention_saved_grad", (1, 4, 2, 50, 70, 24, 17), {}, "f32"),
     ("attention_saved_grad", (1, 2, 2, 100, 100, 20, 20), {"causal": 1}, "f32"),
+    ("attention_dropout", (2, 4, 2, 70, 50, 24, 17), {**DROP, "causal": 1}, "f32"),
+    ("attention_dropout_saving", (2, 4, 2, 70, 50, 24, 17), DROP, "bf16"),
+    ("attention_dropout_saved_grad", (2, 4, 2, 50, 70, 24, 17), {**DROP, "causal": 1}, "f32"),
 ]
 
 
@@ -188,7 +193,7 @@ def case(name: str, sizes: tuple[int, ...], attributes: dict[str, Any]) -> tuple
     bound = one.bind(used, one.attributes({"scale": e**-0.5, **attributes})).bound
     operands = random_operands(bound, Case(used, {}))
     if "logsum" in [p.name for p in bound.operands]:
-        forward = operator("attention_saving")
+        forward = operator(name.replace("saved_grad", "saving"))
         values = dict(zip([p.name for p in bound.operands], operands, strict=True))
         whole = forward.bind(
             tuple(shapes[n] for n in "qkv"), forward.attributes({"scale": e**-0.5, **attributes})
@@ -204,10 +209,18 @@ def test_several_tiles(name: str, sizes: tuple[int, ...], attributes: dict[str, 
     check(bound, operands, "triton", runner, dtype)
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_saved_grad"])
-def test_a_piece_of_a_sequence_is_masked_where_it_lies(name: str, runner: Any) -> None:
-    """Causal attention whose rows are divided: positions count from where the piece starts."""
-    bound, operands = case(name, (1, 2, 2, 96, 96, 16, 16), {"causal": 1})
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("attention", {}),
+        ("attention_saved_grad", {}),
+        ("attention_dropout", DROP),
+        ("attention_dropout_saved_grad", DROP),
+    ],
+)
+def test_a_piece_of_a_sequence_is_masked_where_it_lies(name: str, attributes: dict[str, Any], runner: Any) -> None:
+    """Causal attention whose rows are divided: positions count from where the piece starts, those of dropout, too."""
+    bound, operands = case(name, (1, 2, 2, 96, 96, 16, 16), {"causal": 1, **attributes})
     expected = evaluate(bound, operands)
     part = piece(bound, Configuration({"i": 3}))
     made = launcher(part, ("f32",) * len(operands), offsets=("i",))
@@ -228,8 +241,10 @@ def test_a_piece_of_a_sequence_is_masked_where_it_lies(name: str, runner: Any) -
 
 def test_scores_are_never_whole() -> None:
     """No buffer has both a dim of the queries' positions and one of the keys'."""
-    for name in ("attention", "attention_saving", "attention_grad", "attention_saved_grad"):
-        bound, _ = case(name, (1, 2, 2, 37, 53, 16, 16), {})
+    names = [("attention", {}), ("attention_saving", {}), ("attention_grad", {}), ("attention_saved_grad", {})]
+    names += [("attention_dropout", DROP), ("attention_dropout_saving", DROP), ("attention_dropout_saved_grad", DROP)]
+    for name, attributes in names:
+        bound, _ = case(name, (1, 2, 2, 37, 53, 16, 16), attributes)
         source = launcher(bound, ("bf16",) * len(bound.operands)).source
         made = [line for line in source.splitlines() if "torch.empty" in line]
         assert made

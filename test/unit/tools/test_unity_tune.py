@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 
+from unity_ir.cost.time import seconds
+from unity_ir.cost.work import kernel_of
 from unity_ir.errors import UnityError
 from unity_ir.lowering.program import emit
 from unity_ir.lowering.tune_measure import Candidate
 from unity_ir.lowering.tuning import Table, read_table
-from unity_ir.models import build
+from unity_ir.machine import load
+from unity_ir.models import build, from_text
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Optimizer
+from unity_ir.search.run import run
 from unity_ir.tools import unity_opt, unity_tune
 
 MODEL = "mlp,batch=8,hidden=16,layers=2,classes=4"
@@ -82,6 +89,47 @@ def test_what_was_not_measured_is_as_it_is_told(tmp_path: Path) -> None:
     made = emit(program, graph, tuned=Table(seconds=products))
     assert "matmul_kernel" not in made.kernels
     assert len(made.kernels) > 1
+
+
+SMALL_GPT = "gpt2,batch=4,sequence=8,layers=1,hidden=16,heads=2,vocabulary=32"
+
+
+@pytest.mark.parametrize("model", [MODEL, SMALL_GPT, "lenet,batch=4"])
+def test_the_cost_model_reads_what_emission_freezes(model: str, tmp_path: Path) -> None:
+    """Every kernel of a plan, forward and backward, is priced as its faster implementation was measured."""
+    path = tmp_path / "t.json"
+    options = ["--machine", "box:2", "--out", str(path)]
+    assert unity_tune.main([model, *options], Timer(triton=0.25, torch=0.125)) == 0
+    table = read_table(path)
+    # Each its own time, so that none is taken for another; once of one implementation, once of the other.
+    for number, row in enumerate(table.seconds.values()):
+        row |= {"triton": 3.0 + number, "torch": 2.0 + number} if number % 2 else {"triton": 1.0 + number}
+    table.write(path)
+    on = load(f"box:2,profile={path}")
+    placed = run(from_text(model), on, "data-parallel").graph
+    step = differentiate(placed, Optimizer(), on.mesh)
+    kernels = [kernel_of(n) for n in fuse_collectives(step).nodes() if n.is_compute]
+    priced = {k: seconds(k, on.device) for k in kernels}
+    known = {sized: min(table.seconds[key].values()) for key, sized in table.kernels.items()}
+    assert len(known) == len(table.seconds) > 5
+    measured = [k for k in priced if (k.operator, k.sizes) in known]
+    assert {(k.operator, k.sizes) for k in measured} == set(known)
+    assert all(priced[k] == known[k.operator, k.sizes] for k in measured)
+    assert seconds(measured[0], load("box:2").device) != priced[measured[0]]
+
+
+def test_a_table_of_another_device_is_no_profile(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    tuned(path, Timer(triton=2e-6, torch=1e-6))
+    with pytest.raises(UnityError, match="is of V100-SXM2-16GB, but the machine has H100-SXM5-80GB; measure with"):
+        load(f"dgx-h100,profile={path}")
+    rows: dict[str, Any] = json.loads(path.read_text())
+    key = next(iter(rows["kernels"]))
+    for wrong in ({}, {"operator": "x", "sizes": ["1"]}, {"operator": 1, "sizes": []}, {"operator": "x", "sizes": 1}):
+        rows["kernels"][key] = wrong
+        path.write_text(json.dumps(rows))
+        with pytest.raises(UnityError, match="measure again with unity-tune"):
+            load(f"box:1,profile={path}")
 
 
 def test_what_fails_is_said_and_not_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

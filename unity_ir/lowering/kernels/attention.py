@@ -425,6 +425,7 @@ class _Gradient:
             totals.append(body.names.new(f"{output.name}_total"))
             size = "ROWS" if self.over_columns else "COLUMNS"
             writer.emit(f"{totals[-1]} = tl.zeros(({size}, {body.width(each.free)}), tl.float32)")
+        writer.share([each.factor for each, _ in self.sums])
         start = body.names.new("start")
         if self.over_columns:
             head = f"for {start} in range(0, {body.last_column()}, COLUMNS):"

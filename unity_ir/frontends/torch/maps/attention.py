@@ -45,7 +45,7 @@ def attention(
             mask = None
         elif seen is not None and is_lower(seen, q.shape[-2], k.shape[-2]):
             mask, causal = None, True
-    if mask is not None or dropout_p or (causal and q.shape[-2] != k.shape[-2]):
+    if mask is not None or (causal and q.shape[-2] != k.shape[-2]):
         if causal:
             mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
         return _by_products(site, q, k, v, mask, dropout_p, by, enable_gqa)
@@ -55,6 +55,9 @@ def attention(
     q, k, v = (reshape(x, (prod(x.shape[:-3]), *_heads(x), *x.shape[-2:])) for x in (q, k, v))
     if of_group(k).shape[1] == of_group(v).shape[1]:
         k, v = of_group(k), of_group(v)
+    if dropout_p:
+        drop = {"drop": float(dropout_p), "seed": site.seeds()}
+        return reshape(op("attention_dropout", q, k, v, scale=by, causal=int(causal), **drop), site.shape)
     return reshape(op("attention", q, k, v, scale=by, causal=int(causal)), site.shape)
 
 

@@ -1,0 +1,107 @@
+"""
+What implementations of operators take on a GPU, as `unity-tune` has measured it.
+
+A table is JSON: what it says about itself, seconds by key and implementation, and as what the cost model knows each
+key. Emission freezes the faster implementation (`lowering.tuning` says the keys), and a machine with the table as its
+profile (`dgx-h200,profile=h200.json`) takes as long as that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from unity_ir.errors import UnityError
+from unity_ir.machine.profile import Profile
+
+IMPLEMENTATIONS = ("triton", "torch")
+
+Sized: TypeAlias = tuple[str, tuple[int, ...]]
+"""Operator and sizes of a kernel of the cost model; see `cost.time.Kernel`."""
+
+
+@dataclass
+class Table:
+    """Seconds of every implementation by key, and the kernel of the cost model that each key is."""
+
+    about: dict[str, str] = field(default_factory=dict[str, str])
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    kernels: dict[str, Sized] = field(default_factory=dict[str, Sized])
+
+    def choice(self, key: str) -> str | None:
+        """The faster implementation; None where nothing was measured."""
+        found = self.seconds.get(key)
+        return min(found, key=lambda name: found[name]) if found else None
+
+    def profile(self) -> Profile:
+        """What the cost model reads: every kernel as long as the implementation takes that emission freezes."""
+        found: dict[str, dict[tuple[int, ...], float]] = {}
+        for key, (operator, sizes) in self.kernels.items():
+            if key in self.seconds:
+                found.setdefault(operator, {})[sizes] = min(self.seconds[key].values())
+        return Profile(self.about.get("machine's device", ""), found, {}, self.about)
+
+    def write(self, path: Path) -> None:
+        """Replace a file as a whole."""
+        new = path.with_name(f".{path.name}.new")
+        kernels = {key: {"operator": operator, "sizes": sizes} for key, (operator, sizes) in self.kernels.items()}
+        rows = {"about": self.about, "seconds": self.seconds, "kernels": kernels}
+        new.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        os.replace(new, path)
+
+
+def read_table(path: Path) -> Table:
+    """A table that `unity-tune` has written. Raises `UnityError` where it cannot be read, or is none."""
+    try:
+        read: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnityError(f"tune: {path}: {error.strerror}; make it with unity-tune") from error
+    except ValueError as error:
+        raise UnityError(f"tune: {path} is not JSON; make it with unity-tune") from error
+    fields = _mapping(read) or {}
+    about, rows = _mapping(fields.get("about")), _mapping(fields.get("seconds"))
+    if about is None or rows is None or not all(isinstance(v, str) for v in about.values()):
+        raise UnityError(f"tune: {path} is no table; make it with unity-tune")
+    seconds: dict[str, dict[str, float]] = {}
+    for key, row in rows.items():
+        found = _mapping(row)
+        if not found or not all(n in IMPLEMENTATIONS and _is_time(s) for n, s in found.items()):
+            raise UnityError(f"tune: {path}: {key!a} has no seconds of {' or '.join(IMPLEMENTATIONS)}")
+        seconds[key] = {name: float(s) for name, s in found.items()}
+    kernels = {key: _sized(path, key, row) for key, row in (_mapping(fields.get("kernels", {})) or {}).items()}
+    return Table({name: str(v) for name, v in about.items()}, seconds, kernels)
+
+
+def read_tuned(path: Path, device: str) -> Profile:
+    """A table as the profile of a machine's device. Raises `UnityError` where it is none, or of another device."""
+    profile = read_table(path).profile()
+    if profile.device != device:
+        raise UnityError(
+            f"profile: {path} is of {profile.device or 'no machine'}, but the machine has {device}; "
+            "measure with unity-tune --machine of that device"
+        )
+    return profile
+
+
+def _sized(path: Path, key: str, found: Any) -> Sized:
+    row = _mapping(found) or {}
+    operator, sizes = row.get("operator"), row.get("sizes")
+    if not isinstance(operator, str) or not isinstance(sizes, list):
+        raise UnityError(f"tune: {path}: {key!a} has no operator and sizes; measure again with unity-tune")
+    numbers = cast("list[Any]", sizes)
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        raise UnityError(f"tune: {path}: the sizes of {key!a} are no integers; measure again with unity-tune")
+    return operator, tuple(numbers)
+
+
+def _mapping(found: Any) -> dict[str, Any] | None:
+    """What was an object in JSON, whose keys are all text."""
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def _is_time(found: Any) -> bool:
+    return isinstance(found, float | int) and not isinstance(found, bool) and 0 < found < inf
