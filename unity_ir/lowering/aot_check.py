@@ -22,6 +22,12 @@ from time import monotonic
 from unity_ir.lowering.aot import SHARED_LIMITS, Job, Outcome, compile_each, read_outcome
 from unity_ir.lowering.program import Emitted
 
+CHECKS = (
+    *("does not compile", "spills", "has a stack frame", "takes", "has no matrix instruction"),
+    *("copies nothing asynchronously", "does not specialise"),
+)
+"""How what `violations` says begins, one for each check; `takes` is of shared memory."""
+
 BATCH = 96
 """Kernels per process of the compiler, which takes a second to start."""
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.lowering.aot import INSTRUCTIONS, SHARED_LIMITS, Job, Outcome, Resources
-from unity_ir.lowering.aot_check import Cache, compile_jobs, jobs, merged, triton_version, violations
+from unity_ir.lowering.aot_check import CHECKS, Cache, compile_jobs, jobs, merged, triton_version, violations
 from unity_ir.lowering.kernels.step import Compiled
 from unity_ir.lowering.program import emit
 from unity_ir.lowering.spmd import lower
@@ -37,7 +37,7 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Optimizer, erase
 from unity_ir.search.run import run
 
-PLANS = ("data-parallel", "joint")
+PLANS = ("data-parallel", "expert", "joint")
 TYPES = ("f32", "bf16")
 
 
@@ -115,6 +115,7 @@ def summary(rows: Sequence[Row], count: int) -> list[dict[str, object]]:
                 "kernels": len(own),
                 "not compiled for lack of time": count - len(own),
                 "violations": sum(bool(row.wrong) for row in own),
+                **{f"violations: {check}": n for check, n in by_check(own).items()},
                 "most registers": max((r.registers for r in taken), default=0),
                 "spilling": sum(r.spills > 0 for r in taken),
                 "most shared bytes": max((r.shared_bytes for r in taken), default=0),
@@ -128,15 +129,27 @@ def summary(rows: Sequence[Row], count: int) -> list[dict[str, object]]:
     return found
 
 
+def by_check(rows: Sequence[Row]) -> dict[str, int]:
+    """How many kernels each check finds something wrong with."""
+    return {check: sum(any(w.startswith(check) for w in row.wrong) for row in rows) for check in CHECKS}
+
+
 def by_model(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """For every model and target: kernels and violations."""
-    counts: dict[tuple[str, str], list[int]] = {}
+    """For every model and target: kernels, violations, and of which checks those are."""
+    found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         for model in row.models:
-            own = counts.setdefault((model, row.target), [0, 0])
-            own[0] += 1
-            own[1] += bool(row.wrong)
-    return [{"model": m, "target": t, "kernels": n, "violations": v} for (m, t), (n, v) in sorted(counts.items())]
+            found.setdefault((model, row.target), []).append(row)
+    return [
+        {
+            "model": model,
+            "target": target,
+            "kernels": len(own),
+            "violations": sum(bool(row.wrong) for row in own),
+            **{check: n for check, n in by_check(own).items() if n},
+        }
+        for (model, target), own in sorted(found.items())
+    ]
 
 
 def launch(one: Compiled) -> str:
@@ -168,7 +181,8 @@ def show(rows: Sequence[Row], asked: Asked, every: bool) -> None:
     if found:
         lines = [{"": name, **{str(each["target"]): each[name] for each in found}} for name in found[0]]
         console.print(_table("kernels", lines[1:]))
-        console.print(_table("by model", by_model(rows)))
+        columns = ("model", "target", "kernels", "violations")
+        console.print(_table("by model", [{name: each[name] for name in columns} for each in by_model(rows)]))
     shown = [described(row) for row in rows if every or row.wrong]
     if shown:
         console.print(_table("every kernel" if every else "violations", shown))

@@ -304,6 +304,19 @@ def test_images_are_a_batch_with_one_weight() -> None:
         assert is_convolution(bound.results[0], bound.extents)
 
 
+@pytest.mark.parametrize(("name", "kernels"), [("lstm_cell", 1), ("lstm_cell_grad", 2)])
+def test_results_at_the_same_positions_share_a_kernel(name: str, kernels: int) -> None:
+    """Of one step of an LSTM, both states; of its backward, the gates' gradients are of another shape."""
+    one = operator(name)
+    shapes = {"lstm_cell": ((3, 4, 5), (3, 5)), "lstm_cell_grad": ((3, 5), (3, 5), (3, 4, 5), (3, 5))}[name]
+    made = launcher(one.bind(shapes, one.attributes({})).bound, ("f32",) * len(shapes))
+    assert len(made.kernels) == kernels
+    if kernels == 1:
+        (text,) = made.kernels.values()
+        assert text.count("tl.load(") == 5
+        assert text.count("tl.store(") == 2
+
+
 def test_names_never_become_code(runner: Any) -> None:
     line = (
         "class(tl, torch, lambda, out_ptr, index, print)"

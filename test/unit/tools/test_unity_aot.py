@@ -11,7 +11,7 @@ import pytest
 
 from unity_ir.lowering import aot_check
 from unity_ir.lowering.aot import Job, Outcome, Resources
-from unity_ir.lowering.aot_check import key, violations
+from unity_ir.lowering.aot_check import CHECKS, key, merged, violations
 from unity_ir.lowering.kernels.step import Compiled
 from unity_ir.tools import unity_aot
 
@@ -44,6 +44,7 @@ def test_what_does_not(outcome: Outcome, message: str) -> None:
     job = Job("def k(): ...", replace(LAUNCH, expects=("mma", "pipelined")))
     (found,) = violations(job, outcome, "cuda:80")
     assert found.startswith(message)
+    assert sum(found.startswith(check) for check in CHECKS) == 1
 
 
 def test_copies_of_amd_are_not_asynchronous() -> None:
@@ -58,7 +59,13 @@ def test_a_stride_of_one_has_to_be_a_constant() -> None:
 
 def test_equal_launches_of_equal_texts_are_one() -> None:
     one = Job("def k(): ...", LAUNCH)
-    assert key(one) == key(replace(one, compiled=replace(LAUNCH, expects=("mma",))))
+    expecting = replace(one, compiled=replace(LAUNCH, expects=("mma",)))
+    assert key(one) == key(expecting)
+    assert merged(one, expecting) == merged(expecting, one) == expecting
+    # Only the whole name is one.
+    named = Job("def other(k): ...", replace(LAUNCH, kernel="other"))
+    assert key(Job("def k(k_ptr): ...", LAUNCH)) == key(Job("def other(k_ptr): ...", named.compiled))
+    assert key(Job("def k(k_ptr): ...", LAUNCH)) != key(Job("def other(other_ptr): ...", named.compiled))
     others = [
         Job("def k(): pass", LAUNCH),
         *(Job(one.source, replace(LAUNCH, **change)) for change in ({"num_warps": 8}, {"constants": {"x_k": 2}})),
@@ -98,7 +105,7 @@ def test_each_kernel_is_compiled_once(tmp_path: Path, compiler: Compiler, capsys
     assert len(compiler.compiled) == len(set(compiler.compiled)) > 20
     assert {target for _, target in compiler.compiled} == set(TARGETS)
     found = json.loads(report.read_text())
-    assert len(found["programs"]) == 4
+    assert len(found["programs"]) == 6
     assert [each["kernels"] for each in found["targets"]] == [found["distinct kernels"]] * 3
     assert found["violations"] == []
     before = len(compiler.compiled)
@@ -116,6 +123,11 @@ def test_something_wrong_or_left_out_is_an_error(
     compiler.answer = replace(FITS, spills=4)
     assert run(tmp_path, MODEL, "--plans", "data-parallel", "--types", "f32", "--targets", "cuda:80") == 1
     assert "spills 4 bytes" in capsys.readouterr().out
+    report = tmp_path / "aot.json"
+    assert run(tmp_path, MODEL, "--plans", "data-parallel", "--targets", "cuda:80", "--json", str(report)) == 1
+    (target,), (model,) = (json.loads(report.read_text())[name] for name in ("targets", "models"))
+    assert model["spills"] == model["kernels"] == target["violations: spills"] > 0
+    assert target["violations: does not compile"] == 0
 
 
 @pytest.mark.parametrize(

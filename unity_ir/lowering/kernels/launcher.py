@@ -16,7 +16,7 @@ from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, td
 from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
 from unity_ir.lowering.kernels.matmul import contraction, matmul_step, product_factors, with_factors
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
-from unity_ir.lowering.kernels.pointwise import pointwise_step
+from unity_ir.lowering.kernels.pointwise import are_together, pointwise_step
 from unity_ir.lowering.kernels.reduction import reduction_steps
 from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified, without_ones
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
@@ -227,13 +227,18 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     family = None
     if simple and not bound.has_windows:
         family = f"{'_'.join([bound.operator, *_constants_digest(bound), *_elements(bound, dtypes)])}_kernel"
-    steps: list[Step] = []
+    stages: list[list[Stage]] = []
     for number, (result, output) in enumerate(results.parts):
         kernel = f"{name}_kernel" if len(results.parts) == 1 else f"{name}_{number}_kernel"
         read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
-        steps += _steps(
-            Stage(result, line.extents, read, output, like, kernel, family, needs_int64(line), starts, names)
-        )
+        stage = Stage(result, line.extents, read, output, like, kernel, family, needs_int64(line), starts, names)
+        if stages and not writes_windows(result) and all(are_together(each, stage) for each in stages[-1]):
+            stages[-1].append(stage)
+        else:
+            stages.append([stage])
+    steps: list[Step] = []
+    for stage, *more in stages:
+        steps += [pointwise_step(stage, more)] if more else _steps(stage)
     body: list[str] = []
     for step in steps:
         body += [step.allocation] if step.allocation else []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from unity_ir.lowering.kernels.expression import Axis
 from unity_ir.lowering.kernels.layout import Address, address, power_of_two, runs
+from unity_ir.lowering.kernels.rewrite import reductions
 from unity_ir.lowering.kernels.step import Kernel, Stage, Step, warps
 from unity_ir.tdl.syntax import NOT_FLOATING, Cases, Expr, Name, Segments, accesses, children, index_names
 
@@ -15,8 +17,12 @@ BLOCK = 8192
 SMALLEST_BLOCK = 128
 
 
-def pointwise_step(stage: Stage) -> Step:
-    """The kernel of a stage without reducers: broadcasts, permutations, composite dims, segments, indices as values."""
+def pointwise_step(stage: Stage, more: Sequence[Stage] = ()) -> Step:
+    """
+    The kernel of a stage without reducers: broadcasts, permutations, composite dims, segments, indices as values.
+
+    It computes `more` at the same positions, reading what they share once.
+    """
     whole = _whole_segments(stage)
     extents = {**stage.extents, **whole}
     names = tuple(n for i in stage.result.indices for n in (whole if isinstance(i, Segments) else index_names(i)))
@@ -24,9 +30,9 @@ def pointwise_step(stage: Stage) -> Step:
     # Every branch has addresses and loads of its own.
     branches = len(stage.expr.branches) if isinstance(stage.expr, Cases) else 1
     block = min(power_of_two(size), max(BLOCK // power_of_two(branches), SMALLEST_BLOCK))
-    kernel = Kernel(stage, extents)
+    kernel = Kernel(stage, extents, more)
     writer = kernel.writer
-    flat = stage.family is not None and not stage.wide and _is_flat(stage, names)
+    flat = not more and stage.family is not None and not stage.wide and _is_flat(stage, names)
     bound = kernel.argument("size", size) if flat else str(size)
     width = kernel.constant("BLOCK", block)
     mask = None
@@ -38,19 +44,27 @@ def pointwise_step(stage: Stage) -> Step:
             writer.emit(f"{mask} = {index} < {bound}")
         writer.axes = [Axis(index, names, mask)]
     out = Address({}) if size == 1 else _flat_address(names, extents)
-    value = _cases(kernel, whole) if whole else _plain(kernel)
-    if stage.output.dtype == "bool":
-        # Stored as a byte, which is to be 0 or 1.
-        value = f"({value}) != 0"
-    writer.store(Kernel.OUT, out, value)
+    writer.share([stage.expr, *(each.expr for each in more)])
+    for number, each in enumerate((stage, *more)):
+        value = _cases(kernel, whole) if whole else _plain(kernel, each)
+        if each.output.dtype == "bool":
+            # Stored as a byte, which is to be 0 or 1.
+            value = f"({value}) != 0"
+        writer.store(kernel.out(number), out, value)
     name = stage.family if flat and stage.family is not None else stage.kernel
     return kernel.step(name, (-(-size // block),), warps(block))
 
 
-def _plain(kernel: Kernel) -> str:
-    kernel.writer.share([kernel.stage.expr])
-    writer, expr = kernel.writer, kernel.stage.expr
-    return (writer.value(expr) if kernel.stage.output.dtype in NOT_FLOATING else writer.number(expr)).text
+def _plain(kernel: Kernel, stage: Stage) -> str:
+    writer, expr = kernel.writer, stage.expr
+    return (writer.value(expr) if stage.output.dtype in NOT_FLOATING else writer.number(expr)).text
+
+
+def are_together(one: Stage, other: Stage) -> bool:
+    """Whether one kernel can compute both: at the same positions, neither from what the other makes."""
+    plain = not any(isinstance(each.expr, Cases) or reductions(each.expr) for each in (one, other))
+    same = one.result.indices == other.result.indices and not any(isinstance(i, Segments) for i in one.result.indices)
+    return plain and same and one.output.name not in {b.name for b in other.buffers.values()}
 
 
 def _cases(kernel: Kernel, whole: dict[str, int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -184,21 +184,29 @@ class Kernel:
     OUT = "result of the stage"
     """The key of the result's pointer; no tensor of TDL has such a name."""
 
-    def __init__(self, stage: Stage, extents: Mapping[str, int] | None = None):
+    def __init__(self, stage: Stage, extents: Mapping[str, int] | None = None, more: Sequence[Stage] = ()):
         self.stage = stage
+        self.more = tuple(more)
+        """Other stages of the same shape whose results it stores, too."""
         self.names = Names()
-        used = {n for n in stage.starts if _mentions(stage.expr, n)}
-        keys = [*stage.tensors, self.OUT]
-        pointers = {k: self.names.new("out_ptr" if k == self.OUT else f"{k}_ptr") for k in keys}
+        stages = (stage, *self.more)
+        buffers = {t: each.buffers[t] for each in stages for t in each.tensors}
+        used = {n for n in stage.starts if any(_mentions(each.expr, n) for each in stages)}
+        outputs = {self.out(k): each.output for k, each in enumerate(stages)}
+        pointers = {t: self.names.new(f"{t}_ptr") for t in buffers}
+        pointers |= {k: self.names.new("out_ptr") for k in outputs}
         starts = {n: self.names.new(f"{n}_start") for n in stage.starts if n in used}
         self.arguments: dict[str, Argument] = {
-            **{pointers[t]: stage.buffers[t].argument for t in stage.tensors},
-            pointers[self.OUT]: stage.output.argument,
+            **{pointers[t]: buffer.argument for t, buffer in (buffers | outputs).items()},
             **{starts[n]: Argument(stage.starts[n], "i32") for n in starts},
         }
         self.constants: dict[str, Scalar] = {}
-        integers = frozenset(t for t in stage.tensors if stage.buffers[t].dtype in NOT_FLOATING)
+        integers = frozenset(t for t, buffer in buffers.items() if buffer.dtype in NOT_FLOATING)
         self.writer = Writer(extents or stage.extents, pointers, integers, self.names, starts, stage.wide)
+
+    def out(self, number: int) -> str:
+        """The key of the pointer to the result of a stage."""
+        return f"{self.OUT} {number}" if number else self.OUT
 
     def constant(self, wish: str, value: int) -> str:
         """A new constexpr parameter."""
@@ -224,7 +232,8 @@ class Kernel:
             head = f"def {name}(\n" + "".join(f"    {p},\n" for p in parameters) + "):"
         text = "\n".join([f"{helpers}@triton.jit", head, *self.writer.lines]) + "\n"
         allocation = self.stage.allocation
-        return Step(name, text, grid, self.arguments, self.constants, num_warps, None, allocation)
+        before = tuple(each.allocation for each in self.more)
+        return Step(name, text, grid, self.arguments, self.constants, num_warps, None, allocation, before)
 
 
 def _mentions(expr: Expr, variable: str) -> bool:
