@@ -140,6 +140,7 @@ def test_data_of_a_file_or_a_function_is_the_same(main: Main, tmp_path: Path):
         ("json:dumps", "json:dumps(0): TypeError: string indices must be integers"),
         ("json:nothing", "cannot import nothing of json: AttributeError"),
         ("no_such_module:f", "cannot import f of no_such_module: ModuleNotFoundError"),
+        ("sys:exit", "sys:exit(0): SystemExit: 0; it must return arrays by name"),
     ],
 )
 def test_a_function_that_gives_no_batch_is_refused(refusal: Callable[..., str], source: str, message: str):
@@ -249,23 +250,47 @@ def test_what_cannot_be_meant_is_refused(refusal: Callable[..., str], main: Main
     assert "has seed 0, not 5; leave --seed out" in refusal("--load", str(tmp_path), "--seed", "5")
 
 
-@pytest.mark.parametrize("option", ["--weights-out", "--profile"])
-def test_nothing_is_left_of_what_cannot_be_written(ranks: Ranks, text: str, tmp_path: Path, option: str):
+@pytest.mark.parametrize("option", ["--weights-out", "--profile", "--save"])
+def test_what_cannot_be_written_is_refused_before_the_training(ranks: Ranks, text: str, tmp_path: Path, option: str):
     (tmp_path / "folder").mkdir()
-    (code, written), _ = ranks.run(text, 2, refused, ["--steps", "1", option, str(tmp_path / "folder")], {})
-    assert (code, written.count("\n")) == (1, 1)
-    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    (tmp_path / "file").write_text("")
+    wrong = tmp_path / ("file" if option == "--save" else "folder")
+    for path in (wrong, tmp_path / "file" / "in" / "it", *([] if option == "--save" else [tmp_path / "no" / "f"])):
+        # The data are looked at after it.
+        options = ["--steps", "1", option, str(path), "--data", "no_such_module:f"]
+        said, silent = ranks.run(text, 2, refused, options, {})
+        assert (silent, said[0], said[1].count("\n")) == ((1, ""), 1, 1)
+        assert said[1].startswith(f"mlp: cannot write {path}: ")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_a_seed_is_one_of_the_generators(ranks: Ranks, text: str):
     (code, written), *_ = ranks.run(text, 2, refused, ["--seed", str(10**20)], {})
-    assert code == 2
-    assert "--seed is from" in written
+    assert code == 1
+    assert written.startswith("mlp: --seed is from")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--steps", "-1"], "--steps and --save-every count steps; --check takes at least one"),
+        (["--steps", "x"], "argument --steps: invalid int value: 'x'"),
+        (["--no-such"], "unrecognized arguments: --no-such"),
+        (["--backend", "mpi"], "argument --backend: invalid choice: 'mpi'"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(ranks: Ranks, text: str, option: list[str], message: str):
+    found = ranks.run(text, 2, refused, option, {})
+    assert [code for code, _ in found] == [1, 1]
+    assert found[1][1] == ""
+    assert found[0][1].startswith(f"mlp: {message}")
+    assert found[0][1].count("\n") == 1
 
 
 def test_the_world_is_the_plan_s(ranks: Ranks, text: str):
-    (code, written), *_ = ranks.run(text, 1, refused, [], {})
-    assert (code, written) == (1, "mlp: this plan is for 2 ranks, not 1; run torchrun --nproc-per-node 2\n")
+    found = ranks.run(text, 3, refused, [], {})
+    said = "mlp: this plan is for 2 ranks, not 3; run torchrun --nproc-per-node 2\n"
+    assert found == [(1, said), (1, ""), (1, "")]
 
 
 def test_deterministic_runs_are_equal(main: Main, tmp_path: Path):

@@ -37,6 +37,16 @@ def test_conversions_equal_pytorch(dtype: str):
     assert one.shape == ()
 
 
+def test_a_picked_position_may_be_part_of_a_window():
+    """Which is read as a view of all positions, where others are read at the one that is picked."""
+    line = parse_line("f(t: int, k, x) out[i] = sum[e](where(eq(e, t[i]), sum[j](k[j+e-1, e] * x[e, j]), 0))")
+    random = np.random.default_rng(0)
+    t, k, x = np.array([0, 2, 1, 7]), random.random((4, 3)), random.random((3, 4))
+    padded = np.pad(k, ((1, 2), (0, 0)))
+    want = [sum(padded[j + e, e] * x[e, j] for j in range(4)) if e < 3 else 0 for e in t]
+    np.testing.assert_allclose(evaluate(bind(line, [t.shape, k.shape, x.shape], {}), [t, k, x])[0], want)
+
+
 def test_philox_has_its_published_answers():
     """The known answers of the authors' library Random123."""
     assert by_hand((0, 0), (0, 0, 0, 0)) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]

@@ -112,6 +112,7 @@ def test_what_cannot_be_measured_is_named(tmp_path: Path, quick: type[Quick], ca
         ([MODEL, "--machine=nowhere"], "machine: no machine 'nowhere'"),
         ([MODEL, "--machine=box:2", "--device=cuda"], "unity-profile: PyTorch sees no GPU here"),
         ([MODEL, "--machine=box:2", "--each=0"], "unity-profile: --limit is 0 or more"),
+        ([MODEL, "--machine=cpu:2,profile=other.sqlite"], "leave ,profile=.. out of --machine"),
         ([MODEL], "unity-profile: the following arguments are required: --machine"),
     ],
 )

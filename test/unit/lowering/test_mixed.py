@@ -1,0 +1,35 @@
+"""Programs with several floating element types."""
+
+from __future__ import annotations
+
+from unity_ir.lowering.program import emit
+from unity_ir.lowering.spmd import lower
+from unity_ir.machine import load
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
+from unity_ir.pcg.types import tensor_type
+from unity_ir.search.data_parallel import data_parallel
+
+
+def test_one_shape_in_two_element_types_are_two_functions():
+    x, y = (leaf("input", tensor_type((8, 8), "f32"), name=n) for n in "xy")
+    w, v = (leaf("weight", tensor_type((8, 8), "f32"), name=n).result for n in "wv")
+    h = apply("matmul", [x.result, w]).result
+    half = [apply("cast", [value], {"to": "bf16"}).result for value in (h, v)]
+    out = apply("cast", [apply("matmul", half).result], {"to": "f32"}).result
+    graph = Graph("f", (x, y), (apply("mse", [out, y.result]).result,))
+    machine = load("box:2")
+    program = lower(differentiate(data_parallel(graph, machine), Optimizer(), machine.mesh), machine)
+    text = emit(program, graph).text
+    assert "def matmul_4x8_8x8(" in text
+    assert "def matmul_4x8_8x8_bf16(" in text
+    # What is checked against PyTorch is as rough as the roughest of it.
+    assert "\nCOARSEST = torch.bfloat16 " in text
+    serial = emit(lower(differentiate(graph_of_f32(), Optimizer(), machine.mesh), load("box:1")), graph_of_f32())
+    assert "\nCOARSEST = torch.float32 " in serial.text
+
+
+def graph_of_f32() -> Graph:
+    x, y = (leaf("input", tensor_type((8, 8), "f32"), name=n) for n in "xy")
+    h = apply("matmul", [x.result, leaf("weight", tensor_type((8, 8), "f32"), name="w").result]).result
+    return Graph("g", (x, y), (apply("mse", [h, y.result]).result,))
