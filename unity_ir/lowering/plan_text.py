@@ -37,7 +37,10 @@ def plan_text(program: Program, reference: Graph, groups: Sequence[tuple[int, ..
     inputs = [
         f"    {leaf.name!r}: {_spec(program, leaf.result, bounds.get(leaf.name))}," for leaf in program.leaves("input")
     ]
-    weights = [(leaf.name, _spec(program, leaf.result)) for leaf in program.leaves("weight")]
+    # In the model's order, in which layers are alike.
+    order = {node.name: i for i, node in enumerate(reference.weights())}
+    leaves = sorted(program.leaves("weight"), key=lambda leaf: order[leaf.name])
+    weights = [(leaf.name, _spec(program, leaf.result)) for leaf in leaves]
     head = [
         "# --- the plan\n",
         f"NAME = {program.name!r}",
