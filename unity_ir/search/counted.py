@@ -30,6 +30,7 @@ from unity_ir.search.finer import begun, finer, stepwise
 from unity_ir.search.memory import needed
 from unity_ir.search.messages import Messages
 from unity_ir.search.ordered import told
+from unity_ir.search.price import TIME, Price
 from unity_ir.search.problem import Problem
 from unity_ir.search.shared import ROUNDED, SharedTerms, certain, sharpened
 from unity_ir.search.space import AxisGroup, Spaces
@@ -68,6 +69,16 @@ FAR = 20
 """Nor, where more dims can be told apart, one that a pass brings nearer by less than one in so many of what is left."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a plan of a serial graph takes and holds on a device; and what a byte is worth, where memory is short."""
+
+    graph: Graph
+    seconds: float
+    bytes: int = 0
+    price: float = 0.0
+
+
 @dataclass
 class Bounds:
     """
@@ -102,10 +113,12 @@ class Bounds:
                 yield
                 stepwise(link).ready()
 
-    def __call__(self, question: tuple[Graph, float]) -> tuple[float, Graph | None]:
-        """As `bound`, of a graph and what a plan of it takes."""
-        graph, known = question
-        return bound(graph, self.machine, self.optimizer, known, bounds=self)
+    def __call__(self, known: Known) -> tuple[float, Graph | None]:
+        """As `bound`; where memory is short, no plan that fits is below what this gives."""
+        least, plan = bound(known.graph, self.machine, self.optimizer, known.seconds, bounds=self)
+        if known.price > 0:
+            least = max(least, bound_within(known, self, self.machine.device.memory))
+        return least, plan
 
 
 def certified(
@@ -170,7 +183,19 @@ def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[floa
             return _ordered(graph, bounds, found.bound, known, assign(graph, found, solver))
 
 
-def _messages(graph: Graph, bounds: Bounds, known: float, steps: int) -> float:
+def bound_within(known: Known, bounds: Bounds, limit: float) -> float:
+    """
+    Seconds that no placement of a serial graph that holds at most `limit` bytes on a device is below: the least
+    `seconds + price * bytes`, less `price * limit`. What activations hold where they are brought is not counted.
+    """
+    if _kind(known.graph, bounds.machine) == "alone":
+        return 0.0
+    priced = known.seconds + known.price * known.bytes
+    least = _messages(known.graph, bounds, priced, STEPS, Price(1.0, known.price))
+    return certain(least, known.graph, bounds.machine) - known.price * limit
+
+
+def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Price = TIME) -> float:
     """
     The bound after as many messages as it takes to be near what is known: first where few layouts are told apart, and
     of finer ones only those with rows that may still be part of something better.
@@ -178,7 +203,7 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int) -> float:
     best = 0.0
     coarse: tuple[SharedTerms, Messages] | None = None
     for merge in MERGES:
-        terms = SharedTerms(bounds.solver(merge), graph)
+        terms = SharedTerms(bounds.solver(merge).at(price), graph)
         problem = terms.problem()
         if coarse is not None:
             left = finer(coarse[0], coarse[1].problem.rows, terms)
@@ -192,7 +217,7 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int) -> float:
         if known <= best * (1 + NEAR):
             break
         coarse = terms, messages
-    return best or _alone(graph, bounds.machine, bounds.optimizer)
+    return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)
 
 
 def _relaxing(problem: Problem) -> int:

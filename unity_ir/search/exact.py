@@ -146,7 +146,7 @@ class Solver:
 
     def at(self, price: Price) -> Solver:
         """A solver that minimises something else; tables of operators are shared."""
-        return Solver(self.spaces, self.optimizer, _tables=self._tables, price=price)
+        return Solver(self.spaces, self.optimizer, _tables=self._tables, price=price, stepwise=self.stepwise)
 
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
         """The table of a serial compute node."""

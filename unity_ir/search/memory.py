@@ -160,6 +160,8 @@ class Curve:
 
     def walked(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> Fitting | None:
         """A choice whose peak is within the limit, near one of those known, if there is one."""
+        if self.bytes(self.smallest) > limit and not shares(self.graph):
+            return None
         starts = sorted((*self.good, *self.met), key=self.bytes)
         operators = sum(n.is_compute for n in self.graph.nodes())
         found = within(self.ledger, starts, operators, lambda c: need(self.ledger.plan(c, 0.0), self.graph), limit)
@@ -326,9 +328,9 @@ def _fastest(curves: Iterable[Curve], limit: float) -> Fitting:
     smallest: Fitting | None = None
     for curve in curves:
         if best is not None:
-            # At the price of the best so far: where that says no, it is not worth a search.
+            # At the price of the best so far: where that promises no more than there, it is not worth a search.
             curve.solve(best.price)
-            if curve.bound(limit) >= best.plan.seconds * (1 - CLOSE):
+            if curve.bound(limit) >= min(best.bound(limit), best.plan.seconds * (1 - CLOSE)) * (1 - 1e-9):
                 continue
         try:
             found = curve.fitting(limit)

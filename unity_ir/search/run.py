@@ -19,7 +19,7 @@ from unity_ir.rules.algebraic import selected
 from unity_ir.rules.rule import Rule
 from unity_ir.search.aside import Aside
 from unity_ir.search.branches import apart
-from unity_ir.search.counted import Bounds, bounded
+from unity_ir.search.counted import Bounds, Known, bounded
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Explored, JointPlan, Progress, joint
@@ -171,7 +171,7 @@ class _Beside:
 
     emitted: Emitted
     by_hand: Aside[tuple[Graph, bool], list[Offer]]
-    bounding: Aside[tuple[Graph, float], tuple[float, Graph | None]]
+    bounding: Aside[Known, tuple[float, Graph | None]]
 
 
 def _by_hand_instead(refused: Refused, serial: Graph, beside: _Beside) -> SearchResult:
@@ -180,7 +180,7 @@ def _by_hand_instead(refused: Refused, serial: Graph, beside: _Beside) -> Search
     if not offers:
         raise refused
     best = beside.emitted.plan(min(offers, key=lambda o: o.emitted))
-    _, _, bound = bounded(best, beside.bounding.ask((serial, best[1].time))(), beside.emitted.optimizer)
+    _, _, bound = bounded(best, beside.bounding.ask(Known(serial, best[1].time))(), beside.emitted.optimizer)
     return SearchResult("joint", *best, (), bound)
 
 
@@ -204,7 +204,7 @@ def _as_it_was(result: SearchResult, serial: Graph, offers: Sequence[Offer], bes
     if best is now:
         return result
     least = emitted.plan(min(offers, key=lambda o: o.seconds))
-    found = beside.bounding.ask((serial, least[1].time))()
+    found = beside.bounding.ask(Known(serial, least[1].time))()
     plan, priced, bound = bounded(least, found, emitted.optimizer)
     proved = None if plan is best[0] else priced
     return SearchResult(result.strategy, *best, (), bound, result.explored, proved=proved)
@@ -225,7 +225,7 @@ def _settled(strategy: str, found: JointPlan, machine: Machine, beside: _Beside)
     try:
         bounding = None
         if found.bound is None:
-            bounding = beside.bounding.ask((found.rewritten, own[1].time))
+            bounding = beside.bounding.ask(Known(found.rewritten, own[1].time, own[1].memory_bytes, found.price))
         by_hand = beside.by_hand.ask((found.rewritten, False))
         others = [own, *_hidden(found, machine, optimizer)]
         for plan in others:

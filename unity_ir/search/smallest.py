@@ -16,7 +16,7 @@ import numpy as np
 
 from unity_ir.search.ledger import Choice, Ledger
 
-PROPOSALS = 300
+PROPOSALS = 200
 """Plans whose peak is looked at, at most, for graphs of up to ..."""
 
 SMALL = 120
@@ -58,6 +58,8 @@ class _Walk:
                     found = self.size(other)
                     if found < size:
                         choice, size, changed = other, found, True
+                    if found[1] > self.limit:
+                        break  # Those after it hold more.
         return choice
 
 

@@ -23,9 +23,10 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.derivation import replay
 from unity_ir.search import run
 from unity_ir.search.again import may_recompute
+from unity_ir.search.counted import Bounds, Known, bound_within
 from unity_ir.search.exact import Solver
 from unity_ir.search.ledger import Choice, Ledger
-from unity_ir.search.memory import Fitting, NothingFits, Refused, fitting, needed
+from unity_ir.search.memory import Curve, Fitting, NothingFits, Refused, Solvers, fitting, needed
 from unity_ir.search.price import SPACE, Price
 from unity_ir.search.realise import realise
 from unity_ir.search.space import Spaces
@@ -125,6 +126,24 @@ def test_what_is_returned_fits(seed: int, part: float):
     assert found.bound <= found.cost.time + 1e-9
     assert erase(found.graph).outputs == replay(graph, found.derivation).outputs
     assert differentiate(found.graph, optimizer, machine.mesh).updates
+
+
+@given(st.integers(0, 10**6), st.floats(0, 0.9), st.sampled_from([boxes(4, 2, overhead=1e-6), FOUR]))
+@settings(max_examples=12, deadline=None)
+def test_no_plan_that_fits_is_below_the_bound_over_counted_axes(seed: int, part: float, machine: Machine):
+    size = 1 + seed % 3
+    graph = small(seed, size) if seed % 2 else random_graph(Random(seed), size, dims=(2, 4, 6, 12))
+    solver = Solver(Spaces(machine), OPTIMIZERS[seed // 2 % 2])
+    curve = Curve(Solvers(solver), graph)
+    smallest, fastest = curve.bytes(curve.smallest), curve.bytes(curve.fastest)
+    limit = smallest + part * (fastest - smallest)
+    found = fitting(solver, graph, limit)
+    assume(found.price > 0)
+    priced = cost(realise(graph, found.plan, solver), machine, solver.optimizer)
+    known = Known(graph, priced.time, priced.memory_bytes, found.price)
+    bound = bound_within(known, Bounds(machine, solver.optimizer), limit)
+    assert bound <= found.bound(limit) * (1 + 1e-9)
+    assert bound <= priced.time
 
 
 def need_of(graph: Graph, machine: Machine, optimizer: Optimizer) -> int:
