@@ -74,14 +74,15 @@ def substitute(graph: Graph, replaced: Mapping[Value, Value]) -> Graph:
 
     The replacements are values of the same graph, or new ones over such that do not depend on those replaced.
     """
-    new: dict[Value, Value] = {}
+    new = dict(replaced)
 
     def now(value: Value) -> Value:
-        return replaced[value] if value in replaced else new[value]
+        return new.get(value, value)
 
     for node in topological(graph.roots, first=graph.inputs):
-        operands = [now(v) for v in node.operands]
-        built = node if tuple(operands) == node.operands else rebuild(node, operands, node.view)
-        new.update(zip(node.results, built.results, strict=True))
+        operands = tuple([now(v) for v in node.operands])
+        if operands != node.operands:
+            for value, rebuilt in zip(node.results, rebuild(node, operands, node.view).results, strict=True):
+                new.setdefault(value, rebuilt)
     updates = tuple(Update(now(u.weight), now(u.grad)) for u in graph.updates)
     return replace(graph, outputs=tuple(map(now, graph.outputs)), updates=updates)
