@@ -43,11 +43,11 @@ BUDGET = 4000
 PATIENCE = 16
 """Proposals per operator that a walk waits for a better plan."""
 
-WORTH = 1.02
+WORTH = 1.01
 """Times the seconds of the plan, from which on no walk makes one faster."""
 
 TRIED = 512
-"""Assignments of an operator that are all tried, at most."""
+"""Assignments of an operator, all axes of a level alike, that are all tried, at most."""
 
 
 def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
@@ -78,17 +78,19 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
 
 def _one_by_one(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> tuple[float, Assignments]:
     """
-    The plan, and of each operator on a matrix of weights that no other is alike to, the best assignment in turn:
-    seconds, and all assignments. On machines of many axes there are too many.
+    The plan, and of each operator on a matrix of weights that no other is alike to, the best assignment in turn, all
+    axes of a level alike: seconds, and all assignments.
     """
     simulation = Simulation(graph, machine, assignments_of(plan, machine), optimizer)
     best = simulation.makespan
     kinds = Counter(_kind(n) for n in simulation.nodes)
+    levels = sorted(set(machine.axis_levels))
     for node in simulation.nodes:
         may = roles(node)
-        if not _has_matrix(node) or kinds[_kind(node)] > 1 or len(may) ** len(machine.mesh.sizes) > TRIED:
+        if not _has_matrix(node) or kinds[_kind(node)] > 1 or len(may) ** len(levels) > TRIED:
             continue
-        for assignment in product(may, repeat=len(machine.mesh.sizes)):
+        for way in product(may, repeat=len(levels)):
+            assignment = tuple(way[levels.index(level)] for level in machine.axis_levels)
             if fits(node, assignment, machine.mesh):
                 new = simulation.propose(node, assignment)
                 if new < best:
