@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from graphs import boxes, random_cnn, random_graph
 
+from unity_ir import models
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
@@ -19,6 +20,10 @@ from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
+from unity_ir.search.joint import joint
+from unity_ir.search.price import Price
+from unity_ir.search.realise import realise
+from unity_ir.search.run import HIDDEN, _hidden
 
 
 def mlp() -> Graph:
@@ -170,3 +175,13 @@ def test_joint_is_no_worse_than_sequential():
 def test_windows_are_searched_on_one_device_too(seed: int):
     graph = random_cnn(Random(seed), 3)
     assert run(graph, load("box:1")).cost.elements == 0
+
+
+@pytest.mark.parametrize(("batch", "others"), [(128, 0), (512, 1)])
+def test_plans_with_moves_hidden_are_those_of_every_part(batch: int, others: int):
+    graph, machine = models.build("xdl", batch=batch), boxes(8)
+    found = joint(graph, machine, (), Optimizer())
+    plans = [realise(graph, s.solve(graph), s) for s in (found.solver.at(Price(hidden=part)) for part in HIDDEN)]
+    every = [plan for plan in dict.fromkeys(plans) if plan != found.graph]
+    assert [plan for plan, _ in _hidden(found, machine, Optimizer())] == every
+    assert len(every) == others
