@@ -32,7 +32,7 @@ from unity_ir.pcg.layout import (
 from unity_ir.pcg.materialise import materialise
 from unity_ir.search.eliminate import Factor, every, minimise_within
 from unity_ir.search.exact import ExactPlan, Solver
-from unity_ir.search.space import AxisGroup, Floats, Ints
+from unity_ir.search.roles import AxisGroup, Floats, Ints
 
 ORDERS = 6
 """Orders of runs that are looked at, for each operator and value."""

@@ -32,8 +32,9 @@ from unity_ir.search.messages import Messages
 from unity_ir.search.ordered import told
 from unity_ir.search.price import TIME, Price
 from unity_ir.search.problem import Problem
+from unity_ir.search.roles import AxisGroup
 from unity_ir.search.shared import ROUNDED, SharedTerms, certain, sharpened
-from unity_ir.search.space import AxisGroup, Spaces
+from unity_ir.search.space import Spaces
 
 TABLES = 60_000_000
 """Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""

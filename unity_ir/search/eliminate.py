@@ -21,7 +21,7 @@ from math import prod
 
 import numpy as np
 
-from unity_ir.search.space import Floats, Ints
+from unity_ir.search.roles import Floats, Ints
 
 Variable = int
 

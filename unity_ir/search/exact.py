@@ -35,7 +35,8 @@ from unity_ir.search.eliminate import Factor, Memo, every, minimise_within
 from unity_ir.search.messages import Messages
 from unity_ir.search.price import TIME, Price
 from unity_ir.search.problem import NOWHERE, Kind, Link, Port, Problem, Rows, Way, between, port, undominated
-from unity_ir.search.space import Floats, Ints, LayoutSpace, Spaces
+from unity_ir.search.roles import Floats, Ints
+from unity_ir.search.space import LayoutSpace, Spaces
 from unity_ir.search.stepwise import StepwiseBetween
 from unity_ir.search.tables import OperatorTable, operator_table
 

@@ -18,8 +18,9 @@ from unity_ir.pcg.graph import Node, Value
 from unity_ir.search.exact import Terms
 from unity_ir.search.messages import Messages
 from unity_ir.search.problem import NOWHERE, Link, Port, Problem
+from unity_ir.search.roles import Ints
 from unity_ir.search.shared import Part
-from unity_ir.search.space import Ints, LayoutSpace
+from unity_ir.search.space import LayoutSpace
 from unity_ir.search.stepwise import StepwiseBetween
 
 

@@ -16,7 +16,8 @@ from math import prod
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.exact import ExactPlan, Solver
-from unity_ir.search.space import EXACT_AXES, Spaces
+from unity_ir.search.roles import EXACT_AXES
+from unity_ir.search.space import Spaces
 
 ROWS = 400_000
 """Configurations and layouts of a whole graph up to which axes are cut into more than `EXACT_AXES` groups."""

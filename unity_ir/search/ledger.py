@@ -18,7 +18,7 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.search.again import Kept
 from unity_ir.search.exact import ExactPlan, Solver, Terms
 from unity_ir.search.problem import NOWHERE
-from unity_ir.search.space import Floats, Ints
+from unity_ir.search.roles import Floats, Ints
 
 Choice = tuple[int, ...]
 """For each variable of a ledger, its row."""

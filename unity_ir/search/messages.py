@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.search.problem import Problem
-from unity_ir.search.space import Floats
+from unity_ir.search.roles import Floats
 from unity_ir.search.stepwise import GRAIN, ROUNDED
 
 

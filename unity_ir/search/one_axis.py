@@ -21,7 +21,7 @@ from unity_ir.pcg.layout import REPEAT, SUM, GridRole, Mesh, dual, operand_role,
 from unity_ir.pcg.reshard import Move, move_kind
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.coarsen import Groups
-from unity_ir.search.space import Floats
+from unity_ir.search.roles import Floats
 from unity_ir.simulate.choices import fits
 
 Roles = tuple[int, ...]

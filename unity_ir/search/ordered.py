@@ -21,8 +21,9 @@ from unity_ir.pcg.layout import COPY, REPEAT, SUM, operand_role, result_role
 from unity_ir.search.eliminate import every
 from unity_ir.search.exact import Terms
 from unity_ir.search.problem import NOWHERE, Between, Link, Port, Problem, port
+from unity_ir.search.roles import AxisGroup, Counts, Floats, Ints
 from unity_ir.search.shared import Part
-from unity_ir.search.space import AxisGroup, Counts, Floats, Ints, LayoutSpace, Spaces
+from unity_ir.search.space import LayoutSpace, Spaces
 from unity_ir.search.stepwise import StepwiseBetween
 from unity_ir.search.tables import OperatorTable
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unity_ir.search.space import Floats, Ints, LayoutSpace
+from unity_ir.search.roles import Floats, Ints
+from unity_ir.search.space import LayoutSpace
 from unity_ir.search.tables import OperatorTable
 
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from unity_ir.search.eliminate import Axis, every
 from unity_ir.search.price import TIME, Price
-from unity_ir.search.space import Floats, Ints, LayoutSpace
+from unity_ir.search.roles import Floats, Ints
+from unity_ir.search.space import LayoutSpace
 
 SPARSE = 20
 """Numbers of layouts are sorted where there are fewer than one in so many."""

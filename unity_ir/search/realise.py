@@ -11,7 +11,7 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.layout import COPY, REPEAT, SUM, Assignment, GridRole, Layout, as_layout
 from unity_ir.pcg.materialise import materialise
 from unity_ir.search.exact import ExactPlan, Solver
-from unity_ir.search.space import AxisGroup, Ints
+from unity_ir.search.roles import AxisGroup, Ints
 
 
 def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:

@@ -29,9 +29,9 @@ from unity_ir.search.portfolio import Emitted, Hands, Offer, Plan
 from unity_ir.search.price import Price
 from unity_ir.search.realise import placed, realise
 from unity_ir.search.result import SearchResult
+from unity_ir.search.roles import EXACT_AXES
 from unity_ir.search.sample import sample
 from unity_ir.search.sequential import sequential
-from unity_ir.search.space import EXACT_AXES
 from unity_ir.search.spread import spread
 from unity_ir.search.tables import kernels_found
 from unity_ir.search.tofu import VARIANTS, tofu

@@ -12,7 +12,8 @@ from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.groups import first_cuts
 from unity_ir.search.realise import realise
-from unity_ir.search.space import EXACT_AXES, Spaces
+from unity_ir.search.roles import EXACT_AXES
+from unity_ir.search.space import Spaces
 
 
 def sample(graph: Graph, machine: Machine, seed: int) -> Graph:

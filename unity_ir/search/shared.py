@@ -25,7 +25,8 @@ from unity_ir.search.eliminate import Axis, every
 from unity_ir.search.exact import CLOSE, ExactPlan, Solver, Terms
 from unity_ir.search.price import TIME
 from unity_ir.search.problem import Between, Kind, Port, Way, between, port
-from unity_ir.search.space import FREE_MOVE, Floats, Ints
+from unity_ir.search.roles import Floats, Ints
+from unity_ir.search.space import FREE_MOVE
 
 ROUNDS = 30
 """Times that layouts are told apart."""

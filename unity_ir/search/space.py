@@ -1,17 +1,9 @@
-"""
-Layouts and configurations as numbers: what the exact search enumerates.
-
-Every axis of the machine gets a role of its own; on larger machines, neighbouring axes get one together
-(`search/groups.py`), or equal axes of a level are counted: so many of them have this role, so many that
-(`search/counted.py`). A layout or configuration is an array [group, role]: of the group's axes, how many have the role.
-"""
+"""The layouts of a value as numbers, and what it costs to go from one to another: what the exact search enumerates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
-from itertools import pairwise, product
+from dataclasses import dataclass
+from functools import cached_property
 from math import comb, prod
 from typing import Any
 
@@ -21,14 +13,21 @@ import numpy.typing as npt
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Value
 from unity_ir.pcg.layout import COPY, REPEAT, SUM
-from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.search.moves import Moves, all_moves
+from unity_ir.search.roles import (
+    AxisGroup,
+    Counts,
+    Floats,
+    Ints,
+    Singles,
+    code,
+    counted,
+    grouped,
+    role_counts,
+    role_degrees,
+)
 from unity_ir.tdl.syntax import NOT_FLOATING
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Counts = npt.NDArray[np.int8]
-Singles = npt.NDArray[np.float32]
 
 FREE_MOVE = 1e-12
 """Seconds a free move counts, so that of equal plans the one with fewer moves wins, as in the planner."""
@@ -41,120 +40,9 @@ DENSE = 256
 CACHED = 2**17
 """Numbers that a processor holds near by: tables are computed so many at a time."""
 
+
 SCATTERED = 20
 """Of so many seconds between layouts less than one must have got less for these to be looked at one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class AxisGroup:
-    """Neighbouring mesh axes that have one role together; or `count` equal ones of a level with a role each."""
-
-    axes: tuple[int, ...]
-    levels: tuple[tuple[int, int], ...]
-    """The devices along each level; if counted, of one axis."""
-    count: int = 1
-
-    @property
-    def size(self) -> int:
-        return prod(n for _, n in self.levels)
-
-
-EXACT_AXES = 3
-"""Machines of up to so many axes are always searched axis by axis; of larger ones, neighbouring axes together."""
-
-
-def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
-    """The machine's axes, outermost first, in groups that end before the axes `cuts`."""
-    edges = (0, *cuts, len(machine.mesh.sizes)) if machine.mesh.sizes else ()
-    out: list[AxisGroup] = []
-    for start, stop in pairwise(edges):
-        levels: dict[int, int] = {}
-        for axis in range(start, stop):
-            level = machine.axis_levels[axis]
-            levels[level] = levels.get(level, 1) * machine.mesh.sizes[axis]
-        out.append(AxisGroup(tuple(range(start, stop)), tuple(levels.items())))
-    return tuple(out)
-
-
-def counted(machine: Machine) -> tuple[AxisGroup, ...]:
-    """The machine's axes, outermost first, with equal ones of a level in one group that is counted."""
-    alike: dict[tuple[int, int], list[int]] = {}
-    for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):
-        alike.setdefault((level, size), []).append(axis)
-    return tuple(AxisGroup(tuple(axes), (of,), len(axes)) for of, axes in alike.items())
-
-
-@lru_cache(maxsize=16)
-def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
-    """Every way to give the axes of all groups roles: [ways, group, role], how many of the group have the role."""
-    each = [_compositions(group.count, roles) for group in groups]
-    at = np.indices(tuple(map(len, each))).reshape(len(each), prod(map(len, each)))
-    out = np.zeros((at.shape[1], len(groups), roles), dtype=np.int8)
-    for group, (ways, chosen) in enumerate(zip(each, at, strict=True)):
-        out[:, group] = ways[chosen]
-    out.setflags(write=False)
-    return out
-
-
-@lru_cache(maxsize=16)
-def role_degrees(groups: tuple[AxisGroup, ...], roles: int) -> Ints:
-    """The degree of every role in each of `role_counts`: [ways, role]."""
-    out = degrees_of(role_counts(groups, roles), groups)
-    out.setflags(write=False)
-    return out
-
-
-def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
-    """The degree of every role: [ways, role]."""
-    out = np.ones((len(counts), counts.shape[2]), dtype=np.int64)
-    for i, group in enumerate(groups):
-        out *= np.array([group.size**n for n in range(group.count + 1)], dtype=np.int64)[counts[:, i]]
-    return out
-
-
-@cache
-def _compositions(number: int, parts: int) -> Counts:
-    """Every way to write a number as an ordered sum of so many parts: [ways, parts], most in the first ones first."""
-    if parts == 1:
-        return np.array([[number]], dtype=np.int8)
-    return np.concatenate(
-        [np.insert(_compositions(number - first, parts - 1), 0, first, axis=1) for first in range(number, -1, -1)]
-    )
-
-
-@cache
-def _ranks(number: int, parts: int) -> Ints:
-    """What each part adds to the place of a composition among all: [parts left, number left, first]."""
-    out = np.zeros((parts + 1, number + 1, number + 1), dtype=np.int64)
-    for left in range(2, parts + 1):
-        for n in range(number + 1):
-            for first in range(n - 1, -1, -1):
-                out[left, n, first] = out[left, n, first + 1] + comb(n - first - 1 + left - 2, left - 2)
-    return out
-
-
-def _rank(ways: Counts, number: int) -> Ints:
-    """The places of compositions [ways, parts] of a number among all of them."""
-    parts = ways.shape[1]
-    out, left = np.zeros(len(ways), dtype=np.int64), np.full(len(ways), number)
-    if number == 1:
-        for i in range(1, parts):
-            out += i * ways[:, i]
-        return out
-    ranks = _ranks(number, parts)
-    for i in range(parts - 1):
-        out += ranks[parts - i, left, ways[:, i]]
-        left = left - ways[:, i]
-    return out
-
-
-def code(groups: Sequence[AxisGroup], counts: Counts) -> Ints:
-    """A number for each row of counts [way, group, role], its own."""
-    roles = counts.shape[2]
-    out = np.zeros(len(counts), dtype=np.int64)
-    for i, group in enumerate(groups):
-        out = out * comb(group.count + roles - 1, group.count) + _rank(counts[:, i], group.count)
-    return out
 
 
 def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
@@ -466,111 +354,6 @@ class LayoutSpace:
         for start, slope in zip(starts, slopes, strict=True):
             np.minimum(out, start[moves.of] + slope[moves.of] * bytes, out=out)
         return out + FREE_MOVE
-
-
-@dataclass(frozen=True, eq=False)
-class Moves:
-    """
-    Moves between layouts without REPEAT, by the place of these in `role_counts`. Moves of one set, of the same axes
-    from one role to another, lie together; no two of a set end, or start, in the same layout.
-    """
-
-    degrees: Ints
-    """Of the layouts: [layout, role]."""
-    sources: Ints
-    targets: Ints
-    of: Ints
-    """The set of each."""
-    kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
-    """Per set its kind, and the devices along each level in a group."""
-    lie: tuple[slice, ...]
-    """Where the moves of each set lie."""
-    before: Ints
-    """Per set, by how much a piece grows by leaving its dim, ..."""
-    after: Ints
-    """... and shrinks by entering another."""
-
-    @property
-    def home(self) -> Moves:
-        """The moves as they would be gone backwards."""
-        return replace(self, sources=self.targets, targets=self.sources)
-
-    def among(self, layouts: npt.NDArray[np.bool_]) -> Moves:
-        """The moves between some of the layouts, numbered anew."""
-        number = np.cumsum(layouts) - 1
-        kept = layouts[self.sources] & layouts[self.targets]
-        ends = np.cumsum(kept)
-        stops = [int(ends[at.stop - 1]) for at in self.lie]
-        return Moves(
-            self.degrees[layouts],
-            number[self.sources[kept]],
-            number[self.targets[kept]],
-            self.of[kept],
-            self.kinds,
-            tuple(slice(start, stop) for start, stop in pairwise([0, *stops])),
-            self.before,
-            self.after,
-        )
-
-
-@lru_cache(maxsize=256)
-def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
-    """All moves between layouts of values with so many dims told apart; `single` says which are one dim by itself."""
-    rank = len(single)
-    every = role_counts(groups, rank + 2)
-    names = (*range(rank), COPY, SUM)
-    column = {COPY: rank, SUM: rank + 1, **{d: d for d in range(rank)}}
-    number = np.full(prod(comb(g.count + rank + 1, g.count) for g in groups), -1)
-    number[code(groups, every)] = np.arange(len(every))
-    sources: list[Ints] = []
-    targets: list[Ints] = []
-    kinds: list[tuple[str, tuple[tuple[int, int], ...]]] = []
-    lie: list[slice] = []
-    changes: list[tuple[int, int]] = []
-    total = 0
-    for amount in product(*(range(group.count + 1) for group in groups)):
-        if not any(amount):
-            continue
-        taken = np.array(amount, dtype=np.int8)
-        sizes: dict[int, int] = {}
-        for axis_group, k in zip(groups, amount, strict=True):
-            for level, size in axis_group.levels:
-                sizes[level] = sizes.get(level, 1) * size**k
-        group = prod(sizes.values())
-        inner = np.arange(len(taken)) > int(np.flatnonzero(taken)[0])
-        for p in names:
-            holding = np.flatnonzero(np.all(every[:, :, column[p]] >= taken, axis=1))
-            if p >= 0 and single[p]:
-                # As `pcg.reshard.moves`: axes leave a dim innermost first, and enter one inside those that divide it.
-                holding = holding[np.all(every[holding][:, inner, p] == taken[inner], axis=1)]
-            for q in names:
-                if p == q:
-                    continue
-                source = holding
-                if q >= 0 and single[q]:
-                    source = source[np.all(every[source][:, inner, q] == 0, axis=1)]
-                if not len(source):
-                    continue
-                moved = every[source]
-                moved[:, :, column[p]] -= taken
-                moved[:, :, column[q]] += taken
-                sources.append(source)
-                targets.append(number[code(groups, moved)])
-                kinds.append((move_kind(p, q), tuple(sizes.items())))
-                lie.append(slice(total, total + len(source)))
-                changes.append((group if p >= 0 else 1, group if q >= 0 else 1))
-                total += len(source)
-    none = np.zeros(0, dtype=np.int64)
-    return Moves(
-        role_degrees(groups, rank + 2),
-        np.concatenate([none, *sources]),
-        np.concatenate([none, *targets]),
-        np.repeat(np.arange(len(kinds)), [len(s) for s in sources]).astype(np.int64),
-        tuple(kinds),
-        tuple(lie),
-        np.array([c[0] for c in changes], dtype=np.int64),
-        np.array([c[1] for c in changes], dtype=np.int64),
-    )
 
 
 def merged_dims(rank: int, merge: int) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from unity_ir.search.problem import NOWHERE, Port, numbered
-from unity_ir.search.space import Floats, Ints, LayoutSpace, Singles
+from unity_ir.search.roles import Floats, Ints, Singles
+from unity_ir.search.space import LayoutSpace
 
 GRAIN = 1e-12
 """Seconds to which sums are rounded down, so that equal layers, one after the other, come to ask for the same."""

@@ -16,7 +16,8 @@ from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.layout import COPY, REPEAT, GridRole, operand_role, result_role
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.search.space import Counts, Floats, Ints, LayoutSpace, Spaces, role_counts, role_degrees
+from unity_ir.search.roles import Counts, Floats, Ints, role_counts, role_degrees
+from unity_ir.search.space import LayoutSpace, Spaces
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,9 @@ from unity_ir.pcg.differentiate import differentiate, trained
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.search.roles import degrees_of
 from unity_ir.search.run import run
-from unity_ir.search.space import Spaces, degrees_of
+from unity_ir.search.space import Spaces
 from unity_ir.search.tables import operator_table
 from unity_ir.tdl.kinds import KINDS
 

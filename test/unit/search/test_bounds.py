@@ -21,7 +21,8 @@ from unity_ir.search.groups import first_cuts, groups_for, solve
 from unity_ir.search.messages import Messages
 from unity_ir.search.problem import Between, Link, Problem, port, undominated
 from unity_ir.search.realise import realise
-from unity_ir.search.space import Floats, Spaces
+from unity_ir.search.roles import Floats
+from unity_ir.search.space import Spaces
 
 SGD = Optimizer()
 MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6), boxes(2, 2, 2)]

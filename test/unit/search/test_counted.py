@@ -27,11 +27,12 @@ from unity_ir.search.groups import solve
 from unity_ir.search.messages import Messages
 from unity_ir.search.ordered import told
 from unity_ir.search.problem import between, port
+from unity_ir.search.roles import counted as counted_groups
+from unity_ir.search.roles import role_counts
 from unity_ir.search.run import run
 from unity_ir.search.sample import sample
 from unity_ir.search.shared import sharpened
-from unity_ir.search.space import LayoutSpace, Spaces, role_counts
-from unity_ir.search.space import counted as counted_groups
+from unity_ir.search.space import LayoutSpace, Spaces
 from unity_ir.search.stepwise import StepwiseBetween
 
 SGD = Optimizer()

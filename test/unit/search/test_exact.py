@@ -40,8 +40,9 @@ from unity_ir.search.data_parallel import data_parallel
 from unity_ir.search.eliminate import Factor, minimise, plain
 from unity_ir.search.exact import ExactPlan, Solver
 from unity_ir.search.realise import realise
+from unity_ir.search.roles import Ints
 from unity_ir.search.sample import sample
-from unity_ir.search.space import Ints, LayoutSpace, Spaces
+from unity_ir.search.space import LayoutSpace, Spaces
 
 SGD = Optimizer()
 TWO, FOUR, SIX = boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6)
