@@ -23,7 +23,7 @@ from unity_ir.search import run
 from unity_ir.search.joint import joint
 from unity_ir.search.price import Price
 from unity_ir.search.realise import realise
-from unity_ir.search.run import HIDDEN, _hidden
+from unity_ir.search.settle import HIDDEN, hidden
 
 
 def mlp() -> Graph:
@@ -183,5 +183,5 @@ def test_plans_with_moves_hidden_are_those_of_every_part(batch: int, others: int
     found = joint(graph, machine, (), Optimizer())
     plans = [realise(graph, s.solve(graph), s) for s in (found.solver.at(Price(hidden=part)) for part in HIDDEN)]
     every = [plan for plan in dict.fromkeys(plans) if plan != found.graph]
-    assert [plan for plan, _ in _hidden(found, machine, Optimizer())] == every
+    assert [plan for plan, _ in hidden(found, machine, Optimizer())] == every
     assert len(every) == others
