@@ -129,7 +129,9 @@ class _Evaluation:
     def passed_over(self, reducer: str, expr: Reduce, value: Array, order: tuple[str, ...]) -> Array:
         """The values a reduction runs over, with its neutral element where a window of its body lies outside."""
         for window in _windows(expr.body):
-            if not set(index_names(window)).isdisjoint(expr.names):
+            names = set(index_names(window))
+            # One over variables of a reduction inside of this is for that to pass over.
+            if not names.isdisjoint(expr.names) and names <= set(order):
                 there = windows.inside(window, self.extents, self.offsets, order)
                 value = value if there.all() else np.where(there, value, _NEUTRAL[reducer])
         return value

@@ -31,7 +31,7 @@ def test_what_counts_is_what_the_fullest_device_holds(seed: int, sizes: tuple[in
 
     layouts = [layout() for _ in range(random.randint(1, 6))]
     nodes = [
-        leaf(random.choice(["weight", "input"]), layout_type((12 * (i + 1), 5), "f32", where, mesh), name=f"x{i}")
+        leaf(random.choice(["weight", "input"]), layout_type((24 * (i + 1), 5), "f32", where, mesh), name=f"x{i}")
         for i, where in enumerate(layouts)
     ]
     devices: list[int] = []

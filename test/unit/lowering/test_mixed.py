@@ -25,7 +25,8 @@ def test_one_shape_in_two_element_types_are_two_functions():
     assert "def matmul_4x8_8x8_bf16(" in text
     # What is checked against PyTorch is as rough as the roughest of it.
     assert "\nCOARSEST = torch.bfloat16 " in text
-    serial = emit(lower(differentiate(graph_of_f32(), Optimizer(), machine.mesh), load("box:1")), graph_of_f32())
+    one = load("box:1")
+    serial = emit(lower(differentiate(graph_of_f32(), Optimizer(), one.mesh), one), graph_of_f32())
     assert "\nCOARSEST = torch.float32 " in serial.text
 
 

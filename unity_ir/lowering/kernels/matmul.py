@@ -288,4 +288,5 @@ def _blocks(m: int, n: int, k: int, half: bool, exact: bool) -> tuple[int, int, 
     block_n = min(64 if block_m <= 32 else 128, max(16, power_of_two(n)))
     block_k = 16 if exact else min(64 if half else 32, max(16, power_of_two(k)))
     warps = 4 if block_m * block_n < (1024 if exact else 4096) else 8
-    return block_m, block_n, block_k, warps, 3
+    # With a stage more, threads that load odd rows keep too many addresses.
+    return block_m, block_n, block_k, warps, 2 if exact else 3
