@@ -4,7 +4,8 @@ Operators alike side by side, each on a part of the machine: embedding tables, t
 The exact search has all devices do the same. Where branches at once pay, a plan is put together from the exact one or
 one by hand, with alike operators that do not depend on each other pinned in turn along the innermost axes; the best
 few are improved by a short walk (`search/mcmc.py`), scored by the simulator as emitted. Where they do not, operators
-that have no other like them, such as the embedding of a transformer, are tried in all ways, one by one.
+that have no other like them are tried in all ways, one by one; of large graphs the first ones only, such as the
+embedding of a transformer: their gradients are moved last, when no kernels are left to hide that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from math import prod
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
+from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer
 from unity_ir.pcg.layout import PINNED, REPEAT, GridRole, at
 from unity_ir.pcg.materialise import materialise
@@ -52,9 +54,10 @@ TRIED = 512
 
 def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
     """A plan of a serial graph with operators side by side, and its cost; None if none may be faster than `plan`."""
-    sets = _alike(graph)
-    if not sets or machine.devices == 1 or sum(n.is_compute for n in graph.nodes()) > OPERATORS:
+    if machine.devices == 1:
         return None
+    large = sum(n.is_compute for n in graph.nodes()) > OPERATORS
+    sets = [] if large else _alike(graph)
     scored: dict[int, Assignments] = {}
     by_axes: dict[tuple[int, ...], Simulation] = {}
     for assignments in _plans(graph, machine, optimizer, plan, sets):
@@ -65,7 +68,7 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
         scored.setdefault(made.makespan, assignments)
     now = as_emitted((plan, cost(plan, machine, optimizer)), optimizer)
     if not scored or min(scored) / TICKS > WORTH * now:
-        seconds, assignments = _one_by_one(graph, machine, optimizer, plan)
+        seconds, assignments = _one_by_one(graph, machine, optimizer, plan, large)
         if seconds >= now:
             return None
         found = materialise(graph, assignments, machine.mesh)
@@ -76,18 +79,23 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
     return found, cost(found, machine, optimizer)
 
 
-def _one_by_one(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> tuple[float, Assignments]:
+def _one_by_one(
+    graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, first: bool
+) -> tuple[float, Assignments]:
     """
     The plan, and of each operator on a matrix of weights that no other is alike to, the best assignment in turn, all
-    axes of a level alike: seconds, and all assignments.
+    axes of a level alike: seconds, and all assignments. Only `first` ones, which read nothing that has a gradient.
     """
     simulation = Simulation(graph, machine, assignments_of(plan, machine), optimizer)
     best = simulation.makespan
     kinds = Counter(_kind(n) for n in simulation.nodes)
     levels = sorted(set(machine.axis_levels))
+    with_gradient = trained(graph) if first else set[Node]()
     for node in simulation.nodes:
         may = roles(node)
         if not _has_matrix(node) or kinds[_kind(node)] > 1 or len(may) ** len(levels) > TRIED:
+            continue
+        if any(v.node in with_gradient and v.node.op != "weight" for v in node.operands):
             continue
         for way in product(may, repeat=len(levels)):
             assignment = tuple(way[levels.index(level)] for level in machine.axis_levels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from graphs import boxes
@@ -16,7 +18,7 @@ from unity_ir.pcg.layout import pins, place
 from unity_ir.search import run
 from unity_ir.search.joint import joint
 from unity_ir.search.portfolio import as_emitted
-from unity_ir.search.spread import spread
+from unity_ir.search.spread import OPERATORS, spread
 from unity_ir.simulate.report import simulated
 
 
@@ -71,7 +73,10 @@ def test_no_operators_side_by_side_in_a_chain(graph: Graph):
     assert spread(graph, load("summit:1"), Optimizer(), alike.graph) is None
 
 
-def test_an_operator_unlike_all_others_is_tried_in_every_way():
+@pytest.mark.parametrize("operators", [OPERATORS, 0])
+def test_an_operator_unlike_all_others_is_tried_in_every_way(operators: int, monkeypatch: pytest.MonkeyPatch):
+    """Of large graphs only the first, whose gradient is moved last."""
+    monkeypatch.setattr(sys.modules["unity_ir.search.spread"], "OPERATORS", operators)
     graph, machine = build("bert_large", batch=64, sequence=512, hidden=1024, layers=1), load("dgx-h100:1")
     alike = joint(graph, machine, (), Optimizer()).graph
     found = spread(graph, machine, Optimizer(), alike)
