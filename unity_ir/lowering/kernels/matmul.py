@@ -278,15 +278,15 @@ def _expects(of: Contraction, dtype: str) -> tuple[str, ...]:
 def _blocks(m: int, n: int, k: int, half: bool, exact: bool) -> tuple[int, int, int, int, int]:
     """
     Tile sizes, warps and pipeline stages for a product of these sizes; larger tiles for aligned operands of 16 bits,
-    more warps and less of `k` at once for `exact` products of float32, whose threads hold whole rows of both factors.
+    more warps, and less of `n` and `k` at once, for `exact` products of float32, whose threads hold whole rows of both
+    factors.
 
     Large tiles read the operands the fewest times, and the interpreter's time is per tile. They are checked to fit
     registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).
     """
     block_m = min(128 if half else 64, max(16, power_of_two(m)))
     # A row of few threads would hold too much of a wide tile.
-    block_n = min(64 if block_m <= 32 else 128, max(16, power_of_two(n)))
+    block_n = min(64 if block_m <= 32 or exact else 128, max(16, power_of_two(n)))
     block_k = 16 if exact else min(64 if half else 32, max(16, power_of_two(k)))
     warps = 4 if block_m * block_n < (1024 if exact else 4096) else 8
-    # With a stage more, threads that load odd rows keep too many addresses.
-    return block_m, block_n, block_k, warps, 2 if exact else 3
+    return block_m, block_n, block_k, warps, 3

@@ -255,13 +255,19 @@ def _positions(factor: Factor) -> list[Poly]:
         case Value(name):
             return [symbol(name)]
         case Apply(_, arguments):
-            return [p for form in arguments for m in form for p in _mono_positions(m)]
+            return [p for form in arguments for p in _form_positions(form)]
         case Extreme(_, parts):
             return [
                 p
                 for part in parts
                 for p in (*(c.poly for c in part.domain), *(p for m in part.body for p in _mono_positions(m)))
             ]
+
+
+def _form_positions(form: Form) -> list[Poly]:
+    """Of a number that is given by indices and sizes, such as where an element stands, that number."""
+    number = as_poly(form)
+    return [p for m in form for p in _mono_positions(m)] if number is None else [number]
 
 
 def _mono_positions(mono: Mono) -> list[Poly]:
