@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import ast
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import prod
@@ -16,14 +17,14 @@ from unity_ir.lowering.schedule import schedule
 from unity_ir.lowering.spmd import Program
 from unity_ir.pcg.layout import pins
 
-CALL = re.compile(r" = (\w+)\(ctx, (.*), (\((?:\d+, ?)*\d*\))\)")
-
 
 @dataclass(frozen=True)
 class Site:
-    """A line of the step that moves something along axes."""
+    """A call in the step that moves something along axes."""
 
     line: int
+    number: int
+    """Which of the calls in its line."""
     kind: str
     operands: str
     axes: tuple[int, ...]
@@ -46,19 +47,34 @@ class Mutant:
 
 def sites(text: str) -> list[Site]:
     """The moves of a program's step."""
-    start = text.index("def forward_backward(")
-    lines = text[: text.index("\n\n\n", start)].splitlines()
-    first = text[:start].count("\n")
+    lines = text.splitlines()
+    step = next(s for s in ast.parse(text).body if isinstance(s, ast.FunctionDef) and s.name == "forward_backward")
     found: list[Site] = []
-    for number, line in enumerate(lines[first:], first + 1):
-        code, _, comment = line.partition("  # ")
+    for statement in step.body:
+        code, _, comment = lines[statement.lineno - 1].partition("  # ")
         roles = comment.partition("], ")[2].partition(", was ")[0].split(", ")
-        if call := CALL.search(code):
-            kind, operands, axes = call.groups()
-            sums = tuple(i for i, role in enumerate(roles) if role == "sum")
-            if numbers := tuple(int(a) for a in re.findall(r"\d+", axes)):
-                found.append(Site(number, kind, operands, numbers, " if at_" in code, sums))
+        sums = {i for i, role in enumerate(roles) if role == "sum"}
+        # The comment says where the last move's result is; from there back.
+        for number, call in reversed(list(enumerate(_moves(statement)))):
+            kind, axes = ast.unparse(call.func), ast.literal_eval(call.args[-1])
+            operands = ", ".join(map(ast.unparse, call.args[1:-1]))
+            if axes:
+                found.append(
+                    Site(statement.lineno, number, kind, operands, axes, " if at_" in code, tuple(sorted(sums)))
+                )
+            if kind in ("all_reduce", "reduce_scatter", "reduce", "all_reduce_many", "reduce_scatter_many"):
+                sums |= set(axes)
+            elif kind in ("zero_pad", "zero_elsewhere"):
+                sums -= set(axes)
     return found
+
+
+def _moves(of: ast.AST) -> Iterator[ast.Call]:
+    """The calls of moves in the order in which they are made: what is inside first."""
+    for child in ast.iter_child_nodes(of):
+        yield from _moves(child)
+    if isinstance(of, ast.Call) and isinstance(of.func, ast.Name) and of.func.id in DROPPED:
+        yield of
 
 
 def mutants(text: str, mesh: tuple[int, ...]) -> list[Mutant]:
@@ -253,6 +269,8 @@ class Changed:
         """... and whether in the place of that there are to be random numbers."""
         self.crashes = False
         """Whether it could not be made, since some rank has nothing to give."""
+        self.made: Counter[int] = Counter()
+        """How many moves of each line have been made."""
         for kind in DROPPED:
             if hasattr(program, kind):
                 setattr(program, kind, self._wrapped(kind, getattr(program, kind)))
@@ -260,8 +278,9 @@ class Changed:
     def _wrapped(self, kind: str, right: Callable[..., Any]) -> Callable[..., Any]:
         def call(ctx: Any, *args: Any) -> Any:
             line = sys._getframe(1).f_lineno
+            self.made[line] += 1
             result = right(ctx, *args)
-            if self.mutant is None or line != self.mutant.site.line:
+            if self.mutant is None or (line, self.made[line] - 1) != (self.mutant.site.line, self.mutant.site.number):
                 return result
             change, waited = self.mutant.change, hasattr(result, "wait")
             want = result.wait() if waited else result
@@ -304,6 +323,7 @@ def told(program: Any, wrong: list[Mutant], want_loss: float, want: dict[str, An
 
     def is_right() -> bool:
         """Whether everybody has the right gradients."""
+        changed.made.clear()
         loss, grads = program.forward_backward(ctx, weights, local)
         off = abs(float(program.whole(ctx, loss, program.LOSS)[0]) - want_loss)
         found = off <= 1e-9 * abs(want_loss)

@@ -37,7 +37,7 @@ def dropped(text: str) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     for found in COLLECTIVE.finditer(text, start, end):
         name, kind, rest, wait = found.groups()
-        operand = rest.split(", ")[0]
+        operand = rest.rpartition(", (")[0]
         if kind in SAME_SHAPE:
             # What is waited for later has to be something that can be.
             whole = f"    {name} = {operand if wait else f'Done({operand})'}"
@@ -66,7 +66,7 @@ def regrouped(text: str, axes: int) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     for found in COLLECTIVE.finditer(text, start, end):
         name, kind, rest, wait = found.groups()
-        operand, at = rest.split(", ", 1)
+        operand, at = rest[: rest.rindex(", (")], rest[rest.rindex("(") :]
         others = [(a,) for a in range(axes) if f"({a},)" != at]
         if kind == "all_reduce" and axes > 1:
             for other in others:

@@ -14,7 +14,7 @@ import builtins
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
@@ -240,11 +240,18 @@ class _Printer:
                     text = only(text, pins(program.tensors[results[0]].layout), len(results))
                     target, what = ", ".join(own[r] for r in results), self._comment(name, *results)
                 case Reshard(operand, result, kind, _, source) as move:
-                    text = only(self._reshard(use(operand), move), there(program, move))
+                    pinned, dies = there(program, move), list(map(use, line.dies))
+                    before = None if pinned else _inside(rows, use(operand), dies)
                     target = own[result] = self._identifier(kind)
-                    name = f"{kind} of {_printable(self.makers[operand])}"
-                    what = f"{self._comment(name, result)}, was {role_name(source)}"
-                    starts = () if there(program, move) else (result,)
+                    row = _Row([target], self._reshard(before.code if before else use(operand), move), dies)
+                    row.code = only(row.code, pinned)
+                    row.moves = [*(before.moves if before else ()), (kind, role_name(source))]
+                    row.comment = self._comment(f"of {_printable(self.makers[operand])}", result)
+                    row.starts, row.pinned = () if pinned else (result,), bool(pinned)
+                    if before:
+                        row.dies[:0] = before.dies
+                    rows.append(row)
+                    continue
                 case Exchange(operand, result, kind, axes, dim, low, high) as move:
                     self.groups.setdefault(axes)
                     text = only(f"{kind}(ctx, {use(operand)}, {dim}, {low}, {high}, {axes!r})", there(program, move))
@@ -400,6 +407,9 @@ class _Printer:
         return "\n".join(out) + "\n"
 
 
+MOVES = 4
+"""At most so many moves after each other are one line, that it stays readable."""
+
 WAITS = 16
 """At most so many collectives are waited for in one line, that it stays readable."""
 
@@ -417,6 +427,9 @@ class _Row:
     waits: bool = False
     """For collectives that are called as their results are; the line has no code of its own."""
     pinned: bool = False
+    """For what only some ranks do, or have."""
+    moves: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """The kinds of the reshard's moves in this line, and what axes did before each."""
 
     def takes(self, wait: _Row, registers: tuple[Register, ...]) -> bool:
         """Whether this line also waits for what the next would wait for, which then is none."""
@@ -433,13 +446,34 @@ class _Row:
         """Its code and its comment."""
         if not self.targets:
             return self.code, self.comment
+        comment = self.comment
+        if self.moves:
+            kinds, were = (", ".join(each) for each in zip(*self.moves, strict=True))
+            comment = f"{kinds} {comment}, was {were}"
         target, code = ", ".join(self.targets), self.code
         if self.waits and len(self.targets) > 1:
             code = f"wait({target})"
         elif self.waits:
             code = f"{target} and {target}.wait()" if self.pinned else f"{target}.wait()"
         died = f"; del {', '.join(self.dies)}" if self.dies else ""
-        return f"{target} = {code}{died}", self.comment
+        return f"{target} = {code}{died}", comment
+
+
+def _inside(rows: list[_Row], operand: str, dies: list[str]) -> _Row | None:
+    """
+    What the next move is to have its operand from, if nothing else reads it: the last row, which waits for it, or makes
+    it by a move or two, and from now on is none of its own. What dies with it is no longer among `dies`.
+    """
+    if not rows or rows[-1].targets != [operand] or operand not in dies or rows[-1].pinned:
+        return None
+    last = rows[-1]
+    if last.waits:
+        # Until then the variable holds the collective.
+        return replace(rows.pop(), code=f"{operand}.wait()")
+    if not last.moves or len(last.moves) == MOVES:
+        return None
+    dies.remove(operand)
+    return rows.pop()
 
 
 def _dims(moves: Sequence[Reshard]) -> tuple[tuple[int, ...], ...]:

@@ -73,7 +73,8 @@ def numbered(names: Sequence[str], variable: str) -> str | None:
     The names, one for each part of a run, as a Python expression of the part's number `variable`; None if they differ
     otherwise than by a number that counts, or by none.
 
-    Given `h.3.w`, `h.4.w`, `h.5.w` and `i`, returns `f'h.{i + 3}.w'`; given one name alone, its literal.
+    Given `h.3.w`, `h.4.w`, `h.5.w` and `i`, returns `f'h.{i + 3}.w'`, of every second `f'h.{2 * i + 3}.w'`; given one
+    name alone, its literal.
     """
     if len(set(names)) == 1:
         return repr(names[0])
@@ -83,11 +84,12 @@ def numbered(names: Sequence[str], variable: str) -> str | None:
         return None
     out = parts[0][0]
     for column, rest in zip(zip(*numbers, strict=True), parts[0][1:], strict=True):
-        first = int(column[0])
+        first, step = int(column[0]), int(column[1]) - int(column[0])
         if len(set(column)) == 1:
             out += column[0]
-        elif column == tuple(str(first + i) for i in range(len(names))):
-            out += "{%s}" % (f"{variable} + {first}" if first else variable)
+        elif step > 0 and column == tuple(str(first + step * i) for i in range(len(names))):
+            times = variable if step == 1 else f"{step} * {variable}"
+            out += "{%s}" % (f"{times} + {first}" if first else times)
         else:
             return None
         out += rest

@@ -37,9 +37,9 @@ def test_the_run_that_leaves_the_fewest_items_is_found():
     assert list(runs("ababab", lambda run: 2)) == []
 
 
-@given(st.integers(0, 12), st.integers(3, 6), st.text("ab.'{\\\"", max_size=4))
-def test_numbered_names_are_what_they_say(first: int, count: int, rest: str):
-    names = [f"h{first + i}.{rest}7.{first + i}" for i in range(count)]
+@given(st.integers(0, 12), st.integers(1, 3), st.integers(3, 6), st.text("ab.'{\\\"", max_size=4))
+def test_numbered_names_are_what_they_say(first: int, step: int, count: int, rest: str):
+    names = [f"h{first + i * step}.{rest}7.{first + i}" for i in range(count)]
     text = numbered(names, "i")
     assert (text is None) == ("{" in rest)
     if text is not None:
@@ -47,7 +47,7 @@ def test_numbered_names_are_what_they_say(first: int, count: int, rest: str):
     assert len({pattern(n) for n in names}) == 1
 
 
-@pytest.mark.parametrize("names", [["a0", "a1", "a3"], ["a0", "b1"], ["a1", "a01"], ["a0", "a1.2"]])
+@pytest.mark.parametrize("names", [["a0", "a1", "a3"], ["a2", "a1", "a0"], ["a0", "b1"], ["a1", "a01"], ["a0", "a1.2"]])
 def test_names_that_do_not_count_are_left(names: list[str]):
     assert numbered(names, "i") is None
 

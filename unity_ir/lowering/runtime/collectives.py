@@ -30,7 +30,10 @@ class Pending:
         self._work.wait()
         if self.ended:
             self.ended()
-        return self._finish()
+        finish = self._finish
+        del self._finish, self._work
+        self.holds = ()
+        return finish()
 
 
 def wait(*pending):

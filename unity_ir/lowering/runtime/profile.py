@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 
 import torch
@@ -82,9 +83,10 @@ class Profile:
         mine, self.under_way = self.under_way, []
         if mine:
             kind = "gradient sync" if what.endswith(" gradients") else f"{kind} communication"
-        for axes, begin, end in mine:
+        of = what.partition(" of ")[2]
+        for move, axes, begin, end in mine:
             for link in dict.fromkeys(LINKS[a] for a in axes):
-                self.spans.append((self.tracks.index(f"{link} link"), what, kind, makes, begin, end))
+                self.spans.append((self.tracks.index(f"{link} link"), f"{move} of {of}", kind, makes, begin, end))
         name = what if comment else f"wait for {', '.join(targets)}" if targets else ""
         if name:
             self.spans.append((0, name, kind, makes, self.last, now))
@@ -94,7 +96,9 @@ class Profile:
     def started(self, pending, axes, work):
         """A collective has been started; `--profile` has every one say so."""
         begin, end = self._now(), []
-        self.under_way.append((axes, begin, end))
+        # Of several moves in a line each has a name of its own.
+        move = sys._getframe(2).f_code.co_name.removesuffix("_many")
+        self.under_way.append((move, axes, begin, end))
         if self.side is not None:
             # This stream waits for the collective, so that the one that computes need not yet.
             with torch.cuda.stream(self.side):
