@@ -5,7 +5,8 @@ nobody reads any more is let go of.
 Operators stay in the program's order. A collective starts right after the operator that makes what it moves; that of a
 weight one operator ahead of its first reader, so that gathered weights do not pile up. Of several moves after each
 other, those after the first collective start one operator ahead of the first reader, and of a gradient `LAG` operators
-after the one before. All ranks do the same lines in the same order: `lowering.order` checks what that means for groups.
+after the one before. Gradients are waited for at the end, or where collectives that are not hold too much. All ranks do
+the same lines in the same order: `lowering.order` checks what that means for groups.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ SYNCS = ("all_reduce", "reduce_scatter")
 
 LAG = 8
 """Operators between a gradient's first collective and what must wait for it: the first has had time to end."""
+
+UNDER_WAY = 64 * 2**20
+"""
+Bytes that collectives of gradients may hold, beside what they make, until the end of the step; links that are behind by
+so much stay busy while the oldest is waited for.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +88,19 @@ def piece_bytes(program: Program, register: Register) -> int:
     return prod(tensor.local(program.mesh)) * ELEMENT_BYTES[tensor.dtype]
 
 
-def schedule(program: Program, bucket: int = BUCKET_BYTES) -> Schedule:
+def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDER_WAY) -> Schedule:
     """The lines of a training step's forward and backward. With a `bucket` of 0 bytes every sync is one by itself."""
-    return _Scheduler(program, bucket).schedule()
+    return _Scheduler(program, bucket, under_way).schedule()
 
 
 Move = Reshard | Exchange
 
 
 class _Scheduler:
-    def __init__(self, program: Program, bucket: int):
+    def __init__(self, program: Program, bucket: int, under_way: int):
         self.program = program
         self.bucket = bucket
+        self.under_way = under_way
         self.same: dict[Register, Register] = {}
         self.computes: list[Compute] = []
         self.moves: list[Move] = []
@@ -125,6 +133,8 @@ class _Scheduler:
         self.lines: list[Action] = []
         self.made: set[Register] = set()
         self.pending: dict[Register, tuple[Register, ...]] = {}
+        self.late: dict[Register, int] = {}
+        """Collectives under way of which only the end reads what they make, oldest first, and the bytes each holds."""
 
     def _held(self, register: Register) -> Register:
         return self.same.get(register, register)
@@ -280,6 +290,7 @@ class _Scheduler:
         self.lines.append(move)
         if crosses(move):
             self.pending[register] = (register,)
+            self._bound((move,))
 
     def _need(self, register: Register) -> None:
         """Lines after which a register can be read."""
@@ -289,6 +300,7 @@ class _Scheduler:
             together = self.pending[register]
             for each in together:
                 del self.pending[each]
+            self.late.pop(together[0], None)
             self.lines.append(Wait(together))
 
     def _start_bucket(self, moves: list[Reshard]) -> None:
@@ -302,7 +314,20 @@ class _Scheduler:
             self.lines.append(Bucket(tuple(moves)))
             self.made.update(together)
             self.pending.update(dict.fromkeys(together, together))
+            self._bound(moves)
         moves.clear()
+
+    def _bound(self, started: Sequence[Move]) -> None:
+        """
+        Wait for the oldest collectives of gradients if, with one just started, they hold too much: until it is half.
+        """
+        first = started[0]
+        if first.result not in self.wanted or first.kind == "all_reduce":
+            return  # An all-reduce is done in what it makes.
+        self.late[first.result] = sum(piece_bytes(self.program, m.operand) for m in started)
+        if sum(self.late.values()) > self.under_way:
+            while len(self.late) > 1 and sum(self.late.values()) > self.under_way // 2:
+                self._need(next(iter(self.late)))
 
     def _with_deaths(self) -> list[Line]:
         alive = {self.loss, *self.wanted}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -19,7 +20,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.data_parallel import data_parallel
+from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.sample import sample
 
 
@@ -92,6 +93,65 @@ def test_small_gradients_share_a_call_until_it_is_full():
     assert [len(a.moves) for a in actions(found) if isinstance(a, Bucket)] == [3, 3]
     assert sum(crosses_(a) for a in actions(found)) == 1
     assert not any(isinstance(a, Bucket) for a in actions(schedule(program, bucket=64 * 64 * 4)))
+
+
+def held_until_the_end(program: Program, found: Schedule) -> list[list[int]]:
+    """
+    For each line after its waits: what each collective of gradients under way holds that is not an all-reduce, oldest
+    first, of those which nothing but the end reads.
+    """
+    wanted = {found.held(i.grad) for i in program.body if isinstance(i, UpdateWeight)}
+    late: dict[int, int] = {}
+    out: list[list[int]] = []
+    for line in found.lines:
+        match line.action:
+            case Wait(registers):
+                late.pop(registers[0], None)
+                if out:
+                    out.pop()
+            case Bucket(moves) if moves[0].kind != "all_reduce" and moves[0].result in wanted:
+                late[moves[0].result] = sum(piece_bytes(program, m.operand) for m in moves)
+            case Reshard(operand, result, kind) if kind != "all_reduce" and crosses_(line.action) and result in wanted:
+                late[result] = piece_bytes(program, operand)
+            case Exchange(operand, result) if result in wanted:
+                late[result] = piece_bytes(program, operand)
+            case _:
+                pass
+        out.append(list(late.values()))
+    return out
+
+
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]), st.sampled_from([0, 64, 256, 2**20]))
+@settings(max_examples=60, deadline=None)
+def test_collectives_under_way_hold_so_much(seed: int, with_pins: bool, bucket: int, under_way: int):
+    program = random_program(seed, with_pins)
+    bound, free = (schedule(program, bucket, limit) for limit in (under_way, 2**60))
+    for held in held_until_the_end(program, bound):
+        assert len(held) < 2 or sum(held) <= under_way
+    # All that changes is what is waited for when.
+    assert [a for a in actions(bound) if not isinstance(a, Wait)] == [
+        a for a in actions(free) if not isinstance(a, Wait)
+    ]
+    assert calls(program, bound) == calls(program, free)
+
+
+def test_only_what_is_too_much_is_waited_for():
+    """A divided stack on two devices, of which every gradient is scattered: 16 KiB each."""
+    machine = boxes(2)
+    x, y = (leaf("input", tensor_type((8, 64), "f32"), name=n) for n in "xy")
+    h = x.result
+    for i in range(9):
+        h = apply("matmul", [h, leaf("weight", tensor_type((64, 64), "f32"), name=f"w{i}").result]).result
+    plan = fsdp(Graph("f", (x, y), (apply("mse", [h, y.result]).result,)), machine)
+    program = lower(fuse_collectives(differentiate(plan, Optimizer(), machine.mesh)), machine)
+    counts = [len(held) for held in held_until_the_end(program, schedule(program, 0, 4 * 2**14))]
+    assert max(counts) == 4
+    # At the fifth the oldest three are waited for, together.
+    assert [b for a, b in pairwise(counts) if b < a] == [2, 2, 0]
+    # The newest goes on however little may.
+    assert max(len(held) for held in held_until_the_end(program, schedule(program, 0, 0))) == 1
+    # The ninth is waited for with the others.
+    assert max(len(held) for held in held_until_the_end(program, schedule(program, 0))) == 8
 
 
 def actions(found: Schedule) -> list[object]:
