@@ -78,6 +78,8 @@ SAMPLE = [
     Case("dlrm", "joint", 2),
     Case("dlrm", "random-1", 8, "sgd"),
     Case("gpt2", "data-parallel", 4),
+    Case("gpt2", "fsdp", 4),
+    Case("gpt2", "tofu", 8),
     Case("inception_v3", "data-parallel", 2, "sgd"),
     Case("lenet", "joint", 8),
     Case("lenet", "spatial", 4, "sgd"),
