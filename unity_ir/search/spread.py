@@ -19,7 +19,7 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Node, Optimizer
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import PINNED, REPEAT, GridRole, at
 from unity_ir.pcg.materialise import materialise
 from unity_ir.search.data_parallel import data_parallel
@@ -52,12 +52,19 @@ TRIED = 512
 """Assignments of an operator, all axes of a level alike, that are all tried, at most."""
 
 
+MUCH = 0.01
+"""Of all weights of a large graph, an operator's at least, for it to be tried in all ways."""
+
+
 def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
     """A plan of a serial graph with operators side by side, and its cost; None if none may be faster than `plan`."""
     if machine.devices == 1:
         return None
     large = sum(n.is_compute for n in graph.nodes()) > OPERATORS
     sets = [] if large else _alike(graph)
+    odd = _odd(graph, large)
+    if not sets and not odd:
+        return None
     scored: dict[int, Assignments] = {}
     by_axes: dict[tuple[int, ...], Simulation] = {}
     for assignments in _plans(graph, machine, optimizer, plan, sets):
@@ -68,7 +75,7 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
         scored.setdefault(made.makespan, assignments)
     now = as_emitted((plan, cost(plan, machine, optimizer)), optimizer)
     if not scored or min(scored) / TICKS > WORTH * now:
-        seconds, assignments = _one_by_one(graph, machine, optimizer, plan, large)
+        seconds, assignments = _one_by_one(graph, machine, optimizer, plan, odd)
         if seconds >= now:
             return None
         found = materialise(graph, assignments, machine.mesh)
@@ -80,22 +87,15 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
 
 
 def _one_by_one(
-    graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, first: bool
+    graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, odd: Sequence[Node]
 ) -> tuple[float, Assignments]:
-    """
-    The plan, and of each operator on a matrix of weights that no other is alike to, the best assignment in turn, all
-    axes of a level alike: seconds, and all assignments. Only `first` ones, which read nothing that has a gradient.
-    """
+    """The plan, and of each odd operator the best assignment in turn, all axes of a level alike: seconds, and all."""
     simulation = Simulation(graph, machine, assignments_of(plan, machine), optimizer)
     best = simulation.makespan
-    kinds = Counter(_kind(n) for n in simulation.nodes)
     levels = sorted(set(machine.axis_levels))
-    with_gradient = trained(graph) if first else set[Node]()
-    for node in simulation.nodes:
+    for node in odd:
         may = roles(node)
-        if not _has_matrix(node) or kinds[_kind(node)] > 1 or len(may) ** len(levels) > TRIED:
-            continue
-        if any(v.node in with_gradient and v.node.op != "weight" for v in node.operands):
+        if len(may) ** len(levels) > TRIED:
             continue
         for way in product(may, repeat=len(levels)):
             assignment = tuple(way[levels.index(level)] for level in machine.axis_levels)
@@ -107,6 +107,30 @@ def _one_by_one(
                 else:
                     simulation.reject()
     return best / TICKS, simulation.assignments
+
+
+def _odd(graph: Graph, large: bool) -> list[Node]:
+    """
+    Operators on matrices of weights that no other is alike to. Of a large graph those that read nothing with a gradient
+    and much of the weights: moves of small gradients are soon over.
+    """
+    nodes = [n for n in graph.nodes() if n.is_compute and _has_matrix(n)]
+    kinds = Counter(map(_kind, nodes))
+    odd = [n for n in nodes if kinds[_kind(n)] == 1]
+    if not large:
+        return odd
+    with_gradient, much = trained(graph), MUCH * sum(_size(n.result) for n in graph.weights())
+
+    def first(node: Node) -> bool:
+        others = [v for v in node.operands if v.node.op != "weight"]
+        weights = [v for v in node.operands if v.node.op == "weight"]
+        return not any(v.node in with_gradient for v in others) and sum(map(_size, weights)) > much
+
+    return list(filter(first, odd))
+
+
+def _size(value: Value) -> int:
+    return prod(value.shape)
 
 
 def _kind(node: Node) -> object:
