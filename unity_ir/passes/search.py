@@ -159,7 +159,7 @@ def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | Floa
 @contextmanager
 def _shown(name: str) -> Generator[Progress | None]:
     """Progress on stderr, if that is a terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

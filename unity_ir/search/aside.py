@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -52,7 +53,16 @@ class Aside(Generic[Q, A]):
 
     def __enter__(self) -> Self:
         if self._beside and _processor_left():
-            self._fork()
+            try:
+                # Ctrl-C between the fork and its first line would end up there.
+                with _later():
+                    self._fork()
+            except OSError:
+                # No process is to be had, or no file: it is done in turn.
+                pass
+            except KeyboardInterrupt:
+                self._end()
+                raise
         return self
 
     def __exit__(
@@ -90,19 +100,21 @@ class Aside(Generic[Q, A]):
         return pickle.loads(os.pread(self._process.answers, size, start))
 
     def _end(self) -> None:
-        if self._process is not None:
-            process, self._process = self._process, None
-            process.connection.close()
-            os.close(process.answers)
-            os.kill(process.number, signal.SIGKILL)
-            os.waitpid(process.number, 0)
+        with _later():
+            if self._process is not None:
+                process, self._process = self._process, None
+                process.connection.close()
+                os.close(process.answers)
+                # Where nobody is told of ended processes (SIGCHLD is ignored), or others waited for it, it is gone.
+                with suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(process.number, signal.SIGKILL)
+                    os.waitpid(process.number, 0)
 
     def _fork(self) -> None:
-        here, there = Pipe()
-        answers = os.memfd_create("answers")
-        # Ctrl-C between the fork and its first line would end up there.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with ExitStack() as stack:
+            here, there = map(stack.enter_context, Pipe())
+            answers = os.memfd_create("answers")
+            stack.callback(os.close, answers)
             with warnings.catch_warnings():
                 # Of threads, that is: numpy's, which wait, and are not asked for anything there.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -115,9 +127,8 @@ class Aside(Generic[Q, A]):
                 finally:
                     os._exit(0)
             self._process = _Process(number, here, answers)
+            stack.pop_all()
             there.close()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _serve(self, connection: Connection, answers: int) -> None:
         """Answer until nobody asks any more."""
@@ -132,6 +143,16 @@ class Aside(Generic[Q, A]):
                 written += os.pwrite(answers, answer[written:], end + written)
             connection.send((end, len(answer)))
             end += len(answer)
+
+
+@contextmanager
+def _later() -> Generator[None]:
+    """Ctrl-C waits until this is done."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _processor_left() -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from unity_ir.cost.memory import leaf_tensors
+from unity_ir.cost.memory import held, leaf_tensors
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import trained
@@ -213,14 +213,23 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     """
     Bytes a device must have for a plan: what is held at the end of the forward, or, where more, the simulated peak.
 
-    Simulated only where gradients of activations could make it more than the device has.
+    Simulated only where all that there ever is, at once, would be more than the device has.
     """
-    held = priced.memory_bytes
-    apart = any(map(pins, priced.placement.assignments.values()))
-    gradients = held if apart else priced.memory["activations"]
-    if not not_kept(graph) and held + gradients <= priced.machine.device.memory:
-        return held
-    return max(held, peak(graph, priced, optimizer))
+    if not not_kept(graph) and all_at_once(graph, priced, optimizer) <= priced.machine.device.memory:
+        return priced.memory_bytes
+    return max(priced.memory_bytes, peak(graph, priced, optimizer))
+
+
+def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
+    """Bytes that the peak of a plan that keeps all is not above: no buffer is freed, and each has a gradient."""
+    placement = priced.placement
+    values = [(v, placement.layouts[v]) for n in graph.nodes() if not n.is_parallel for v in n.results]
+    weights = [r.value.node for r in priced.weight_reshards]
+    brought = [(r.value, r.target, (*r.forward, *r.backward)) for r in priced.reshards]
+    found = held(values, weights, brought, placement.mesh, optimizer)
+    most = sum(found.values())
+    # The device that holds most may not be the one with most activations.
+    return most + (most if any(map(pins, placement.assignments.values())) else found["activations"])
 
 
 def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], JointPlan]) -> JointPlan:

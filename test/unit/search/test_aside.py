@@ -97,6 +97,48 @@ def test_a_process_that_others_end_is_not_missed():
         assert squares.ask(3)() == (9, os.getpid())
 
 
+def test_nor_one_that_is_not_there_to_wait_for():
+    """As in programs that ignore SIGCHLD, or wait for whatever ends."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with Aside(square) as squares:
+            assert squares.ask(3)()[1] != os.getpid()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    with Aside(square) as squares:
+        assert squares._process is not None
+        os.kill(squares._process.number, signal.SIGKILL)
+        os.waitpid(squares._process.number, 0)
+
+
+@pytest.mark.parametrize("name", ["fork", "memfd_create"])
+def test_where_no_process_is_to_be_had_it_is_done_in_turn(name: str, monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object) -> None:
+        raise BlockingIOError("no more")
+
+    monkeypatch.setattr(os, name, refused)
+    before = len(os.listdir("/proc/self/fd"))
+    with Aside(square) as squares:
+        assert squares.ask(3)() == (9, os.getpid())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_ctrl_c_at_the_fork_leaves_no_process(monkeypatch: pytest.MonkeyPatch):
+    fork, made = os.fork, list[int]()
+
+    def interrupted() -> int:
+        made.append(fork())
+        if made[-1]:
+            os.kill(os.getpid(), signal.SIGINT)
+        return made[-1]
+
+    monkeypatch.setattr(os, "fork", interrupted)
+    with pytest.raises(KeyboardInterrupt), Aside(square):
+        pass
+    assert len(made) == 1
+    assert gone(made[0])
+
+
 def test_nobody_waits_for_answers_to_be_read():
     with Aside[bytes, bytes](bytes) as many:
         answers = [many.ask(bytes([n]) * 100_000) for n in range(20)]

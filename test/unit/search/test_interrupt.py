@@ -119,3 +119,9 @@ def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: 
     assert found.derivation
     assert (found.bound is None) == (late == "bounded")
     assert found.cost.time <= run(mlp(), machine, "data-parallel").cost.time
+
+
+def test_without_stderr_a_plan_is_printed_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["--model=mlp,layers=2", "--search", "--machine=2gpu"]) == 0
+    assert "#machine.view" in capsys.readouterr().out

@@ -11,6 +11,7 @@ import pytest
 from graphs import boxes, random_graph
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from pinned import pinned
 from small import small
 
 from unity_ir.cost.plan import cost
@@ -26,9 +27,10 @@ from unity_ir.search.again import may_recompute
 from unity_ir.search.counted import Bounds, Known, bound_within
 from unity_ir.search.exact import Solver
 from unity_ir.search.ledger import Choice, Ledger
-from unity_ir.search.memory import Curve, Fitting, NothingFits, Refused, Solvers, fitting, needed
+from unity_ir.search.memory import Curve, Fitting, NothingFits, Refused, Solvers, all_at_once, fitting, needed
 from unity_ir.search.price import SPACE, Price
 from unity_ir.search.realise import realise
+from unity_ir.search.sample import sample
 from unity_ir.search.space import Spaces
 from unity_ir.simulate.report import peak
 
@@ -150,6 +152,29 @@ def need_of(graph: Graph, machine: Machine, optimizer: Optimizer) -> int:
     """Bytes a plan needs, simulated whatever it holds."""
     priced = cost(graph, machine, optimizer)
     return max(priced.memory_bytes, peak(graph, priced, optimizer))
+
+
+@given(st.integers(0, 10**6), st.sampled_from(OPTIMIZERS), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_no_peak_is_above_all_at_once(seed: int, optimizer: Optimizer, on_parts: bool):
+    size = 1 + seed % 5
+    graph = small(seed, size) if seed % 2 else random_graph(Random(seed), size, dims=(2, 4, 6, 12))
+    plan, machine = pinned(graph, seed) if on_parts else (sample(graph, FOUR, seed), FOUR)
+    priced = cost(plan, machine, optimizer)
+    assert need_of(plan, machine, optimizer) <= all_at_once(plan, priced, optimizer)
+
+
+@pytest.mark.parametrize("seed", [9, 15, 57, 69])
+def test_the_peak_fits_where_it_is_above_what_is_held_twice(seed: int):
+    """What the backward does not read counts at the peak, too."""
+    graph = small(seed, 3)
+    free = run(graph, FOUR)
+    need = need_of(free.graph, FOUR, Optimizer())
+    try:
+        found = run(graph, with_memory(FOUR, need - 1))
+    except UnityError:
+        return
+    assert need_of(found.graph, FOUR, Optimizer()) < need
 
 
 def smallest_at_random(graph: Graph, machine: Machine, optimizer: Optimizer, random: Random, tries: int) -> int:
