@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unity_ir.lowering.kernels.expression import Text
@@ -28,3 +28,12 @@ class Value:
     """The text is a Python number rather than a tensor."""
     kind: str = "float"
     """What its elements are: `float`, `int` or `bool`."""
+
+
+def letters(names: Sequence[str]) -> dict[str, str]:
+    """A letter for each variable: its own first letter where that is free."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        free = [c for c in (name[0], *"abcdefghijklmnopqrstuvwxyz") if c.isascii() and c.islower()]
+        found[name] = next(c for c in free if c not in found.values())
+    return found

@@ -1,8 +1,8 @@
-"""Windows as PyTorch says them: convolutions and poolings by its functions, others by `unfold` and `index_add`."""
+"""Windows as PyTorch says them: convolutions and poolings by its functions, other writes by `index_add`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ from unity_ir.lowering.convolutions import (
     pooled_sum,
     pooling,
 )
-from unity_ir.lowering.kernels.expression import ATOM, Text
+from unity_ir.lowering.kernels.expression import Text
+from unity_ir.lowering.torch_reads import padded, token, whole
 from unity_ir.lowering.torch_value import TORCH_DTYPES, Value
 from unity_ir.lowering.windows import leaves, reach
 from unity_ir.tdl.syntax import Binary, Const, Expr, Reduce, Result, Window, index_names
@@ -29,73 +30,9 @@ if TYPE_CHECKING:
 F = "torch.nn.functional"
 
 
-def token(number: int) -> str:
-    """The name of a dim that is read through a window, until its variables have dims of their own."""
-    return f"#{number}"
-
-
 def target(number: int) -> str:
     """The name of a dim that is written through a window."""
     return f"={number}"
-
-
-# --- reading
-
-
-def unfolded(writer: Writer, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
-    """
-    A tensor with a dim per variable of its windows, given one with a dim `token(i)` for each; changes `dims` alike.
-
-    What lies outside is 0.
-    """
-    pads: dict[int, tuple[int, int]] = {}
-    for number, window in enumerate(windows):
-        first, last = reach(window, writer.extents)
-        pads[dims.index(token(number))] = max(0, -first), max(0, last - window.size + 1)
-    text = padded(writer, text, len(dims), pads)
-    for number, window in enumerate(windows):
-        dim = dims.index(token(number))
-        first, last = reach(window, writer.extents)
-        before, after = pads[dim]
-        whole = first + before == 0 and last + before + 1 == window.size + before + after
-        if not window.terms:
-            text = writer.method(text, f"select({dim}, {first + before})")
-            del dims[dim]
-            continue
-        terms = list(window.terms)
-        if len(terms) > 1 and not whole:
-            text = writer.method(text, f"narrow({dim}, {first + before}, {last - first + 1})")
-        rest = last - first
-        while len(terms) > 1:
-            factor, name = terms.pop(0)
-            rest -= factor * (writer.extents[name] - 1)
-            text = writer.method(text, f"unfold({dim}, {rest + 1}, {factor})")
-            dims[dim] = name
-            dim = len(dims)
-            dims.append("")
-        ((factor, name),) = terms
-        dims[dim] = name
-        if len(window.terms) == 1 and not whole:
-            stop = f"{first + before}:{last + before + 1}"
-        else:
-            stop = ":" if factor > 1 else ""
-        if stop:
-            step = f":{factor}" if factor > 1 else ""
-            text = Text(f"{text.at(ATOM)}[{':, ' * dim}{stop}{step}]")
-    return text
-
-
-def padded(writer: Writer, text: Text, rank: int, pads: Mapping[int, tuple[int, int]], value: str = "") -> Text:
-    """With so many elements more before and after each dim, or fewer where a number is below 0."""
-    if not any(map(any, pads.values())):
-        return text
-    outermost = min(d for d, pair in pads.items() if any(pair))
-    amounts = [n for d in reversed(range(outermost, rank)) for n in pads.get(d, (0, 0))]
-    writer.strided = writer.strided or min(amounts) < 0
-    return Text(f"{F}.pad({text.text}, {tuple(amounts)}{value})")
-
-
-# --- writing
 
 
 def written(writer: Writer, result: Result) -> Value:
@@ -159,7 +96,7 @@ def convolved(writer: Writer, expr: Reduce) -> Value | None:
 
 def _convolution(writer: Writer, of: Convolution) -> Value:
     n = len(of.slidings)
-    image, other = writer.whole(of.image), writer.whole(of.other)
+    image, other = whole(writer, of.image), whole(writer, of.other)
     if image.kind != "float" or other.kind != "float":
         image, other = writer.floating(image), writer.floating(other)
     outer, inner = tuple(s.outer for s in of.slidings), tuple(s.inner for s in of.slidings)
@@ -302,7 +239,7 @@ def _pooled_image(
     The tensor a pooling function takes, the groups of its first two dims, the padding to ask for, and that already
     before and after its other dims.
     """
-    image = writer.floating(writer.whole(of.image))
+    image = writer.floating(whole(writer, of.image))
     tokens = [token(k) for k in range(len(of.slidings))]
     groups = _lead([n for n in image.dims if n not in tokens])
     text = _grouped(writer, image, [*groups, *((t,) for t in tokens)])
