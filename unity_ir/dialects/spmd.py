@@ -9,6 +9,7 @@ piece reaches beyond its part of a dim, the global shape says how far: `[8, 3, 3
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -233,8 +234,8 @@ class ComputeOp(IRDLOperation):
     )
 
 
-class MoveOp(IRDLOperation):
-    """`spmd.all_gather %x along array<i64: 0> : from -> to`: one move of the reshard planner, by its kind."""
+class BetweenRanks(IRDLOperation):
+    """`spmd.KIND %x along array<i64: 0> : from -> to`: one piece made of others along mesh axes."""
 
     operand = operand_def(PIECE)
     result = result_def(PIECE)
@@ -244,30 +245,50 @@ class MoveOp(IRDLOperation):
 
     @property
     def kind(self) -> str:
-        """What the move does, as the planner calls it."""
+        """What it does, as the planner calls it."""
         return self.name.removeprefix("spmd.")
+
+    @property
+    def along(self) -> tuple[int, ...]:
+        """The mesh axes."""
+        return tuple(int(a) for a in self.axes.get_values())
+
+    @property
+    def pieces(self) -> tuple[Piece, Piece]:
+        """What it takes and makes."""
+        assert isinstance(self.operand.type, PieceType)
+        assert isinstance(self.result.type, PieceType)
+        return self.operand.type.data, self.result.type.data
+
+
+Kind = TypeVar("Kind", bound=BetweenRanks)
+
+
+def _of_kind(kind: str, base: type[Kind]) -> type[Kind]:
+    """The class of `spmd.KIND`."""
+    name = f"{kind.title().replace('_', '')}Op"
+    made = type(name, (base,), {"name": f"spmd.{kind}", "__module__": __name__})
+    return irdl_op_definition(cast("type[Kind]", made))
+
+
+class MoveOp(BetweenRanks):
+    """`spmd.all_gather %x along array<i64: 0> : from -> to`: one move of the reshard planner, by its kind."""
 
     @property
     def roles(self) -> tuple[int, int]:
         """The role the axes have before and after; `PINNED` of pinned ones."""
-        axes = self.axes.get_values()
-        assert isinstance(self.operand.type, PieceType)
-        assert isinstance(self.result.type, PieceType)
-        before, after = self.operand.type.data.layout, self.result.type.data.layout
-        found = {(max(before[int(a)], PINNED), max(after[int(a)], PINNED)) for a in axes if 0 <= int(a) < len(before)}
+        before, after = (piece.layout for piece in self.pieces)
+        found = {(max(before[a], PINNED), max(after[a], PINNED)) for a in self.along if 0 <= a < len(before)}
         if len(found) != 1 or len(before) != len(after):
-            raise VerifyException(f"{self.name}: its axes {list(axes)} do not all go from one role to one other")
+            raise VerifyException(f"{self.name}: its axes {list(self.along)} do not all go from one role to one other")
         return found.pop()
 
     def verify_(self) -> None:
         source, target = self.roles
-        listed = [int(a) for a in self.axes.get_values()]
-        axes = set(listed)
-        if listed != sorted(axes):
-            raise VerifyException(f"{self.name}: its axes {listed} must be in order, each once")
-        assert isinstance(self.operand.type, PieceType)
-        assert isinstance(self.result.type, PieceType)
-        before, after = self.operand.type.data, self.result.type.data
+        axes = set(self.along)
+        if list(self.along) != sorted(axes):
+            raise VerifyException(f"{self.name}: its axes {list(self.along)} must be in order, each once")
+        before, after = self.pieces
         if before.halo or before.halo_sum:
             raise VerifyException(f"{self.name}: {before} has a halo, which comes last and is reduced first")
         moved = tuple(a if i in axes else b for i, (b, a) in enumerate(zip(before.layout, after.layout, strict=True)))
@@ -279,35 +300,17 @@ class MoveOp(IRDLOperation):
             raise VerifyException(f"{self.name}: {role_name(source)} to {role_name(target)} is {wanted}")
 
 
-MOVES: dict[str, type[MoveOp]] = {
-    kind: irdl_op_definition(
-        type(f"{kind.title().replace('_', '')}Op", (MoveOp,), {"name": f"spmd.{kind}", "__module__": __name__})
-    )
-    for kind in (*KINDS, *PINNED_KINDS)
-}
+MOVES: dict[str, type[MoveOp]] = {kind: _of_kind(kind, MoveOp) for kind in (*KINDS, *PINNED_KINDS)}
 """The class of every kind of move."""
 
 
-class ExchangeOp(IRDLOperation):
+class ExchangeOp(BetweenRanks):
     """`spmd.halo %x along array<i64: 0> : from -> to`: neighbours along a dim exchange, or add up, halos."""
-
-    operand = operand_def(PIECE)
-    result = result_def(PIECE)
-    axes = prop_def(DenseArrayBase.constr(i64))
-
-    assembly_format = "$operand `along` $axes attr-dict `:` type($operand) `->` type($result)"
-
-    @property
-    def kind(self) -> str:
-        """`halo` or `halo_reduce`."""
-        return self.name.removeprefix("spmd.")
 
     @property
     def border(self) -> tuple[int, int, int]:
         """The dim of the exchange, and the elements before and after a piece."""
-        assert isinstance(self.operand.type, PieceType)
-        assert isinstance(self.result.type, PieceType)
-        before, after = self.operand.type.data, self.result.type.data
+        before, after = self.pieces
         old, new = (before, after) if self.kind == "halo" else (after, before)
         changed = [d for d, (a, b) in enumerate(zip(old.borders, new.borders, strict=False)) if a != b]
         kind = "halo" if self.kind == "halo" else "halo_sum"
@@ -323,19 +326,12 @@ class ExchangeOp(IRDLOperation):
 
     def verify_(self) -> None:
         dim, _, _ = self.border
-        assert isinstance(self.operand.type, PieceType)
-        wanted = [i for i, role in enumerate(self.operand.type.data.layout) if role == dim]
-        axes = [int(a) for a in self.axes.get_values()]
-        if axes != wanted:
-            raise VerifyException(f"{self.name}: along {axes}, but dim {dim} is divided along {wanted}")
+        wanted = [i for i, role in enumerate(self.pieces[0].layout) if role == dim]
+        if list(self.along) != wanted:
+            raise VerifyException(f"{self.name}: along {list(self.along)}, but dim {dim} is divided along {wanted}")
 
 
-EXCHANGES: dict[str, type[ExchangeOp]] = {
-    kind: irdl_op_definition(
-        type(f"{kind.title().replace('_', '')}Op", (ExchangeOp,), {"name": f"spmd.{kind}", "__module__": __name__})
-    )
-    for kind in HALO_EXCHANGES
-}
+EXCHANGES: dict[str, type[ExchangeOp]] = {kind: _of_kind(kind, ExchangeOp) for kind in HALO_EXCHANGES}
 """The class of every exchange of halos."""
 
 

@@ -125,12 +125,10 @@ def from_op(op: ProgramOp) -> Program:
             case ComputeOp():
                 body.append(_compute(each, operands, results, tensors, mesh))
             case MoveOp():
-                axes = tuple(int(a) for a in each.axes.get_values())
-                source, target = (group_role(tensors[r].layout, axes, mesh) for r in (*operands, *results))
-                body.append(Reshard(operands[0], results[0], each.kind, axes, source, target))
+                source, target = (group_role(tensors[r].layout, each.along, mesh) for r in (*operands, *results))
+                body.append(Reshard(operands[0], results[0], each.kind, each.along, source, target))
             case ExchangeOp():
-                axes = tuple(int(a) for a in each.axes.get_values())
-                body.append(Exchange(operands[0], results[0], each.kind, axes, *each.border))
+                body.append(Exchange(operands[0], results[0], each.kind, each.along, *each.border))
             case UpdateOp():
                 body.append(UpdateWeight(*operands))
                 optimizer = to_optimizer("spmd.update", each.optimizer.data)
