@@ -63,9 +63,9 @@ def run(
     start = perf_counter()
     serial = erase(graph)
     settings = settings or Settings(seed=seed)
-    by = selected(rules)
     with _seldom_collected():
         try:
+            by = selected(rules)
             result = _searched(serial, machine, strategy, optimizer, progress, settings, options, seed, by)
         except KeyboardInterrupt:
             result = _at_hand(serial, machine, strategy, optimizer)

@@ -44,8 +44,9 @@ def test_the_joint_search_returns_the_best_so_far(after: int):
     assert found.derivation or erase(found.graph) == mlp()
 
 
-def test_before_there_is_a_plan_a_baseline_stands_in(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("unity_ir.search.joint.solve", interrupt)
+@pytest.mark.parametrize("at", [("joint", "solve"), ("run", "selected")])
+def test_before_there_is_a_plan_a_baseline_stands_in(at: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules[f"unity_ir.search.{at[0]}"], at[1], interrupt)
     found = run(mlp(), MACHINE)
     assert found.interrupted
     assert found.bound is None
