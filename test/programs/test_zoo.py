@@ -114,6 +114,6 @@ def test_equals_pytorch(ranks: Ranks, case: Case):
 
 def test_the_sample_has_everything():
     plans = Counter(re.sub(r"-\d+$", "", case.plan) for case in SAMPLE)
-    assert plans.keys() == {"data-parallel", "joint", "random", "recompute", "pinned", "spatial"}
+    assert plans.keys() == {"data-parallel", "fsdp", "joint", "pinned", "random", "recompute", "spatial", "tofu"}
     assert {case.model for case in SAMPLE} == SMALL.keys()
     assert {case.world for case in SAMPLE} == set(WORLDS)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Generic, Self, TypeVar
 
 Q = TypeVar("Q")
@@ -147,12 +147,19 @@ class Aside(Generic[Q, A]):
 
 @contextmanager
 def _later() -> Generator[None]:
-    """Ctrl-C waits until this is done."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Ctrl-C waits until this is done. (Blocked signals would go to another thread, such as those of numpy.)"""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda _, frame: came.append(frame))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(signal.SIGINT, came[0])
 
 
 def _processor_left() -> bool:
