@@ -17,7 +17,7 @@ from unity_ir.pcg.recompute import not_kept
 from unity_ir.search.aside import Aside
 from unity_ir.search.branches import apart
 from unity_ir.search.counted import Bounds, Known, bounded
-from unity_ir.search.joint import JointPlan
+from unity_ir.search.joint import JointPlan, joint
 from unity_ir.search.memory import Refused
 from unity_ir.search.portfolio import Emitted, Hands, Offer, Plan
 from unity_ir.search.price import Price
@@ -95,6 +95,9 @@ def _with_rival(result: SearchResult, found: JointPlan, settle: Settling) -> Sea
     now, other = (result.graph, result.cost), (rival.graph, cost(rival.graph, settle.machine, emitted.optimizer))
     if emitted.fastest([now, other]) is now and len(result.cost.operators) > SMALL:
         return result
+    if not rival.solver.spaces.axis_by_axis:
+        # How axes are best cut into groups for the graph as it was says little about this one.
+        rival = replace(joint(rival.rewritten, settle.machine, (), emitted.optimizer), derivation=rival.derivation)
     settled = _settled(rival, settle)
     better = emitted.fastest([now, (settled.graph, settled.cost)]) is not now
     return replace(settled if better else result, explored=result.explored, interrupted=settled.interrupted)
