@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import numpy as np
@@ -202,13 +203,22 @@ class Evil:
         return os.system, ("touch /tmp/unity_evil",)
 
 
-def evil(path: Path) -> None:
-    """Metadata that runs a command when it is unpickled, with the right checksum."""
-    import zlib
+def unpickled(thing: object) -> Spoil:
+    """Metadata that does something when it is unpickled, with the right checksum."""
 
-    content = pickle.dumps(Evil())
-    (path / ".metadata").write_bytes(content)
-    record(lambda r: r["files"].update({".metadata": [len(content), zlib.crc32(content)]}))(path)
+    def spoil(path: Path) -> None:
+        content = pickle.dumps(thing)
+        (path / ".metadata").write_bytes(content)
+        record(lambda r: r["files"].update({".metadata": [len(content), zlib.crc32(content)]}))(path)
+
+    return spoil
+
+
+class Sly:
+    """Versions of Python before 3.11.4 pickle members of enums so."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (PosixPath, "cwd")
 
 
 def flipped(path: Path) -> None:
@@ -231,7 +241,8 @@ def flipped(path: Path) -> None:
         (record(lambda r: r.update(optimizer="sgd")), "it was trained with sgd, and this program has adam"),
         (record(lambda r: r["weights"].pop("fc1.bias")), "it is of another model: weight 'fc1.bias' is missing there"),
         (record(lambda r: r["weights"].update(w=[[3], "torch.float32"])), "weight 'w' is [[3], 'torch.float32'] there"),
-        (evil, "its metadata cannot be read: it names posix.system, which describes no tensor"),
+        (unpickled(Evil()), "its metadata cannot be read: it names posix.system, which describes no tensor"),
+        (unpickled(Sly()), "its metadata cannot be read: it names builtins.getattr, which describes no tensor"),
     ],
 )
 def test_a_checkpoint_that_is_not_right_is_refused(

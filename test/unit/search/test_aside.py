@@ -20,8 +20,9 @@ WAYS = pytest.mark.parametrize("beside", [True, False])
 
 @pytest.fixture(autouse=True)
 def processors(monkeypatch: pytest.MonkeyPatch):
-    """As many as a second process wants."""
+    """As many as a second process wants, and no threads of other tests."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(aside.threading, "active_count", lambda: 1)
 
 
 def square(number: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import pickle
@@ -167,6 +168,8 @@ class _PlainMetadata(pickle.Unpickler):
     """Reads DCP's metadata, a pickle, which may name nothing but what describes tensors: no code is in it."""
 
     def find_class(self, module, name):
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         plain = {
             "torch.distributed.checkpoint.metadata": (
                 "ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties TensorStorageMetadata "
@@ -180,6 +183,13 @@ class _PlainMetadata(pickle.Unpickler):
         if name not in f"{plain.get(module, '')} int64 uint8".split() or not module.startswith(("torch", "pathlib")):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which describes no tensor")
         return super().find_class(module, name)
+
+
+def _member(kind, name):
+    """A member of an enum, which Python before 3.11.4 pickles as an attribute; of nothing else."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum)) or name not in kind.__members__:
+        raise pickle.UnpicklingError("it names builtins.getattr, which describes no tensor")
+    return kind[name]
 
 
 def _reason(error):
