@@ -55,6 +55,8 @@ class JointPlan:
     """Whether the search was to end early (Ctrl-C): this is the best until then."""
     rival: JointPlan | None = None
     """The plan of the graph that is fastest on one device, if that is another."""
+    source: ExactPlan | None = None
+    """What the same solver finds for the graph without rewrites."""
 
 
 @dataclass
@@ -173,7 +175,7 @@ def joint(
         return JointPlan(graph, bound, derivation, len(seen), rewritten, plan, solver, interrupted=interrupted)
 
     rival = plan_of(ends[0]) if ends and not interrupted else None
-    return replace(plan_of(best), rival=rival)
+    return replace(plan_of(best), rival=rival, source=plan)
 
 
 def _sharpened(solver: Solver, best: _Found, ends: Sequence[_Found]) -> Iterator[_Found]:

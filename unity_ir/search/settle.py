@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
@@ -19,7 +20,7 @@ from unity_ir.search.branches import apart
 from unity_ir.search.counted import Bounds, Known, bounded
 from unity_ir.search.joint import JointPlan, joint
 from unity_ir.search.memory import Refused
-from unity_ir.search.portfolio import Emitted, Hands, Offer, Plan
+from unity_ir.search.portfolio import Emitted, Hands, Offer, Plan, fits
 from unity_ir.search.price import Price
 from unity_ir.search.realise import placed, realise
 from unity_ir.search.result import SearchResult
@@ -66,15 +67,25 @@ class Settling:
         """
         What is given for what a search found: the plan that is fastest as emitted of those named above, and the bound.
         """
-        result = _settled(found, self)
+        source = cache(lambda: self.source(found))
+        result = _settled(found, self, source)
         try:
             if not result.interrupted:
                 result = _with_rival(result, found, self)
             if self.as_it_was is not None and result.derivation and not result.interrupted:
-                result = _as_it_was(result, self.as_it_was(), self)
+                result = _as_it_was(result, source(), self.as_it_was(), self)
         except KeyboardInterrupt:
             result = replace(result, interrupted=True)
         return result
+
+    def source(self, found: JointPlan) -> list[Plan]:
+        """The plan of the graph without rewrites, if what was found is of another, and memory is not short."""
+        if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
+            return []
+        plan = realise(self.serial, found.source, found.solver)
+        priced = plan, cost(plan, self.machine, self.emitted.optimizer)
+        self.emitted.seconds(priced)
+        return [priced] if fits(*priced, self.emitted.optimizer) else []
 
     def instead(self, refused: Refused) -> SearchResult:
         """The fastest plan by hand that fits, where the search found none. Raises `refused` if there is none."""
@@ -103,23 +114,23 @@ def _with_rival(result: SearchResult, found: JointPlan, settle: Settling) -> Sea
     return replace(settled if better else result, explored=result.explored, interrupted=settled.interrupted)
 
 
-def _as_it_was(result: SearchResult, offers: Sequence[Offer], settle: Settling) -> SearchResult:
-    """The result, unless a plan by hand of the graph without rewrites is faster as emitted."""
+def _as_it_was(result: SearchResult, source: Sequence[Plan], offers: Sequence[Offer], settle: Settling) -> SearchResult:
+    """The result, unless one of the graph without rewrites, found or by hand, is faster as emitted."""
     emitted, now = settle.emitted, (result.graph, result.cost)
-    best = emitted.fastest([now], offers)
+    best = emitted.fastest([now, *source], offers)
     if best is now:
         return result
-    least = emitted.plan(min(offers, key=lambda o: o.seconds))
+    least = min([*source, *map(emitted.plan, sorted(offers, key=lambda o: o.seconds)[:1])], key=lambda p: p[1].time)
     found = settle.bounding.ask(Known(settle.serial, least[1].time))()
     plan, priced, bound = bounded(least, found, emitted.optimizer)
     proved = None if plan is best[0] else priced
     return SearchResult(result.strategy, *best, (), bound, result.explored, proved=proved)
 
 
-def _settled(found: JointPlan, settle: Settling) -> SearchResult:
+def _settled(found: JointPlan, settle: Settling, meanwhile: Callable[[], object] = lambda: None) -> SearchResult:
     """
     The result with its bound: of what was found and the plans by hand, the fastest as emitted, and with branches on
-    parts of the machine, if it is faster so.
+    parts of the machine, if it is faster so. `meanwhile` is done while plans by hand are made.
     """
     emitted, machine = settle.emitted, settle.machine
     optimizer = emitted.optimizer
@@ -138,6 +149,7 @@ def _settled(found: JointPlan, settle: Settling) -> SearchResult:
         others = [own, *hidden(found, machine, optimizer)]
         for plan in others:
             emitted.seconds(plan)
+        meanwhile()
         offers = by_hand()
         proved, bound = own, found.bound
         if bounding is not None:
