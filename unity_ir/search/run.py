@@ -17,7 +17,7 @@ from unity_ir.rules.algebraic import selected
 from unity_ir.rules.rule import Rule
 from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
-from unity_ir.search.joint import Explored, Progress, joint
+from unity_ir.search.joint import Explored, JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
 from unity_ir.search.memory import Refused, joint_within, needed
 from unity_ir.search.result import SearchResult
@@ -118,18 +118,30 @@ def _searched(
     if strategy not in ("joint", "sequential"):
         parallel = _plan(serial, machine, strategy, optimizer, seed)
         return SearchResult(strategy, parallel, cost(parallel, machine, optimizer))
+
+    def algebra_first() -> JointPlan:
+        found = sequential(serial, machine, rules, optimizer, progress=progress)
+        again = partial(joint, found.rewritten, machine, (), optimizer)
+        return joint_within(found, found.rewritten, lambda solver: again(solver=solver))
+
     with settling(strategy, serial, machine, optimizer) as settle:
-        if strategy == "joint":
-            search = partial(joint, serial, machine, rules, optimizer, progress=progress, explored=Explored())
+        if strategy == "sequential":
+            return settle.result(algebra_first())
+        search = partial(joint, serial, machine, rules, optimizer, progress=progress, explored=Explored())
+        try:
+            found = joint_within(search(), serial, lambda solver: search(solver=solver))
+        except Refused as refused:
+            return settle.instead(refused)
+        result = settle.result(found)
+        if found.price > 0 and not result.interrupted:
+            # Where memory is short, rewrites are looked for at one price of it: what is fastest on one device may win.
             try:
-                found = joint_within(search(), serial, lambda solver: search(solver=solver))
-            except Refused as refused:
-                return settle.instead(refused)
-        else:
-            found = sequential(serial, machine, rules, optimizer, progress=progress)
-            again = partial(joint, found.rewritten, machine, (), optimizer)
-            found = joint_within(found, found.rewritten, lambda solver: again(solver=solver))
-        return settle.result(found)
+                result = settle.faster(result, settle.result(algebra_first()))
+            except Refused:
+                pass
+            except KeyboardInterrupt:
+                result = replace(result, interrupted=True)
+        return result
 
 
 def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer) -> SearchResult:

@@ -78,6 +78,12 @@ class Settling:
             result = replace(result, interrupted=True)
         return result
 
+    def faster(self, now: SearchResult, other: SearchResult) -> SearchResult:
+        """The result that is faster as emitted."""
+        best = self.emitted.fastest([(now.graph, now.cost), (other.graph, other.cost)])
+        explored = now.explored + other.explored
+        return replace(now if best[0] is now.graph else other, explored=explored, interrupted=other.interrupted)
+
     def source(self, found: JointPlan) -> list[Plan]:
         """The plan of the graph without rewrites, if what was found is of another, and memory is not short."""
         if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
