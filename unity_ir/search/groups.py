@@ -26,10 +26,13 @@ TRIED = 600_000
 """Configurations and layouts to be looked at with different cuts, in all."""
 
 
-def solve(graph: Graph, machine: Machine, optimizer: Optimizer) -> tuple[Solver, ExactPlan]:
-    """The fastest parallelization found with the best cuts, and the solver for these."""
+def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None) -> tuple[Solver, ExactPlan]:
+    """
+    The fastest parallelization found with the best cuts, and the solver for these: into as many groups as for a graph
+    `like` it, if that is given.
+    """
     axes = len(machine.mesh.sizes)
-    start = first_cuts(machine, groups_for(graph, axes))
+    start = first_cuts(machine, groups_for(like or graph, axes))
     best = _solved(graph, machine, optimizer, start)
     if len(start) + 1 >= axes:
         return best

@@ -99,19 +99,21 @@ def joint(
     progress: Progress | None = None,
     solver: Solver | None = None,
     explored: Explored | None = None,
+    like: Graph | None = None,
 ) -> JointPlan:
     """
     The fastest parallel graph found for a serial one.
 
     `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the operators in all
     the graphs explored, so that the same search ends in the same plan on any computer. `solver` may price
-    bytes, too; by default only time counts. `explored` is what an earlier search rewrote already. Ctrl-C ends it with
+    bytes, too; by default only time counts. `explored` is what an earlier search rewrote already; `like` the graph
+    whose number of groups of axes is taken (`groups.solve`), by default the source's. Ctrl-C ends it with
     the best plan so far; before there is one it raises `KeyboardInterrupt`.
     """
     most = max(MOST, budget // max(1, sum(n.is_compute for n in graph.nodes())))
     tie = count()
     explored = explored or Explored()
-    solver, plan = solve(graph, machine, optimizer) if solver is None else (solver, solver.solve(graph))
+    solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
     best: _Found = (plan.seconds, graph, plan, ())
     queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
     seen = {graph.outputs}

@@ -21,6 +21,6 @@ def sequential(
 ) -> JointPlan:
     """The fastest parallel graph of the graph that is fastest on one of the machine's devices."""
     rewritten = joint(graph, one_device(machine), rules, optimizer, progress=progress)
-    found = joint(rewritten.rewritten, machine, (), optimizer, progress=progress)
+    found = joint(rewritten.rewritten, machine, (), optimizer, progress=progress, like=graph)
     explored = rewritten.explored + found.explored
     return replace(found, derivation=rewritten.derivation, explored=explored, source=None)

@@ -112,12 +112,18 @@ def _with_rival(result: SearchResult, found: JointPlan, settle: Settling) -> Sea
     now, other = (result.graph, result.cost), (rival.graph, cost(rival.graph, settle.machine, emitted.optimizer))
     if emitted.fastest([now, other]) is now and len(result.cost.operators) > SMALL:
         return result
+    rivals = [rival]
     if not rival.solver.spaces.axis_by_axis:
         # How axes are best cut into groups for the graph as it was says little about this one.
-        rival = replace(joint(rival.rewritten, settle.machine, (), emitted.optimizer), derivation=rival.derivation)
-    settled = _settled(rival, settle)
-    better = emitted.fastest([now, (settled.graph, settled.cost)]) is not now
-    return replace(settled if better else result, explored=result.explored, interrupted=settled.interrupted)
+        own = joint(rival.rewritten, settle.machine, (), emitted.optimizer, like=settle.serial)
+        rivals += [replace(own, derivation=rival.derivation)] if own.graph != rival.graph else []
+    for other in rivals:
+        settled = _settled(other, settle)
+        better = emitted.fastest([(result.graph, result.cost), (settled.graph, settled.cost)])
+        if better[0] is not result.graph:
+            result = replace(settled, explored=result.explored)
+        result = replace(result, interrupted=settled.interrupted)
+    return result
 
 
 def _as_it_was(result: SearchResult, source: Sequence[Plan], offers: Sequence[Offer], settle: Settling) -> SearchResult:
