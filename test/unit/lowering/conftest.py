@@ -62,7 +62,8 @@ class Memory:
 
     def check(self, pointers: Any, mask: Any) -> None:
         addresses = np.atleast_1d(pointers.data)[
-            np.broadcast_to(np.atleast_1d(mask.data), np.shape(pointers.data) or 1)
+            # With conditions on Python's numbers, such as the interpreter's loops have, masks are integers.
+            np.broadcast_to(np.atleast_1d(mask.data).astype(bool), np.shape(pointers.data) or 1)
         ]
         width = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
         inside = np.zeros(addresses.shape, dtype=bool)

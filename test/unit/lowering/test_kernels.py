@@ -51,7 +51,9 @@ def test_random_shapes(name: str, impl: str, runner: Any) -> None:
 
 
 ONE_TAP = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+_ONE_COLUMN = {"kernel": (2, 2), "stride": (1, 1), "padding": (0, 1), "sizes": (4, 1), "degrees": (1, 1)}
 LARGER: list[tuple[str, Case]] = [
+    ("avg_pool2d_grad", Case(((3, 2),), _ONE_COLUMN)),
     ("matmul", Case(((32, 784), (784, 130)), {"act": "relu"})),
     ("matmul", Case(((3, 5, 65), (65, 129)), {"act": "gelu"})),
     ("matmul", Case(((1, 64), (64, 32)), {})),
