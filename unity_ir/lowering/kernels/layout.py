@@ -162,3 +162,14 @@ def _reductions(expr: Expr) -> list[Reduce]:
 def power_of_two(n: int) -> int:
     """The least power of two that is not below `n`."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def flat_address(names: Sequence[str], extents: Mapping[str, int]) -> Address:
+    """The address of elements in row-major order of some variables."""
+    strides: dict[str, int] = {}
+    stride = 1
+    for name in reversed(names):
+        if extents[name] > 1:
+            strides[name] = stride
+        stride *= extents[name]
+    return Address(strides)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from unity_ir.lowering.kernels.expression import Axis
-from unity_ir.lowering.kernels.layout import Address, address, power_of_two, runs
+from unity_ir.lowering.kernels.layout import Address, address, flat_address, power_of_two, runs
 from unity_ir.lowering.kernels.rewrite import reductions
 from unity_ir.lowering.kernels.step import Kernel, Stage, Step, warps
 from unity_ir.tdl.syntax import NOT_FLOATING, Cases, Expr, Name, Segments, accesses, children, index_names
@@ -43,7 +43,7 @@ def pointwise_step(stage: Stage, more: Sequence[Stage] = ()) -> Step:
             mask = kernel.names.new("mask")
             writer.emit(f"{mask} = {index} < {bound}")
         writer.axes = [Axis(index, names, mask)]
-    out = Address({}) if size == 1 else _flat_address(names, extents)
+    out = Address({}) if size == 1 else flat_address(names, extents)
     writer.share([stage.expr, *(each.expr for each in more)])
     for number, each in enumerate((stage, *more)):
         value = _cases(kernel, whole) if whole else _plain(kernel, each)
@@ -102,16 +102,6 @@ def _whole_segments(stage: Stage) -> dict[str, int]:
                 name += "_"
             return {name: sum(stage.extents[n] for n in index.names)}
     return {}
-
-
-def _flat_address(names: tuple[str, ...], extents: dict[str, int]) -> Address:
-    strides: dict[str, int] = {}
-    stride = 1
-    for name in reversed(names):
-        if extents[name] > 1:
-            strides[name] = stride
-        stride *= extents[name]
-    return Address(strides)
 
 
 def _is_flat(stage: Stage, names: tuple[str, ...]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from unity_ir.lowering.kernels.expression import Axis
-from unity_ir.lowering.kernels.layout import Address, power_of_two
+from unity_ir.lowering.kernels.layout import flat_address, power_of_two
 from unity_ir.lowering.kernels.rewrite import reductions
 from unity_ir.lowering.kernels.step import Kernel, Stage, Step, warps
 from unity_ir.tdl.counts import free_variables
@@ -130,7 +130,7 @@ def window_write_step(stage: Stage) -> Step:
     else:
         gathered()
     writer.axes = flat
-    writer.store(Kernel.OUT, _flat(names, extents), total)
+    writer.store(Kernel.OUT, flat_address(names, extents), total)
     return kernel.step(stage.kernel, (-(-size // block),), warps(block))
 
 
@@ -165,13 +165,3 @@ def _solved(kernel: Kernel, write: _Write, position: str, reached: list[str]) ->
     reached.append(f"({far} >= 0)")
     reached.append(f"({far} < {(size - 1) * write.stride + 1})")
     return [Axis(step, (write.variable,))]
-
-
-def _flat(names: tuple[str, ...], extents: Mapping[str, int]) -> Address:
-    strides: dict[str, int] = {}
-    stride = 1
-    for name in reversed(names):
-        if extents[name] > 1:
-            strides[name] = stride
-        stride *= extents[name]
-    return Address(strides)
