@@ -4,7 +4,8 @@
     unity-aot bert_large dlrm --types bf16 --targets cuda:90
 
 A kernel must compile, keep everything in registers, fit shared memory, and hold the matrix and copy instructions that
-its launch expects. Exits with code 1 where one does not, or where kernels were left out for lack of time.
+its launch expects. Exits with code 1 where one does not, where kernels were left out for lack of time, or where a model
+has no program on any of the machines.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ from unity_ir.lowering.kernels.step import Compiled
 from unity_ir.lowering.program import emit
 from unity_ir.lowering.spmd import lower
 from unity_ir.machine import load
+from unity_ir.machine.model import Machine
 from unity_ir.models import from_text, names
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Optimizer, erase
+from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.search.run import run
 
 PLANS = ("data-parallel", "expert", "joint")
 TYPES = ("f32", "bf16")
+MACHINES = ("dgx-h100", "dgx-h100:8")
+"""A mixture of experts' weights and their states in float32 are more than 8 H100s hold."""
 
 
 @dataclass
@@ -50,6 +54,9 @@ class Asked:
     """The models each kernel is of, by its key."""
     programs: list[str] = field(default_factory=list[str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
+    """Programs that there are not, and why not on the last machine tried."""
+    without: list[str] = field(default_factory=list[str])
+    """Models of which there is no program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +70,21 @@ class Row:
     wrong: tuple[str, ...]
 
 
-def ask(models: Sequence[str], plans: Sequence[str], types: Sequence[str], machine: str, convolution: str) -> Asked:
-    """The kernels of the programs of models: each plan, each element type, with the updates of Adam in the last."""
-    asked, on = Asked(), load(machine)
+def ask(
+    models: Sequence[str], plans: Sequence[str], types: Sequence[str], machines: Sequence[str], convolution: str
+) -> Asked:
+    """
+    The kernels of the programs of models: each plan, on the first of `machines` that has one, each element type, with
+    the updates of Adam in the last.
+    """
+    asked, loaded = Asked(), [load(name) for name in machines]
     for model in models:
-        graph = from_text(model)
+        graph, found = from_text(model), False
         for plan in plans:
-            try:
-                placed = run(graph, on, plan).graph
-            except UnityError as error:
-                asked.refused[f"{model}, {plan}"] = str(error)
+            planned = _planned(asked, graph, model, plan, loaded)
+            if planned is None:
                 continue
+            placed, on = planned
             for dtype in types:
                 what = f"{model}, {plan}, {dtype}"
                 typed = in_type(placed, dtype)
@@ -84,11 +95,26 @@ def ask(models: Sequence[str], plans: Sequence[str], types: Sequence[str], machi
                 except UnityError as error:
                     asked.refused[what] = str(error)
                     continue
-                asked.programs.append(what)
+                found = True
+                asked.programs.append(f"{what}, {on.mesh.devices} GPUs")
                 for name, job in jobs(emitted).items():
                     asked.jobs[name] = merged(asked.jobs[name], job) if name in asked.jobs else job
                     asked.models.setdefault(name, {})[model] = None
+        if not found:
+            asked.without.append(model)
     return asked
+
+
+def _planned(asked: Asked, graph: Graph, model: str, plan: str, on: Sequence[Machine]) -> tuple[Graph, Machine] | None:
+    """A plan on the first machine that has one, and that machine; None where none has."""
+    refusal = ""
+    for machine in on:
+        try:
+            return run(graph, machine, plan).graph, machine
+        except UnityError as error:
+            refusal = str(error)
+    asked.refused[f"{model}, {plan}"] = refusal
+    return None
 
 
 def compiled(asked: Asked, targets: Sequence[str], options: Namespace) -> Iterator[Row]:
@@ -203,9 +229,10 @@ def report(rows: Sequence[Row], asked: Asked, options: Namespace) -> dict[str, o
         "triton": triton_version(),
         "unity-ir": __version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": options.machine,
+        "machines": options.machine or MACHINES,
         "programs": asked.programs,
         "not emitted": asked.refused,
+        "models without a program": asked.without,
         "distinct kernels": len(asked.jobs),
         "targets": summary(rows, len(asked.jobs)),
         "models": by_model(rows),
@@ -233,7 +260,12 @@ def _parser() -> ArgumentParser:
     parser = _Parser(prog="unity-aot", description="Compiles the kernels of models' programs ahead of time.")
     parser.add_argument("--version", action="version", version=f"unity-aot {__version__}")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="of the zoo, such as gpt2,layers=2 (default: all)")
-    parser.add_argument("--machine", default="dgx-h100", metavar="M", help="whose plans (default: %(default)s)")
+    parser.add_argument(
+        "--machine",
+        action="append",
+        metavar="M",
+        help=f"whose plans; if given again, where a plan does not fit those before (default: {', '.join(MACHINES)})",
+    )
     parser.add_argument("--plans", default=",".join(PLANS), help="strategies (default: %(default)s)")
     parser.add_argument("--types", default=",".join(TYPES), help="element types (default: %(default)s)")
     parser.add_argument("--targets", default=",".join(SHARED_LIMITS), help="GPUs (default: %(default)s)")
@@ -253,7 +285,7 @@ def check(options: Namespace) -> int:
     plans = [p for p in options.plans.split(",") if p]
     if options.jobs < 1:
         raise UnityError("unity-aot: --jobs is 1 or more")
-    asked = ask(options.models or names(), plans, types, options.machine, options.convolution)
+    asked = ask(options.models or names(), plans, types, options.machine or MACHINES, options.convolution)
     rows = list(compiled(asked, targets, options))
     show(rows, asked, options.all)
     for what, reason in asked.refused.items():
@@ -262,7 +294,9 @@ def check(options: Namespace) -> int:
         options.json.write_text(json.dumps(report(rows, asked, options), indent=1) + "\n", encoding="utf-8")
     wrong, left = sum(bool(row.wrong) for row in rows), len(asked.jobs) * len(targets) - len(rows)
     print(f"{len(asked.jobs)} distinct kernels, {len(rows)} compilations, {wrong} violations, {left} left out")
-    return 1 if wrong or left else 0
+    for model in asked.without:
+        print(f"unity-aot: none of the programs of {model} could be emitted", file=sys.stderr)
+    return 1 if wrong or left or asked.without else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -148,5 +148,21 @@ def test_refusals(options: list[str], message: str, tmp_path: Path, capsys: pyte
 
 
 def test_a_plan_that_is_none_is_said(tmp_path: Path, compiler: Compiler, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, "mlp,batch=1,hidden=16,layers=2,classes=4", "--plans", "data-parallel")
-    assert "not emitted: mlp,batch=1,hidden=16,layers=2,classes=4, data-parallel: " in capsys.readouterr().err
+    alone = "mlp,batch=1,hidden=16,layers=2,classes=4"
+    assert run(tmp_path, alone, "--plans", "data-parallel") == 1
+    error = capsys.readouterr().err
+    assert f"not emitted: {alone}, data-parallel: " in error
+    assert f"none of the programs of {alone} could be emitted" in error
+
+
+def test_a_plan_that_fits_no_machine_is_of_the_next(
+    tmp_path: Path, compiler: Compiler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "aot.json"
+    two = "mlp,batch=2,hidden=16,layers=2,classes=4"
+    # Two samples cannot be divided among the eight GPUs of the first.
+    options = ["--machine", "dgx-h100", "--plans", "data-parallel", "--types", "f32", "--json", str(report)]
+    assert unity_aot.main([two, *options, "--machine", "2gpu", "--cache", str(tmp_path / "c.sqlite")]) == 0
+    found = json.loads(report.read_text())
+    assert (found["programs"], found["not emitted"]) == ([f"{two}, data-parallel, f32, 2 GPUs"], {})
+    assert found["machines"] == ["dgx-h100", "2gpu"]
