@@ -189,14 +189,20 @@ def refused(program: Any, options: list[str], environment: dict[str, str]) -> tu
     return 0, written.getvalue()
 
 
-def train_and_save(program: Any, steps: int, folder: str) -> dict[str, Any]:
-    """Train from the initial weights, write a checkpoint, and return the whole weights."""
+def _train_and_save(program: Any, steps: int, folder: str) -> tuple[Any, Any, Any]:
+    """Context, weights and moments after a checkpoint of so many steps from the initial weights."""
     ctx = program.build("gloo")
     weights = program.init_weights(ctx)
     moments = program.init_moments(weights)
     for t in range(steps):
         program.step(ctx, weights, moments, program.Data().batch(t), t)
     program.save(ctx, weights, moments, steps, folder)
+    return ctx, weights, moments
+
+
+def train_and_save(program: Any, steps: int, folder: str) -> dict[str, Any]:
+    """Train from the initial weights, write a checkpoint, and return the whole weights."""
+    ctx, weights, _ = _train_and_save(program, steps, folder)
     return whole(program, ctx, weights)
 
 
@@ -214,13 +220,7 @@ def load_and_train(program: Any, steps: int, folder: str) -> tuple[int, dict[str
 
 def saved(program: Any, steps: int, folder: str) -> dict[str, dict[str, Any]]:
     """Train from the initial weights, write a checkpoint, train on: what was saved, and the weights later."""
-    ctx = program.build("gloo")
-    weights = program.init_weights(ctx)
-    moments = program.init_moments(weights)
-    for t in range(steps):
-        program.step(ctx, weights, moments, program.Data().batch(t), t)
-    program.save(ctx, weights, moments, steps, folder)
-    return _state_and_later(program, ctx, weights, moments, steps)
+    return _state_and_later(program, *_train_and_save(program, steps, folder), steps)
 
 
 def loaded(program: Any, folder: str) -> dict[str, dict[str, Any]]:

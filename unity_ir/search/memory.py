@@ -13,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
+
+from rich.filesize import decimal
 
 from unity_ir.cost.memory import held, leaf_tensors
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
+from unity_ir.machine.device import Device
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.layout import pins
@@ -307,13 +311,21 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
     machine = solver.spaces.machine
     limit, least = machine.device.memory, _states(source, solver)
     over = least > limit
-    alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {least / 1e9:.3g} GB; "
+    alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {_size(least)}; "
     return Refused(
-        f"search: no plan fits: the smallest found needs {needs / 1e9:.3g} GB per device, "
-        f"{(needs - limit) / 1e9:.3g} GB more than {machine.device.name} has, and takes "
+        f"search: no plan fits: the smallest found {lacking(needs, machine.device)}, and takes "
         f"{_text(plan.seconds * 1e3)} ms; {alone if over else ''}"
         f"use more devices or a smaller {'model' if over else 'batch'}"
     )
+
+
+def lacking(needs: float, device: Device) -> str:
+    """How much a plan of so many bytes per device lacks, as text."""
+    return f"needs {_size(needs)} per device, {_size(needs - device.memory)} more than {device.name} has"
+
+
+def _size(bytes: float) -> str:
+    return decimal(ceil(bytes), precision=2)
 
 
 def _text(number: float) -> str:

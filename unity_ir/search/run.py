@@ -19,7 +19,7 @@ from unity_ir.search.data_parallel import data_parallel, fsdp
 from unity_ir.search.expert import expert
 from unity_ir.search.joint import Explored, JointPlan, Progress, joint
 from unity_ir.search.mcmc import Settings, mcmc
-from unity_ir.search.memory import Refused, joint_within, needed
+from unity_ir.search.memory import Refused, joint_within, lacking, needed
 from unity_ir.search.result import SearchResult
 from unity_ir.search.sample import sample
 from unity_ir.search.sequential import sequential
@@ -73,12 +73,8 @@ def run(
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
     need = needed(result.graph, result.cost, optimizer)
-    over = need - machine.device.memory
-    if over > 0:
-        raise UnityError(
-            f"search: the plan found needs {need / 1e9:.2f} GB per device, "
-            f"{over / 1e9:.2f} GB more than {machine.device.name} has; use more devices or a smaller batch"
-        )
+    if need > machine.device.memory:
+        raise UnityError(f"search: the plan found {lacking(need, machine.device)}; use more devices or a smaller batch")
     return result
 
 
