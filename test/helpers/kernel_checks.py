@@ -24,9 +24,20 @@ def random_operands(bound: Bound, case: Case, number: int = 0) -> list[Any]:
     return [case.array(i, p.kind, shape, rng) for i, (p, shape) in enumerate(operands)]
 
 
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """
+    The same tensor with such strides of dims of size 1 as it has if channels are last.
+
+    It is contiguous either way, but PyTorch's functions then choose the order in memory of what they make.
+    """
+    if x.dim() < 3 or any(size > 1 for size in x.shape[2:]):
+        return x
+    return x.as_strided(x.shape, (x.shape[1], 1, *[x.shape[1]] * (x.dim() - 2)))
+
+
 def check(bound: Bound, arrays: list[Any], impl: str, runner: Any, dtype: str = "f32") -> None:
     dtypes = operand_dtypes(bound, dtype)
-    tensors = [torch.from_numpy(a).to(DTYPES[d]) for a, d in zip(arrays, dtypes, strict=True)]
+    tensors = [channels_last(torch.from_numpy(a).to(DTYPES[d])) for a, d in zip(arrays, dtypes, strict=True)]
     rounded = [t.double().numpy() if t.is_floating_point() else t.numpy() for t in tensors]
     expected = evaluate(bound, rounded)
     got = runner.run(launcher(bound, dtypes, impl), tensors)

@@ -53,7 +53,7 @@ def test_every_kind_of_move_occurs_and_the_text_says_all():
             "broadcast(out, group=ctx.groups[axes], group_src=1 - root",
         ),
         ("parts = [p.contiguous() for p in x.chunk(", "parts = [p.contiguous() for p in x.flip(dim).chunk("),
-        ("torch.cat(parts, dim) if mine", "torch.cat(parts[::-1], dim) if mine"),
+        ("_joined(parts, dim) if mine", "_joined(parts[::-1], dim) if mine"),
         ("out if ctx.index(axes) == root else None", "x if ctx.index(axes) == root else None"),
         ("dist.isend(x, group", "dist.isend(torch.zeros_like(x), group"),
     ],

@@ -74,6 +74,8 @@ def torch_body(
     writer = Writer(bound, operand_names, starts)
     writer.sharing = sharing = _Sharing(names, first.sharing.uses)
     texts: list[str] = []
+    # Dims of size 1 may have any stride, and the order in memory of what PyTorch makes of them follows from it.
+    writer.strided = any(len(shape) > 1 and 1 in shape for shape in writer.shapes.values())
     for result in writer.bound.results:
         text = writer.result(result)
         texts.append((writer.method(text, "contiguous()") if writer.strided else text).text)

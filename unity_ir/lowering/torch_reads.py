@@ -76,15 +76,11 @@ def unfolded(writer: Writer, text: Text, dims: list[str], windows: Sequence[Wind
 
     What lies outside is 0.
     """
-    pads: dict[int, tuple[int, int]] = {}
-    for number, window in enumerate(windows):
-        first, last = reach(window, writer.extents)
-        pads[dims.index(token(number))] = max(0, -first), max(0, last - window.size + 1)
-    text = padded(writer, text, len(dims), pads)
-    for number, window in enumerate(windows):
+    reaches = [reach(window, writer.extents) for window in windows]
+    around = [(max(0, -first), max(0, last - w.size + 1)) for (first, last), w in zip(reaches, windows, strict=True)]
+    text = padded(writer, text, len(dims), {dims.index(token(n)): pair for n, pair in enumerate(around)})
+    for number, (window, (first, last), (before, after)) in enumerate(zip(windows, reaches, around, strict=True)):
         dim = dims.index(token(number))
-        first, last = reach(window, writer.extents)
-        before, after = pads[dim]
         whole = first + before == 0 and last + before + 1 == window.size + before + after
         if not window.terms:
             text = writer.method(text, f"select({dim}, {first + before})")

@@ -202,6 +202,23 @@ def test_tiles(name: str, case: Case, runner: Any) -> None:
     check(bound, random_operands(bound, case), "triton", runner)
 
 
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize(
+    ("name", "shapes", "sizes"),
+    [
+        ("conv2d", ((2, 4, 1, 1), (3, 4, 1, 3)), {}),
+        ("conv2d_data_grad", ((2, 3, 1, 1), (3, 4, 1, 3)), {"sizes": (1, 1)}),
+        ("conv2d_weight_grad", ((1, 3, 1, 1), (1, 4, 1, 1)), {"sizes": (1, 3)}),
+        ("conv2d_weight_grad", ((1, 3, 1, 5), (1, 4, 1, 5)), {"sizes": (1, 3)}),
+    ],
+)
+def test_images_of_one_row(name: str, shapes: Any, sizes: Any, impl: str, runner: Any) -> None:
+    """One of the two windows has no variable; only the other leaves the tensor."""
+    case = Case(shapes, {**PAIR, "padding": (0, 1), **sizes})
+    bound = bound_of(name, case)
+    check(bound, random_operands(bound, case), impl, runner)
+
+
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "slice", "max_pool2d_grad", "avg_pool2d_grad", "pad"])
 def test_reads_and_writes_of_windows_are_generated(name: str, drawn: Any) -> None:
     for case in drawn(name, 8):

@@ -49,6 +49,19 @@ def _ways(axes) -> int:
     return math.prod(MESH[a] for a in axes)
 
 
+def _joined(parts, dim):
+    """Pieces end to end along `dim`, row-major: of pieces with dims of size 1 PyTorch may choose another order."""
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return torch.cat(parts, dim, out=parts[0].new_empty(shape))
+
+
+def _cut(x, dim, axes):
+    """The parts of `x` along `dim` for each rank of the group, one after the other, row-major."""
+    parts = x.chunk(_ways(axes), dim)
+    return torch.stack(parts, out=x.new_empty((len(parts), *parts[0].shape)))
+
+
 def all_reduce(ctx, x, axes):
     """The sum of the group's tensors."""
     out = x.clone()
@@ -74,7 +87,7 @@ def all_gather(ctx, x, dim, axes):
     work = _all_gather(out, x, group=ctx.groups[axes], async_op=True)
     if dim == 0:
         return Pending(axes, work, lambda: out.view(_ways(axes) * shape[0], *shape[1:]), out, x)
-    return Pending(axes, work, lambda: torch.cat(out.view(_ways(axes), *shape).unbind(0), dim), out, x)
+    return Pending(axes, work, lambda: _joined(out.view(_ways(axes), *shape).unbind(0), dim), out, x)
 
 
 def all_gather_many(ctx, tensors, dims, axes):
@@ -86,14 +99,14 @@ def all_gather_many(ctx, tensors, dims, axes):
 
     def finish():
         parts = out.view(ways, -1).split(sizes, 1)
-        return tuple(torch.cat([p.view(s) for p in part.unbind(0)], d) for part, s, d in zip(parts, shapes, dims))
+        return tuple(_joined([p.view(s) for p in part.unbind(0)], d) for part, s, d in zip(parts, shapes, dims))
 
     return Pending(axes, work, finish, out, mine)
 
 
 def reduce_scatter(ctx, x, dim, axes):
     """This rank's part along `dim` of the sum of the group's tensors."""
-    parts = torch.stack(x.chunk(_ways(axes), dim))
+    parts = _cut(x, dim, axes)
     out = torch.empty_like(parts[0])
     work = _reduce_scatter(out.view(-1), parts.view(-1), group=ctx.groups[axes], async_op=True)
     return Pending(axes, work, lambda: out, out, parts)
@@ -101,7 +114,7 @@ def reduce_scatter(ctx, x, dim, axes):
 
 def reduce_scatter_many(ctx, tensors, dims, axes):
     """This rank's parts along a dim of the sums of the group's tensors, for each of several, in one call."""
-    parts = [torch.stack(x.chunk(_ways(axes), dim)) for x, dim in zip(tensors, dims)]
+    parts = [_cut(x, dim, axes) for x, dim in zip(tensors, dims)]
     shapes, mine = [p.shape[1:] for p in parts], torch.cat([p.flatten(1) for p in parts], 1)
     out = mine.new_empty((mine.shape[1],))
     work = _reduce_scatter(out, mine.view(-1), group=ctx.groups[axes], async_op=True)
@@ -115,10 +128,10 @@ def reduce_scatter_many(ctx, tensors, dims, axes):
 
 def all_to_all(ctx, x, source, target, axes):
     """From pieces along `source` to pieces along `target`."""
-    parts = torch.stack(x.chunk(_ways(axes), target))
+    parts = _cut(x, target, axes)
     out = torch.empty_like(parts)
     work = dist.all_to_all_single(out, parts, group=ctx.groups[axes], async_op=True)
-    return Pending(axes, work, lambda: torch.cat(out.unbind(0), source), out, parts)
+    return Pending(axes, work, lambda: _joined(out.unbind(0), source), out, parts)
 
 
 def broadcast(ctx, x, root, shape, dtype, axes):
@@ -143,7 +156,7 @@ def gather(ctx, x, dim, root, axes):
     parts = [torch.empty_like(x) for _ in range(_ways(axes))] if mine else []
     x = x.contiguous()
     work = dist.gather(x, parts or None, group=ctx.groups[axes], group_dst=root, async_op=True)
-    return Pending(axes, work, lambda: torch.cat(parts, dim) if mine else None, x, parts)
+    return Pending(axes, work, lambda: _joined(parts, dim) if mine else None, x, parts)
 
 
 def reduce(ctx, x, root, axes):
