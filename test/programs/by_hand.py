@@ -35,13 +35,14 @@ def train(
         return tensor.detach().double().numpy().copy()
 
     weights = {n: tensor(a).requires_grad_() for n, a in run["weights"].items()}
-    if optimizer.name == "adam":
-        betas = (optimizer.beta1, optimizer.beta2)
-        steps: torch.optim.Optimizer = torch.optim.Adam(
-            weights.values(), lr=optimizer.lr, betas=betas, eps=optimizer.eps
-        )
+    betas = (optimizer.beta1, optimizer.beta2)
+    if optimizer.name == "sgd":
+        steps: torch.optim.Optimizer = torch.optim.SGD(weights.values(), lr=optimizer.lr)
+    elif optimizer.name == "adam":
+        steps = torch.optim.Adam(weights.values(), lr=optimizer.lr, betas=betas, eps=optimizer.eps)
     else:
-        steps = torch.optim.SGD(weights.values(), lr=optimizer.lr)
+        decay = optimizer.weight_decay
+        steps = torch.optim.AdamW(weights.values(), lr=optimizer.lr, betas=betas, eps=optimizer.eps, weight_decay=decay)
     losses: list[Any] = []
     gradients: list[dict[str, Any]] = []
     for batch in run["batches"]:
@@ -54,7 +55,7 @@ def train(
     moments = {
         n: (array(steps.state[w]["exp_avg"]), array(steps.state[w]["exp_avg_sq"]))
         for n, w in weights.items()
-        if optimizer.name == "adam"
+        if optimizer.states
     }
     after = {n: array(w) for n, w in weights.items()}
     return {"losses": losses, "gradients": gradients, "after": after, "moments": moments}

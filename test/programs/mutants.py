@@ -186,9 +186,8 @@ DROPPED: dict[str, Callable[..., Any]] = {
     "halo": _bordered,
     "halo_reduce": lambda p, c, x, dim, low, high, axes: x.narrow(dim, low, x.shape[dim] - low - high).clone(),
     "zero_elsewhere": lambda p, c, x, root, shape, dtype, axes: _some(x, shape, dtype),
-    "keep_part": lambda p, c, x, dim, axes: x.chunk(p._ways(axes), dim)[
-        (c.index(axes) + 1) % p._ways(axes)
-    ].contiguous(),
+    # All have the first part: of parts in turn the sum would be the same.
+    "keep_part": lambda p, c, x, dim, axes: x.chunk(p._ways(axes), dim)[0].contiguous(),
     "zero_pad": _elsewhere,
     "constant": lambda p, c, value, shape, dtype, axes: p.constant(c, value, shape, dtype, ()),
 }
@@ -237,8 +236,11 @@ def _poisoned(right: Any, wrong: Any) -> Any:
 
     if isinstance(right, tuple):
         return tuple(map(_poisoned, right, wrong))
-    if right is None or not right.is_floating_point():
+    if right is None:
         return wrong
+    if not right.is_floating_point():
+        # Integers pick something: any that are among the right ones do.
+        return torch.where(right == wrong, right, right.flatten()[torch.randint(right.numel(), right.shape)])
     return torch.where(torch.isclose(right, wrong, rtol=1e-11, atol=1e-300), right, torch.randn_like(right))
 
 
@@ -268,7 +270,7 @@ class Changed:
         self.poison = False
         """... and whether in the place of that there are to be random numbers."""
         self.crashes = False
-        """Whether it could not be made, since some rank has nothing to give."""
+        """Whether it could not be made, since some rank has nothing to give, or would have nothing to go on with."""
         self.made: Counter[int] = Counter()
         """How many moves of each line have been made."""
         for kind in DROPPED:
@@ -294,6 +296,9 @@ class Changed:
                     return Done(want) if waited else want
                 got = right(ctx, *args[:-1], change)
                 got = got.wait() if hasattr(got, "wait") else got
+                if not _everywhere((got is None) == (want is None)):
+                    self.crashes = True
+                    return Done(want) if waited else want
             if want is not None:
                 site = self.mutant.site
                 self.differs = _differs(*(x if site.pinned else _summed(ctx, x, site.sums) for x in (want, got)))

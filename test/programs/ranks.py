@@ -138,7 +138,7 @@ def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
         "moments": {
             n: tuple(whole(f"moment {n}", moments.get(n, (None, None))[k], s) for k in range(2))
             for n, s in program.WEIGHTS.items()
-            if program.OPTIMIZER[0] == "adam"
+            if program.OPTIMIZER[0] != "sgd"
         },
         "apart": apart,
     }

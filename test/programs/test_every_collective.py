@@ -3,8 +3,9 @@ Every move of a program's step, done wrong one at a time, makes loss or gradient
 result doubled, along the wrong mesh axes. Done by one rank in another order, the order check at emission tells.
 
 What is not told is equivalent, and that is tested, too (`mutants.told`): the move makes the same, or random numbers in
-the place of what it makes else change nothing. Data-parallel and searched plans have no such moves; random plans and
-those with pins take detours.
+the place of what it makes else change nothing. Random plans and those with pins have such moves, since they take
+detours. Data-parallel and searched plans have none but those of `batch_mean`, by which a variance is shifted so that
+it keeps its digits: any number does.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def test_what_is_wrong_is_told(ranks: Ranks, model: str, plan: str, world: int):
     assert [str(m) for m, what in zip(wrong, became, strict=True) if what == "survived"] == []
     equivalent = [f"{what}: {m}" for m, what in zip(wrong, became, strict=True) if what in ("same", "idle")]
     assert "wrong" in became
-    assert equivalent == [] or (plan.startswith(DETOURS) and len(equivalent) <= len(wrong) / 4)
+    if plan.startswith(DETOURS):
+        assert len(equivalent) <= len(wrong) / 4
+    else:
+        assert [e for e in equivalent if not e.startswith("idle: all_reduce of batch_mean")] == []
 
 
 @pytest.mark.parametrize(("model", "plan", "world"), CASES)

@@ -21,9 +21,9 @@ from zoo import by_hand as zoo_by_hand
 from zoo_plans import SIZES, of_type, program
 
 from unity_ir.models import build
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.graph import HYPERPARAMETERS, Optimizer
 
-OPTIMIZERS = {"sgd": Optimizer("sgd", 1e-2), "adam": Optimizer("adam", 1e-2)}
+OPTIMIZERS = {name: Optimizer(name, 1e-2, weight_decay=0.1) for name in HYPERPARAMETERS}
 WORLDS = (2, 4, 8)
 VISION = ("alexnet", "inception_v3", "lenet", "resnet101", "resnext50", "wresnet")
 
@@ -86,7 +86,7 @@ SAMPLE = [
     Case("llama3_8b", "random-4", 8),
     Case("lstm_stack", "random-3", 4, "sgd"),
     Case("mlp", "random-6", 2, "sgd", "f32", "triton"),
-    Case("mlp", "joint", 8),
+    Case("mlp", "joint", 8, "adamw"),
     Case("mlp", "random-5", 4, "sgd", "bf16"),
     Case("moe", "recompute-4", 4),
     Case("nmt", "data-parallel", 2, "sgd", "f32"),

@@ -22,14 +22,9 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 HOLDS = ("weights", "gradients", "optimizer state", "activations")
 
 
-def optimizer_states(optimizer: Optimizer) -> int:
-    """Tensors of a weight's size the optimizer keeps."""
-    return 2 if optimizer.name == "adam" else 0
-
-
 def leaf_tensors(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
     """Tensors of a leaf's size that are held where it rests: itself, its gradient and the optimizer's state."""
-    return 2 + optimizer_states(optimizer) if leaf.op == "weight" and updated else 1
+    return 2 + optimizer.states if leaf.op == "weight" and updated else 1
 
 
 def arrives(moves: Iterable[Move]) -> bool:

@@ -14,7 +14,7 @@ from math import prod
 
 from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.keeps import Keeps
-from unity_ir.cost.memory import held, optimizer_states
+from unity_ir.cost.memory import held
 from unity_ir.cost.time import Kernel, seconds
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
@@ -294,7 +294,7 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
 
 def update_bytes(piece_bytes: int, optimizer: Optimizer) -> int:
     """Bytes the update of a piece of a weight reads and writes: weight, gradient, and the optimizer's state."""
-    return piece_bytes * (3 + 2 * optimizer_states(optimizer))
+    return piece_bytes * (3 + 2 * optimizer.states)
 
 
 def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:

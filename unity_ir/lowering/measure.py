@@ -134,11 +134,8 @@ def call_of(node: Node) -> Call:
 def update_call(elements: int, dtype: str, optimizer: Optimizer) -> Call:
     """The function that a program has for an update of so many elements."""
     made = optimizer_launcher(optimizer.name, dtype, "torch", dtype, dtype)
-    numbers = (optimizer.lr,)
-    if optimizer.name == "adam":
-        numbers = (1, optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps)
-    tensors = 4 if optimizer.name == "adam" else 2
-    return Call(made.name, made.source, (Operand((elements,), dtype),) * tensors, numbers)
+    numbers = (*((1,) if optimizer.states else ()), *optimizer.settings.values())
+    return Call(made.name, made.source, (Operand((elements,), dtype),) * (2 + optimizer.states), numbers)
 
 
 class Ranks:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from unity_ir.lowering.repeats import LEAST, Run, numbered, pattern, runs
 from unity_ir.lowering.spmd import Program, Register
 from unity_ir.lowering.torch_value import TORCH_DTYPES
-from unity_ir.pcg.graph import HYPERPARAMETERS, Graph
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layout import role_name
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
@@ -32,7 +32,7 @@ class Spec:
 def plan_text(program: Program, reference: Graph, groups: Sequence[tuple[int, ...]], links: Sequence[str]) -> str:
     """What the fixed part of a program reads; the weights of alike layers are one entry for all."""
     assert program.optimizer is not None
-    settings = {name: getattr(program.optimizer, name) for name in HYPERPARAMETERS[program.optimizer.name]}
+    settings = dict(program.optimizer.settings)
     bounds = _integer_bounds(reference)
     inputs = [
         f"    {leaf.name!r}: {_spec(program, leaf.result, bounds.get(leaf.name))}," for leaf in program.leaves("input")

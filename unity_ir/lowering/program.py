@@ -393,16 +393,12 @@ class _Printer:
         for i, dtype in enumerate(dtypes):
             made = optimizer_launcher(optimizer.name, dtype, self.kernels, gradient=dtype, state=dtype)
             self._add(made)
-            numbers: tuple[float, ...] = (optimizer.lr,)
-            moments = ""
-            if optimizer.name == "adam":
-                numbers = (optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps)
-                moments = ", *moments[name], t"
+            moments = ", *moments[name], t" if optimizer.states else ""
             indent = "        "
             if len(dtypes) > 1:
                 out.append(f"{indent}{'elif' if i else 'if'} weight.dtype == {TORCH_DTYPES[dtype]}:")
                 indent += "    "
-            given = ", ".join(map(repr, numbers))
+            given = ", ".join(map(repr, optimizer.settings.values()))
             out.append(f"{indent}{made.name}(weight, grads[name]{moments}, {given})  # {optimizer.name}")
         return "\n".join(out) + "\n"
 

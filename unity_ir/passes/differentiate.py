@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unity_ir.errors import UnityError
 from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import HYPERPARAMETERS, Graph, Optimizer
+from unity_ir.pcg.graph import Graph, optimizer_of
 from unity_ir.pcg.layout import devices_of, mesh_of
 
 
@@ -25,15 +25,18 @@ class Differentiate(GraphPass):
     """By default what the function was searched for, or sgd."""
 
     lr: float | int = 0.1  # xDSL reads `lr=1` as an int
+    beta1: float | int | None = None
+    beta2: float | int | None = None
+    eps: float | int | None = None
+    weight_decay: float | int | None = None
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         searched = "sgd" if graph.optimizer is None else graph.optimizer.name
-        optimizer = self.optimizer or searched
-        if optimizer not in HYPERPARAMETERS:
-            known = ", ".join(HYPERPARAMETERS)
-            raise UnityError(f"pcg-differentiate: unknown optimizer {optimizer!a}; known are {known}")
         if not 0 < self.lr < float("inf"):
             raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")
+        given = {name: getattr(self, name) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
+        settings = {name: value for name, value in given.items() if value is not None}
+        optimizer = optimizer_of("pcg-differentiate", self.optimizer or searched, settings)
         found = machine()
         mesh = mesh_of(devices_of(graph)) if found is None else found.mesh
-        return differentiate(graph, Optimizer(optimizer, float(self.lr)), mesh)
+        return differentiate(graph, optimizer, mesh)

@@ -15,7 +15,7 @@ from xdsl.utils.exceptions import PassFailedException
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import HYPERPARAMETERS, Optimizer
+from unity_ir.pcg.graph import Optimizer, optimizer_of
 from unity_ir.search import Options, Progress, SearchResult, Settings, run
 from unity_ir.search.explain import explain
 
@@ -99,12 +99,9 @@ class Search(ModulePass):
             set_machine(op, self.machine)
 
     def _optimizer(self) -> Optimizer | None:
-        if self.optimizer is not None and self.optimizer not in HYPERPARAMETERS:
-            known = ", ".join(HYPERPARAMETERS)
-            raise UnityError(f"pcg-search: unknown optimizer {self.optimizer!a}; known are {known}")
         if self.explain is not None and self.strategy != "joint":
             raise UnityError(f"pcg-search: explain is for the joint search, not for {self.strategy}; leave it out")
-        return None if self.optimizer is None else Optimizer(self.optimizer)
+        return None if self.optimizer is None else optimizer_of("pcg-search", self.optimizer, {})
 
     def _tell(self, result: SearchResult, name: str) -> None:
         if result.interrupted:

@@ -30,12 +30,12 @@ class TritonTarget(Target):
     """
     Print one self-contained Python program.
 
-    A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and `lr` unless it is a
-    whole step already, collectives fused. `matmul` says what multiplies matrices: `triton`, or `torch` (cuBLAS);
-    `convolution` what convolves: `torch` (cuDNN), or `triton`; `kernels` what does the rest: with `torch`, all is plain
-    PyTorch, which is what to run on CPUs. All-reduces of gradients of fewer than `bucket` bytes are done together.
-    `tune` is a table of `unity-tune`: where it has measured an operator on these shapes, the faster implementation is
-    taken.
+    A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and its hyperparameters,
+    as by `pcg-differentiate`, unless it is a whole step already, collectives fused. `matmul` says what
+    multiplies matrices: `triton`, or `torch` (cuBLAS); `convolution` what convolves: `torch` (cuDNN), or `triton`;
+    `kernels` what does the rest: with `torch`, all is plain PyTorch, which is what to run on CPUs. All-reduces of
+    gradients of fewer than `bucket` bytes are done together. `tune` is a table of `unity-tune`: where it has
+    measured an operator on these shapes, the faster implementation is taken.
     """
 
     name = "triton"
@@ -44,14 +44,19 @@ class TritonTarget(Target):
     kernels: str = "triton"
     convolution: str = "torch"
     tune: str | None = None
-    optimizer: str = "sgd"
+    optimizer: str | None = None
     lr: float | int = 0.1
+    beta1: float | int | None = None
+    beta2: float | int | None = None
+    eps: float | int | None = None
+    weight_decay: float | int | None = None
     bucket: int = BUCKET_BYTES
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         if not any(isinstance(op, ProgramOp) for op in module.ops):
             if not any(to_graph(f).updates for f in pcg_functions(module)):
-                Differentiate(self.optimizer, self.lr).apply(ctx, module)
+                settings = (self.lr, self.beta1, self.beta2, self.eps, self.weight_decay)
+                Differentiate(self.optimizer, *settings).apply(ctx, module)
             FuseCollectives().apply(ctx, module)
             LowerToSpmd().apply(ctx, module)
         programs = [op for op in module.ops if isinstance(op, ProgramOp)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import inf
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -291,19 +292,52 @@ class Update:
     grad: Value
 
 
-HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr",), "adam": ("lr", "beta1", "beta2", "eps")}
+_ADAM = ("lr", "beta1", "beta2", "eps")
+HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr",), "adam": _ADAM, "adamw": (*_ADAM, "weight_decay")}
 """The optimizers, and what each takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`sgd` or `adam` and its hyper-parameters (Adam as in PyTorch, without weight decay)."""
+    """`sgd`, `adam` or `adamw` and its hyper-parameters, as in PyTorch; the others' are left out of account."""
 
     name: str = "sgd"
     lr: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    @property
+    def states(self) -> int:
+        """Tensors of a weight's size that it keeps from step to step."""
+        return 0 if self.name == "sgd" else 2
+
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """The hyper-parameters it takes."""
+        return {name: getattr(self, name) for name in HYPERPARAMETERS[self.name]}
+
+
+def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optimizer:
+    """
+    An optimizer by name, with its own defaults for what is not among `settings`.
+
+    Raises `UnityError`, which begins with `where`, for an unknown one, what it does not take, and numbers out of range.
+    """
+    if name not in HYPERPARAMETERS:
+        raise UnityError(f"{where}: unknown optimizer {name!a}; known are {', '.join(HYPERPARAMETERS)}")
+    takes = HYPERPARAMETERS[name]
+    numbers: dict[str, float] = {}
+    for key, value in settings.items():
+        if key not in takes:
+            raise UnityError(f"{where}: {name} has no {key}; it takes {', '.join(takes)}")
+        if not isinstance(value, int | float) or not 0 <= value < (1 if key.startswith("beta") else inf):
+            raise UnityError(
+                f"{where}: {key} is {value!r}; it must be a number from 0" + " to 1" * key.startswith("beta")
+            )
+        numbers[key] = float(value)
+    return Optimizer(name, **numbers)
 
 
 @dataclass(frozen=True)

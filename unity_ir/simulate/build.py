@@ -16,7 +16,6 @@ from math import prod
 import numpy as np
 
 from unity_ir.cost.keeps import Keeps
-from unity_ir.cost.memory import optimizer_states
 from unity_ir.cost.plan import PlanCost, update_time
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, topological
@@ -318,7 +317,7 @@ class _Builder:
         always = [0] * self.streams.classes
         for value, layout in layouts.items():
             if value.node.is_leaf:
-                tensors = 1 + (optimizer_states(self.optimizer) if value in updated else 0)
+                tensors = 1 + (self.optimizer.states if value in updated else 0)
                 for k in self.streams.where(layout):
                     always[k] += tensors * self._bytes(value, layout)
         kept = [(size, self.uses[b]) for b, size in self.sizes.items() if self.uses.get(b)]

@@ -450,22 +450,26 @@ def test_gradients(name: str, drawn: Any) -> None:
 
 
 @pytest.mark.parametrize("impl", ["triton", "torch"])
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_optimizer(name: str, impl: str, runner: Any) -> None:
     rng = np.random.default_rng(0)
     start = rng.standard_normal((91, 101)).astype(np.float32)
     reference = torch.nn.Parameter(torch.from_numpy(start.copy()))
     made = optimizer_launcher(name, impl=impl)
     tensors = [torch.from_numpy(start.copy())]
-    if name == "adam":
-        optimizer: torch.optim.Optimizer = torch.optim.Adam([reference], lr=1e-2, betas=(0.8, 0.95), eps=1e-7)
-        tensors += [torch.zeros(start.shape) for _ in range(2)]
+    more: tuple[float, ...] = () if name == "sgd" else (0.8, 0.95, 1e-7)
+    tensors += [torch.zeros(start.shape) for _ in more[:2]]
+    if name == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD([reference], lr=1e-2)
+    elif name == "adam":
+        optimizer = torch.optim.Adam([reference], lr=1e-2, betas=(0.8, 0.95), eps=1e-7)
     else:
-        optimizer = torch.optim.SGD([reference], lr=1e-2)
+        optimizer = torch.optim.AdamW([reference], lr=1e-2, betas=(0.8, 0.95), eps=1e-7, weight_decay=0.3)
+        more += (0.3,)
     for step in range(1, 6):
         g = rng.standard_normal(start.shape).astype(np.float32)
         reference.grad = torch.from_numpy(g.copy())
         optimizer.step()
-        more = (step, 1e-2, 0.8, 0.95, 1e-7) if name == "adam" else (1e-2,)
-        assert runner.run(made, [tensors[0], torch.from_numpy(g), *tensors[1:]], *more) == ()
+        numbers = (step, 1e-2, *more) if more else (1e-2,)
+        assert runner.run(made, [tensors[0], torch.from_numpy(g), *tensors[1:]], *numbers) == ()
         torch.testing.assert_close(tensors[0], reference.detach(), rtol=1e-6, atol=1e-7)

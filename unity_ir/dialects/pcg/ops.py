@@ -28,7 +28,7 @@ from unity_ir.dialects.names import NAME_CONSTRAINT, check_name, name_text, pars
 from unity_ir.dialects.pcg.attributes import CONSTRAINTS, float_text, print_dictionary, to_attribute, to_value
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import HYPERPARAMETERS, Node, Optimizer, check_view, leaf
+from unity_ir.pcg.graph import HYPERPARAMETERS, Node, Optimizer, check_view, leaf, optimizer_of
 from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 
@@ -257,6 +257,7 @@ class UpdateOp(PcgOp):
     beta1 = opt_prop_def(CONSTRAINTS["float"])
     beta2 = opt_prop_def(CONSTRAINTS["float"])
     eps = opt_prop_def(CONSTRAINTS["float"])
+    weight_decay = opt_prop_def(CONSTRAINTS["float"])
 
     def __init__(self, weight: SSAValue, grad: SSAValue, optimizer: Optimizer | None):
         super().__init__(operands=[weight, grad], properties={**optimizer_attributes(optimizer)})
@@ -307,10 +308,11 @@ def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
     """
     if optimizer is None:
         return {}
-    takes = _hyperparameters("pcg.update", optimizer.name)
+    if optimizer.name not in HYPERPARAMETERS:
+        raise UnityError(f"pcg.update: unknown optimizer {optimizer.name}; known are {', '.join(HYPERPARAMETERS)}")
     return {
         "optimizer": StringAttr(optimizer.name),
-        **{name: to_attribute("float", getattr(optimizer, name)) for name in takes},
+        **{name: to_attribute("float", value) for name, value in optimizer.settings.items()},
     }
 
 
@@ -322,23 +324,7 @@ def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer |
         if values:
             raise UnityError(f'{where}: {", ".join(values)} without an optimizer; add optimizer = "sgd" or "adam"')
         return None
-    takes = _hyperparameters(where, str(name))
-    numbers: dict[str, float] = {}
-    for key, value in values.items():
-        if key not in takes:
-            raise UnityError(f"{where}: unknown attribute {key}; {name} takes {', '.join(takes)}")
-        if not isinstance(value, int | float) or not 0 <= value < (1 if key.startswith("beta") else math.inf):
-            raise UnityError(
-                f"{where}: {key} is {value!r}; it must be a number from 0" + " to 1" * key.startswith("beta")
-            )
-        numbers[key] = float(value)
-    return Optimizer(str(name), **numbers)
-
-
-def _hyperparameters(where: str, optimizer: str) -> tuple[str, ...]:
-    if optimizer not in HYPERPARAMETERS:
-        raise UnityError(f"{where}: unknown optimizer {optimizer}; known are {', '.join(HYPERPARAMETERS)}")
-    return HYPERPARAMETERS[optimizer]
+    return optimizer_of(where, str(name), values)
 
 
 def input_node(where: str, name: str, type: TensorType, view: View | None) -> Node:

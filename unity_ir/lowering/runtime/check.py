@@ -40,11 +40,11 @@ def check(ctx, steps, seed, data):
     wrong: list[str] = []
     plain = {n: initial(n, s, seed).double().requires_grad_() for n, s in WEIGHTS.items()}
     name, settings = OPTIMIZER
-    if name == "adam":
-        betas = (settings["beta1"], settings["beta2"])
-        optimizer = torch.optim.Adam(plain.values(), lr=settings["lr"], betas=betas, eps=settings["eps"])
-    else:
-        optimizer = torch.optim.SGD(plain.values(), lr=settings["lr"])
+    options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
+    if "beta1" in settings:
+        options["betas"] = (settings["beta1"], settings["beta2"])
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    optimizer = kind(plain.values(), **options)
     # Where a gradient is rounding noise, Adam turns its sign into a whole step; such entries may differ by that much.
     noise = {n: torch.zeros(s.shape, dtype=torch.bool) for n, s in WEIGHTS.items()}
 
@@ -79,6 +79,6 @@ def check(ctx, steps, seed, data):
         update(weights, grads, moments, t + 1)
         optimizer.step()
     for n, spec in WEIGHTS.items():
-        slack = noise[n].double() * 2 * settings["lr"] * steps if name == "adam" else None
+        slack = noise[n].double() * 2 * settings["lr"] * steps if name != "sgd" else None
         compare(f"after {steps} steps: weight {n}", *whole(ctx, weights.get(n), spec), plain[n], slack)
     return wrong

@@ -80,6 +80,6 @@ def init_weights(ctx, seed=0):
 
 def init_moments(weights):
     """Adam's two moments of every weight."""
-    if OPTIMIZER[0] != "adam":
+    if OPTIMIZER[0] == "sgd":
         return {}
     return {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
