@@ -66,6 +66,7 @@ def beyond() -> list[Case]:
     found += [Case(model, "spatial", WORLDS[i % 3], "sgd") for i, model in enumerate(VISION)]
     for model in ("bert_large", "dlrm", "gpt2", "llama3_8b", "mlp", "rnntc", "xdl"):
         found += [Case(model, "data-parallel", 4, "sgd", "bf16"), Case(model, "random-5", 2, "sgd", "bf16")]
+        found += [Case(model, "joint", 4, "adamw", "mixed"), Case(model, "fsdp", 2, "adamw", "mixed")]
     for model in ("bert_large", "candle_uno", "dlrm", "gpt2", "llama3_8b", "mlp", "moe", "rnnlm", "xdl"):
         found += [Case(model, "random-6", 4, "sgd", "f32", "triton"), Case(model, "joint", 2, "sgd", "f32", "triton")]
     return found
@@ -79,6 +80,7 @@ SAMPLE = [
     Case("dlrm", "random-1", 8, "sgd"),
     Case("gpt2", "data-parallel", 4),
     Case("gpt2", "fsdp", 4),
+    Case("gpt2", "joint", 4, "adamw", "mixed"),
     Case("gpt2", "tofu", 8),
     Case("inception_v3", "data-parallel", 2, "sgd"),
     Case("lenet", "joint", 8),
@@ -105,9 +107,9 @@ CASES = [*product(), *beyond()] if os.environ.get("ZOO") == "all" else SAMPLE
 def test_equals_pytorch(ranks: Ranks, case: Case):
     torch.set_num_threads(1)
     keys, optimizer = SIZES[case.model], OPTIMIZERS[case.optimizer]
-    graph = of_type(build(case.model, **keys), "bf16" if case.dtype == "bf16" else "f32")
+    graph = of_type(build(case.model, **keys), "f32" if case.dtype == "f64" else case.dtype)
     text = program(graph, case.plan, case.world, optimizer, case.dtype == "f64", case.kernels)
-    found = ranks.run(text, case.world, trained, 1 if case.dtype == "bf16" else 3)[0]
+    found = ranks.run(text, case.world, trained, 1 if case.dtype in ("bf16", "mixed") else 3)[0]
     assert differences(found, lambda w, inputs: zoo_by_hand(case.model, keys, w, inputs), optimizer, case.dtype) == []
 
 

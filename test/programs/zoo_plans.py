@@ -11,11 +11,12 @@ from zoo import SMALL
 from unity_ir.lowering.program import emit
 from unity_ir.lowering.spmd import Program, lower
 from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf, parallel, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, parallel, rebuild, rewrite
 from unity_ir.pcg.layout import REPEAT, Assignment, Mesh
 from unity_ir.pcg.materialise import materialise
-from unity_ir.pcg.types import tensor_type
+from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.search import run
 
 _DECODER = {"batch": 8, "sequence": 4, "hidden": 16, "layers": 1, "vocabulary": 16}
@@ -45,15 +46,8 @@ MACHINES = {2: "ideal:2", 4: "ideal:2x2", 8: "ideal:2x2x2"}
 
 
 def of_type(graph: Graph, dtype: str) -> Graph:
-    """A serial graph with all its floating point numbers of another type."""
-
-    def retyped(node: Node, operands: tuple[Value, ...]) -> list[Value]:
-        if node.is_leaf and node.types[0].is_floating:
-            made = leaf(node.op, tensor_type(node.types[0].shape, dtype), None, **dict(node.attributes))
-            return list(made.results)
-        return list(rebuild(node, operands).results)
-
-    return rewrite(graph, retyped)
+    """A serial graph computed in another type; `mixed` is bf16 with weights of f32."""
+    return mixed_precision(graph, "bf16") if dtype == "mixed" else in_type(graph, dtype)
 
 
 def recomputed(graph: Graph, seed: int) -> Graph:

@@ -9,6 +9,7 @@ PASSES: dict[str, str] = {
     "pcg-erase": "unity_ir.passes.erase:Erase",
     "pcg-fold": "unity_ir.passes.fold:Fold",
     "pcg-fuse-collectives": "unity_ir.passes.fuse_collectives:FuseCollectives",
+    "pcg-mixed-precision": "unity_ir.passes.mixed_precision:MixedPrecision",
     "pcg-search": "unity_ir.passes.search:Search",
 }
 """Pass by name, as `module:class`."""

@@ -80,6 +80,11 @@ class UnityOpt(xDSLOptMain):
             help="with --from-torch: write the module's weights, by their full names, and its tables to a file",
         )
         arg_parser.add_argument(
+            "--mixed-precision",
+            metavar="TYPE",
+            help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32",
+        )
+        arg_parser.add_argument(
             "--search",
             metavar="STRATEGY",
             help="search for the best parallel graph before the passes: --search (joint), or a baseline, as "
@@ -234,6 +239,10 @@ class UnityOpt(xDSLOptMain):
             switches = {"no_split": self.args.no_split, "no_cache": self.args.no_cache}
             options = {**_search_options(self.args.search), **switches, "explain": self.args.explain}
             first = search(machine=self.args.machine, **options)
+            self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
+        if self.args.mixed_precision is not None:
+            mixed: Any = self.available_passes["pcg-mixed-precision"]()
+            first = mixed(type=self.args.mixed_precision)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
 
     def check_files(self) -> None:

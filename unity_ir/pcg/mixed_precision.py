@@ -1,0 +1,56 @@
+"""Training in two types: weights, gradients and the optimizer's state in f32, what is computed in a shorter one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
+
+SHORT = ("bf16", "f16")
+
+
+def mixed_precision(graph: Graph, dtype: str) -> Graph:
+    """
+    The same forward computed in `dtype`, as by PyTorch's autocast: f32 inputs and weights stay, and are cast where they
+    are read.
+
+    What makes a result of the function (the loss) is computed in f32, of operands cast back. Sums are in f32 in every
+    kernel. Raises `UnityError` for a type that is not shorter than f32, for a whole training step, and where there is
+    nothing of type f32.
+    """
+    if dtype not in SHORT:
+        raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(SHORT)}")
+    if graph.updates:
+        raise UnityError("mixed precision: the function is a whole training step; do it before pcg-differentiate")
+    last = {v.node for v in graph.outputs}
+    if not any(_is_long(v) for n in graph.nodes() if n.is_leaf for v in n.results):
+        raise UnityError("mixed precision: no input or weight is f32; there is nothing to cast")
+    short: dict[Value, Value] = {}
+
+    def cast(value: Value, to: str) -> Value:
+        return apply("cast", (value,), {"to": to}, value.node.view).result
+
+    def changed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+        if node.op == "constant" and _is_long(node.result):
+            return leaf(node.op, replace(node.result.type, dtype=dtype), node.view, **dict(node.attributes)).results
+        if node.op == "cast" and node.attribute("to") == "f32" and node not in last:
+            return apply(node.op, operands, {"to": dtype}, node.view).results
+        if node in last and node.is_compute:
+            operands = tuple(cast(v, "f32") if v.type.dtype == dtype else v for v in operands)
+            return rebuild(node, operands, node.view).results
+        return rebuild(node, tuple(shortened(v) for v in operands), node.view).results
+
+    def shortened(value: Value) -> Value:
+        if not _is_long(value):
+            return value
+        if value not in short:
+            short[value] = cast(value, dtype)
+        return short[value]
+
+    return rewrite(graph, changed)
+
+
+def _is_long(value: Value) -> bool:
+    return value.type.dtype == "f32"
