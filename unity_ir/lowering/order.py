@@ -13,7 +13,7 @@ from itertools import product
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.schedule import Bucket, Schedule, crosses, piece_bytes
-from unity_ir.lowering.spmd import Compute, Exchange, Leaf, Program, Register, Reshard
+from unity_ir.lowering.spmd import Compute, Exchange, Fused, Leaf, Program, Register, Reshard
 from unity_ir.pcg.layout import pins
 
 Place = tuple[int, ...]
@@ -115,6 +115,8 @@ def makers(program: Program) -> dict[Register, str]:
         match instruction:
             case Leaf(op, result, name):
                 out[result] = name or op
+            case Fused(members=members):
+                out.update((r, m.operator) for m in members for r in m.results)
             case Compute(name, _, results):
                 out.update(dict.fromkeys(results, name))
             case Reshard(operand, result) | Exchange(operand, result):

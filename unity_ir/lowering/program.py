@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.lowering import runtime
+from unity_ir.lowering.fusing import with_fusions
+from unity_ir.lowering.kernels.expression import tdl_text
 from unity_ir.lowering.kernels.launcher import is_convolution, launcher
 from unity_ir.lowering.kernels.matmul import contraction
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
@@ -28,9 +30,9 @@ from unity_ir.lowering.plan_text import plan_text
 from unity_ir.lowering.reference_text import reference_text
 from unity_ir.lowering.saving import with_savings
 from unity_ir.lowering.schedule import BUCKET_BYTES, Bucket, Schedule, Wait, schedule
-from unity_ir.lowering.spmd import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight, check_step
+from unity_ir.lowering.spmd import Compute, Exchange, Fused, Leaf, Program, Register, Reshard, UpdateWeight, check_step
 from unity_ir.lowering.torch_value import TORCH_DTYPES
-from unity_ir.lowering.tuning import Table, piece_of
+from unity_ir.lowering.tuning import Piece, Table, piece_of
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layout import PINNED, SUM, at, pins, role_name
 from unity_ir.pcg.reshard import COLLECTIVES, PINNED_KINDS
@@ -69,13 +71,15 @@ def emit(
     bucket: int = BUCKET_BYTES,
     links: Sequence[str] = (),
     tuned: Table | None = None,
+    fuse: bool = True,
 ) -> Emitted:
     """
     Print a training step. `reference` is its serial forward; `matmul` says what multiplies matrices, triton or torch,
     `convolution` what convolves (torch's cuDNN unless told otherwise), and `kernels` what does all the rest. A program
     with all in torch runs at full speed on CPUs, and needs no Triton. All-reduces of gradients of fewer bytes than
     `bucket` are done together. `links` are the names of the links each mesh axis is over, for profiles.
-    Where `tuned` has measured an operator's implementations, the faster is taken whatever else is said.
+    Where `tuned` has measured an operator's implementations, the faster is taken whatever else is said. Operators that
+    one kernel computes together are one line, unless told not to `fuse`.
 
     Raises `UnityError` for a program without a backward, operators no kernel covers, and ranks that would wait for each
     other for ever.
@@ -90,11 +94,35 @@ def emit(
         if tuned is not None:
             raise UnityError("triton: with kernels in torch there is nothing to choose; leave out tune or kernels")
         matmul = convolution = "torch"
-    else:
+    choice = Implementations(matmul, kernels, convolution, tuned)
+    if kernels == "triton":
         program = with_savings(program)
+        if fuse:
+            program = with_fusions(program, choice.of)
     lines = schedule(program, bucket)
     check_order(program.name, calls(program, lines))
-    return _Printer(program, reference, lines, matmul, file, kernels, convolution, links, tuned).emit()
+    return _Printer(program, reference, lines, choice, file, links).emit()
+
+
+@dataclass(frozen=True)
+class Implementations:
+    """What computes what: as it was measured, or else as it was told."""
+
+    matmul: str
+    kernels: str
+    convolution: str
+    tuned: Table | None = None
+
+    def of(self, piece: Piece) -> str:
+        """What computes a piece: `triton` or `torch`."""
+        measured = None if self.tuned is None or piece.fused else self.tuned.choice(piece.key)
+        return measured or self._told(piece.line)
+
+    def _told(self, line: Bound) -> str:
+        if all(is_convolution(r, line.extents) for r in line.results):
+            return self.convolution
+        product = all(contraction(r, line.extents) is not None for r in line.results)
+        return self.matmul if product else self.kernels
 
 
 class _Printer:
@@ -103,21 +131,16 @@ class _Printer:
         program: Program,
         reference: Graph,
         schedule: Schedule,
-        matmul: str,
+        choice: Implementations,
         file: str,
-        kernels: str,
-        convolution: str,
         links: Sequence[str],
-        tuned: Table | None = None,
     ):
         self.program = program
         self.reference = reference
         self.schedule = schedule
         self.links = tuple(links) or ("network",) * len(program.mesh.sizes)
-        self.matmul = matmul
-        self.convolution = convolution
-        self.kernels = kernels
-        self.tuned = tuned
+        self.choice = choice
+        self.kernels = choice.kernels
         self.file = file
         self.launchers: dict[str, Launcher] = {}
         self.alike: dict[object, tuple[Launcher, list[str]]] = {}
@@ -236,7 +259,7 @@ class _Printer:
                 case Compute(name, operands, results) as compute:
                     text = self._compute(compute, [use(r) for r in operands])
                     for r in results:
-                        own[r] = self._identifier(name)
+                        own[r] = self._identifier(self.makers[r])
                     text = only(text, pins(program.tensors[results[0]].layout), len(results))
                     target, what = ", ".join(own[r] for r in results), self._comment(name, *results)
                 case Reshard(operand, result, kind, _, source) as move:
@@ -314,25 +337,19 @@ class _Printer:
         """The function of an operator, and the positions its piece starts at where it must know them."""
         program = self.program
         operands = tuple(program.tensors[r] for r in instruction.operands)
-        key = instruction.operator, instruction.attributes, instruction.assignment, operands
+        line = tdl_text(self.program.local_line(instruction)) if isinstance(instruction, Fused) else ""
+        key = instruction.operator, instruction.attributes, instruction.assignment, operands, line
         if key not in self.alike:
             self.alike[key] = self._new_launcher(instruction)
         return self.alike[key]
 
     def _new_launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
         piece = piece_of(self.program, instruction)
-        measured = None if self.tuned is None else self.tuned.choice(piece.key)
-        made = launcher(piece.line, piece.dtypes, measured or self._implementation(piece.line), piece.divided)
+        made = launcher(piece.line, piece.dtypes, self.choice.of(piece), piece.divided)
         self._add(made)
         axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in piece.divided]
         starts = zip(piece.divided, axes, strict=True)
         return made, [f"ctx.index({a!r}) * {piece.line.extents[v]}" for v, a in starts]
-
-    def _implementation(self, line: Bound) -> str:
-        if all(is_convolution(r, line.extents) for r in line.results):
-            return self.convolution
-        product = all(contraction(r, line.extents) is not None for r in line.results)
-        return self.matmul if product else self.kernels
 
     def _compute(self, instruction: Compute, operands: Sequence[str]) -> str:
         made, starts = self.calls[instruction]

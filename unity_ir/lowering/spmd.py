@@ -8,7 +8,7 @@ is their text; `lowering.program` prints them as Python.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from unity_ir.cost.plan import plan_moves
@@ -75,6 +75,18 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Fused(Compute):
+    """
+    Operators after each other as one, of one line over a piece; `operator` has their names.
+
+    `assignment` says of the line's variables what each mesh axis does with those that pieces must know the place of.
+    """
+
+    members: tuple[Compute, ...] = ()
+    line: Bound | None = field(default=None, compare=False, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Reshard:
     """One move of the planner: a collective along some mesh axes, or a local step."""
 
@@ -135,6 +147,9 @@ class Program:
 
     def local_line(self, instruction: Compute) -> Bound:
         """The operator's line over a piece."""
+        if isinstance(instruction, Fused):
+            assert instruction.line is not None
+            return instruction.line
         analysis = self.analysis(instruction)
         degrees: dict[str, int] = {}
         for what, size in zip(instruction.assignment, self.mesh.sizes, strict=True):

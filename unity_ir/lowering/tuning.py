@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from unity_ir.cost.work import kernel_operator
 from unity_ir.lowering.kernels.launcher import launcher
-from unity_ir.lowering.spmd import Compute, Program
+from unity_ir.lowering.spmd import Compute, Fused, Program
 from unity_ir.lowering.windows import needs_start
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Sized, Table, read_table
 from unity_ir.tdl.syntax import Bound
@@ -25,6 +25,8 @@ class Piece:
     dtypes: tuple[str, ...]
     divided: tuple[str, ...]
     """Variables whose piece may start elsewhere than at 0, and whose line must know where."""
+    fused: bool = False
+    """Of several operators, which are measured each by itself."""
 
     @property
     def key(self) -> str:
@@ -38,7 +40,7 @@ def piece_of(program: Program, instruction: Compute) -> Piece:
     local = program.local_line(instruction)
     dtypes = tuple(program.tensors[r].dtype for r in instruction.operands)
     divided = tuple(v for v in dict.fromkeys(instruction.assignment) if isinstance(v, str) and needs_start(local, v))
-    return Piece(local, dtypes, divided)
+    return Piece(local, dtypes, divided, isinstance(instruction, Fused))
 
 
 def priced(program: Program, instruction: Compute) -> Sized:

@@ -35,7 +35,8 @@ class TritonTarget(Target):
     multiplies matrices: `triton`, or `torch` (cuBLAS); `convolution` what convolves: `torch` (cuDNN), or `triton`;
     `kernels` what does the rest: with `torch`, all is plain PyTorch, which is what to run on CPUs. All-reduces of
     gradients of fewer than `bucket` bytes are done together. `tune` is a table of `unity-tune`: where it has
-    measured an operator on these shapes, the faster implementation is taken.
+    measured an operator on these shapes, the faster implementation is taken. With `fuse`, operators that one kernel of
+    Triton's computes together are one line.
     """
 
     name = "triton"
@@ -51,6 +52,7 @@ class TritonTarget(Target):
     eps: float | int | None = None
     weight_decay: float | int | None = None
     bucket: int = BUCKET_BYTES
+    fuse: bool = True
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         if not any(isinstance(op, ProgramOp) for op in module.ops):
@@ -78,6 +80,7 @@ class TritonTarget(Target):
             convolution=self.convolution,
             tuned=None if self.tune is None else read_table(Path(self.tune)),
             bucket=self.bucket,
+            fuse=self.fuse,
             links=[machine.levels[level].name for level in levels],
         ).text
         output.write(text)

@@ -8,6 +8,7 @@ from hashlib import sha256
 from math import prod
 
 from unity_ir.errors import UnityError
+from unity_ir.lowering.composed import AND
 from unity_ir.lowering.convolutions import convolution, pointwise
 from unity_ir.lowering.kernels.attention import Place, attention_steps
 from unity_ir.lowering.kernels.attention_form import attention
@@ -101,13 +102,13 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
     """
     shapes = operand_shapes(bound)
     # `pow` of two scalars is not `pow_scalar` of one.
-    parts = [f"{bound.operator}_of" if bound.operator.endswith("_scalar") else bound.operator]
+    parts = [f"{_words(bound)}_of" if bound.operator.endswith("_scalar") else _words(bound)]
     parts += ["x".join(map(str, shapes[p.name])) or "scalar" for p in bound.operands if p.name in shapes]
     form = bound.results[0].expr
     if isinstance(form, Call) and form.function in FUSED and isinstance(form.args[0], Reduce):
         parts.append(form.function)
         form = form.args[0]
-    if not _reads_as_product(form) or len(bound.results) > 1 or offsets or bound.has_windows:
+    if AND in bound.operator or not _reads_as_product(form) or len(bound.results) > 1 or offsets or bound.has_windows:
         parts += _digest(bound)
     parts += _elements(bound, dtypes)
     if offsets:
@@ -137,6 +138,7 @@ def _digest(bound: Bound) -> list[str]:
     # What only moves elements has attributes that say where to.
     if (
         not bound.has_windows
+        and AND not in bound.operator
         and len(bound.results) == 1
         and not Analysis(bound).moves_data_only
         and not _holds_sizes(bound.results[0].expr)
@@ -147,7 +149,7 @@ def _digest(bound: Bound) -> list[str]:
             return []
     # A window's text does not say where the whole tensor ends.
     ends = [(i.low, i.size, i.whole) for i in _windows(bound)]
-    return [sha256(f"{tdl_text(bound)}{ends or ''}".encode()).hexdigest()[:6]]
+    return [_digest_of(f"{tdl_text(bound)}{ends or ''}")]
 
 
 def _windows(bound: Bound) -> list[Window]:
@@ -224,9 +226,7 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
         own = result.dtype or dtype
         results.add(result, Buffer(names.new(result.name), own, TORCH_DTYPES[own] if result.dtype else f"{like}.dtype"))
     simple = len(results.parts) == 1 and not any(d in NOT_FLOATING for d in dtypes)
-    family = None
-    if simple and not bound.has_windows:
-        family = f"{'_'.join([bound.operator, *_constants_digest(bound), *_elements(bound, dtypes)])}_kernel"
+    family = _family(bound, dtypes) if simple and not bound.has_windows else None
     stages: list[list[Stage]] = []
     for number, (result, output) in enumerate(results.parts):
         kernel = f"{name}_kernel" if len(results.parts) == 1 else f"{name}_{number}_kernel"
@@ -245,7 +245,12 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
         body += [*step.before, *step.call]
     body.append(f"return {', '.join(b.name for b in results.finals)}")
     source = _function(name, [*operands, *starts.values()], bound, body)
-    return Launcher(name, source, {s.kernel: s.text for s in steps}, tuple(s.compiled for s in steps))
+    return _launcher_of(name, source, steps)
+
+
+def _launcher_of(name: str, source: str, steps: Sequence[Step]) -> Launcher:
+    kernels = {s.kernel: s.text for s in steps}
+    return Launcher(name, source, kernels, tuple(s.compiled for s in steps), tuple(s.launch for s in steps))
 
 
 def _convolution_launcher(bound: Bound, dtypes: Sequence[str]) -> Launcher | None:
@@ -269,7 +274,7 @@ def _convolution_launcher(bound: Bound, dtypes: Sequence[str]) -> Launcher | Non
     step, after = convolution_step(stage, numbers)
     body = [*([step.allocation] if step.allocation else []), *step.call, *after, f"return {output.name}"]
     source = _function(name, operands, bound, body)
-    return Launcher(name, source, {step.kernel: step.text}, (step.compiled,))
+    return _launcher_of(name, source, [step])
 
 
 def _attention_launcher(bound: Bound, line: Bound, dtypes: Sequence[str], starts: Mapping[str, str]) -> Launcher | None:
@@ -296,7 +301,7 @@ def _attention_launcher(bound: Bound, line: Bound, dtypes: Sequence[str], starts
         body += [*step.before, *([step.allocation] if step.allocation else []), *step.call]
     body.append(f"return {', '.join(b.name for b in outputs)}")
     source = _function(name, [*operands, *firsts], bound, body)
-    return Launcher(name, source, {s.kernel: s.text for s in steps}, tuple(s.compiled for s in steps))
+    return _launcher_of(name, source, steps)
 
 
 def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:
@@ -306,8 +311,23 @@ def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:
         _check_functions(operator, children(expr))
 
 
-def _constants_digest(bound: Bound) -> list[str]:
-    return [sha256(tdl_text(bound).encode()).hexdigest()[:6]] if _holds_sizes(bound.results[0].expr) else []
+def _family(bound: Bound, dtypes: Sequence[str]) -> str:
+    """The name of the kernel of lines whose shapes alone differ."""
+    digest: list[str] = []
+    if AND in bound.operator:
+        # Which of them reads what is not in the names of operators.
+        digest = [_digest_of(tdl_text(replace(bound, extents={})))]
+    elif _holds_sizes(bound.results[0].expr):
+        digest = [_digest_of(tdl_text(bound))]
+    return f"{'_'.join([_words(bound), *digest, *_elements(bound, dtypes)])}_kernel"
+
+
+def _words(bound: Bound) -> str:
+    return bound.operator.replace(AND, "_")
+
+
+def _digest_of(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:6]
 
 
 def _steps(stage: Stage) -> list[Step]:

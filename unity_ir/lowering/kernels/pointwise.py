@@ -21,7 +21,7 @@ def pointwise_step(stage: Stage, more: Sequence[Stage] = ()) -> Step:
     """
     The kernel of a stage without reducers: broadcasts, permutations, composite dims, segments, indices as values.
 
-    It computes `more` at the same positions, reading what they share once.
+    It computes `more` over the same variables, reading what they share once.
     """
     whole = _whole_segments(stage)
     extents = {**stage.extents, **whole}
@@ -32,7 +32,7 @@ def pointwise_step(stage: Stage, more: Sequence[Stage] = ()) -> Step:
     block = min(power_of_two(size), max(BLOCK // power_of_two(branches), SMALLEST_BLOCK))
     kernel = Kernel(stage, extents, more)
     writer = kernel.writer
-    flat = not more and stage.family is not None and not stage.wide and _is_flat(stage, names)
+    flat = stage.family is not None and not stage.wide and all(_is_flat(each, names) for each in (stage, *more))
     bound = kernel.argument("size", size) if flat else str(size)
     width = kernel.constant("BLOCK", block)
     mask = None
@@ -50,7 +50,8 @@ def pointwise_step(stage: Stage, more: Sequence[Stage] = ()) -> Step:
         if each.output.dtype == "bool":
             # Stored as a byte, which is to be 0 or 1.
             value = f"({value}) != 0"
-        writer.store(kernel.out(number), out, value)
+        where = out if whole or size == 1 else address(each.result.indices, extents)
+        writer.store(kernel.out(number), where, value)
     name = stage.family if flat and stage.family is not None else stage.kernel
     return kernel.step(name, (-(-size // block),), warps(block))
 
@@ -61,10 +62,22 @@ def _plain(kernel: Kernel, stage: Stage) -> str:
 
 
 def are_together(one: Stage, other: Stage) -> bool:
-    """Whether one kernel can compute both: at the same positions, neither from what the other makes."""
+    """Whether one kernel can compute both: over the same variables, neither from what the other makes."""
     plain = not any(isinstance(each.expr, Cases) or reductions(each.expr) for each in (one, other))
-    same = one.result.indices == other.result.indices and not any(isinstance(i, Segments) for i in one.result.indices)
-    return plain and same and one.output.name not in {b.name for b in other.buffers.values()}
+    variables = _variables(one)
+    return plain and variables is not None and variables == _variables(other) and reads_nothing_of(other, one)
+
+
+def reads_nothing_of(one: Stage, other: Stage) -> bool:
+    """Whether a stage does not need what another makes."""
+    return other.output.name not in {b.name for b in one.buffers.values()}
+
+
+def _variables(stage: Stage) -> frozenset[str] | None:
+    """The variables of a result, each of which is one of its dims or part of one; None if it has segments."""
+    if any(isinstance(i, Segments) for i in stage.result.indices):
+        return None
+    return frozenset(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
 
 
 def _cases(kernel: Kernel, whole: dict[str, int]) -> str:
@@ -108,8 +121,8 @@ def _is_flat(stage: Stage, names: tuple[str, ...]) -> bool:
     """Every operand is read at the result's own position, so that the kernel's text holds no size."""
     if _uses_positions(stage.expr):
         return False
-    for access in accesses(stage.expr):
-        where = address(access.indices, stage.extents)
+    for indices in (stage.result.indices, *(a.indices for a in accesses(stage.expr))):
+        where = address(indices, stage.extents)
         found = runs(names, stage.extents, where)
         if len(found) != 1 or found[0].inner != 1 or not found[0].outermost or where.offset:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
@@ -48,6 +49,16 @@ class Compiled:
     """What its code has to hold: `mma`, a matrix unit's instructions; `pipelined`, copies beside the arithmetic."""
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the work of a launch is laid out."""
+
+    programs: int
+    """At work beside each other."""
+    passes: int
+    """How often a program goes over what it reads."""
+
+
 @dataclass(frozen=True)
 class Launcher:
     """
@@ -63,6 +74,7 @@ class Launcher:
     """Text of every kernel it launches, by name; each may be defined anywhere before the launcher runs."""
     compiled: tuple[Compiled, ...]
     """What its launches specialise to, for ahead-of-time compilation."""
+    launches: tuple[Launch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,8 @@ class Step:
     """Lines of the launcher that make other tensors the kernel takes."""
     expects: tuple[str, ...] = ()
     """As of `Compiled`."""
+    passes: int = 1
+    """As of `Launch`."""
 
     @property
     def call(self) -> tuple[str, ...]:
@@ -114,6 +128,10 @@ class Step:
         options = len(self.arguments)
         halves = [", ".join(part) for part in (arguments[:options], arguments[options:])]
         return (f"{self.kernel}[{self.grid}](", *(f"    {half}," for half in halves), ")")
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(prod(self.grid), self.passes)
 
     @property
     def compiled(self) -> Compiled:
