@@ -13,16 +13,16 @@ import ast
 import builtins
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.lowering import runtime
 from unity_ir.lowering.fusing import with_fusions
+from unity_ir.lowering.kernels.contraction import contraction
 from unity_ir.lowering.kernels.expression import tdl_text
 from unity_ir.lowering.kernels.launcher import is_convolution, launcher
-from unity_ir.lowering.kernels.matmul import contraction
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.step import Compiled, Launcher
 from unity_ir.lowering.order import calls, check_order, makers, there
@@ -184,12 +184,12 @@ class _Printer:
         self.taken = self._reserved()
         reference = reference_text(self.reference, self._identifier, self.taken)
         kernels: dict[str, str] = {}
-        for each in self.launchers.values():
-            kernels.update(each.kernels)
+        for name, text in (item for each in self.launchers.values() for item in each.kernels.items()):
+            assert kernels.setdefault(name, text) == text, f"two kernels are called {name}"
         parts = [
             self._header(),
             plan_text(self.program, self.reference, tuple(self.groups), self.links),
-            "# --- kernels\n\n\n" + "\n\n".join(kernels.values()) if kernels else "",
+            "# --- kernels\n\n\n" + "\n\n".join(_with_heads_once(kernels.values())) if kernels else "",
             "# --- operators: one function for each shape a kernel is launched on\n\n\n"
             + "\n\n".join(each.source for each in self.launchers.values()),
             "# --- the step\n\n\n" + step,
@@ -418,6 +418,15 @@ class _Printer:
             given = ", ".join(map(repr, optimizer.settings.values()))
             out.append(f"{indent}{made.name}(weight, grads[name]{moments}, {given})  # {optimizer.name}")
         return "\n".join(out) + "\n"
+
+
+def _with_heads_once(kernels: Iterable[str]) -> Iterator[str]:
+    """The texts of kernels, without what stands before one that stood before another."""
+    written: set[str] = set()
+    for text in kernels:
+        head, at, body = text.rpartition("@triton.jit\n")
+        yield at + body if head in written else text
+        written.add(head)
 
 
 MOVES = 4

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from math import prod
 
 from unity_ir.lowering.convolutions import Convolution
+from unity_ir.lowering.kernels.contraction import one_stride
 from unity_ir.lowering.kernels.layout import address, power_of_two
-from unity_ir.lowering.kernels.matmul import one_stride
 from unity_ir.lowering.kernels.step import Argument, Buffer, Scalar, Stage, Step
 from unity_ir.lowering.windows import reach
 from unity_ir.tdl.syntax import Access, Window, index_extent

@@ -152,8 +152,12 @@ class Writer:
         """Names the value of `text` and remembers it under `key`, for as long as the scope lasts."""
         name = self.names.new(wish)
         self.emit(f"{name} = {text}")
-        self._scopes[-1][key] = name
+        self.let(key, name)
         return name
+
+    def let(self, key: object, name: str) -> None:
+        """Remembers an identifier under `key`, for as long as the scope lasts."""
+        self._scopes[-1][key] = name
 
     def known(self, key: object) -> str | None:
         return next((scope[key] for scope in reversed(self._scopes) if key in scope), None)

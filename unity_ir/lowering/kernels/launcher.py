@@ -12,14 +12,15 @@ from unity_ir.lowering.composed import AND
 from unity_ir.lowering.convolutions import convolution, pointwise
 from unity_ir.lowering.kernels.attention import Place, attention_steps
 from unity_ir.lowering.kernels.attention_form import attention
+from unity_ir.lowering.kernels.contraction import Contraction, contraction, product_factors, with_factors
 from unity_ir.lowering.kernels.convolution import convolution_step, gathered
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
-from unity_ir.lowering.kernels.matmul import contraction, matmul_step, product_factors, with_factors
+from unity_ir.lowering.kernels.matmul import matmul_step
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
-from unity_ir.lowering.kernels.pointwise import are_together, pointwise_step
+from unity_ir.lowering.kernels.pointwise import are_together, pointwise_step, reads_nothing_of
 from unity_ir.lowering.kernels.reduction import reduction_steps
-from unity_ir.lowering.kernels.rewrite import canonical, map_children, reductions, simplified, without_ones
+from unity_ir.lowering.kernels.rewrite import canonical, map_children, outermost, reductions, simplified, without_ones
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
 from unity_ir.lowering.kernels.window_writes import is_covered, window_write_step, writes_windows
@@ -29,7 +30,6 @@ from unity_ir.lowering.windows import masked
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.functions import FUSED
-from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
     Access,
@@ -74,8 +74,18 @@ def launcher(
 
 
 def is_product(result: Result, extents: Mapping[str, int]) -> bool:
-    """Whether a result is one matrix product, or one convolution."""
-    return contraction(result, extents) is not None or is_convolution(result, extents)
+    """Whether a result is one matrix product and nothing but an activation of it, or one convolution."""
+    form = _without_activation(result.expr)
+    plain = isinstance(form, Reduce) and contraction(result, extents) is not None
+    return plain or is_convolution(result, extents)
+
+
+def _without_activation(expr: Expr) -> Expr:
+    match expr:
+        case Call(activation, (Reduce() as form,)) if activation in FUSED:
+            return form
+        case _:
+            return expr
 
 
 def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
@@ -104,10 +114,10 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
     # `pow` of two scalars is not `pow_scalar` of one.
     parts = [f"{_words(bound)}_of" if bound.operator.endswith("_scalar") else _words(bound)]
     parts += ["x".join(map(str, shapes[p.name])) or "scalar" for p in bound.operands if p.name in shapes]
-    form = bound.results[0].expr
-    if isinstance(form, Call) and form.function in FUSED and isinstance(form.args[0], Reduce):
-        parts.append(form.function)
-        form = form.args[0]
+    first = bound.results[0].expr
+    form = _without_activation(first)
+    if form != first and isinstance(first, Call):
+        parts.append(first.function)
     if AND in bound.operator or not _reads_as_product(form) or len(bound.results) > 1 or offsets or bound.has_windows:
         parts += _digest(bound)
     parts += _elements(bound, dtypes)
@@ -129,7 +139,7 @@ def _elements(bound: Bound, dtypes: Sequence[str]) -> list[str]:
 
 def _reads_as_product(expr: Expr) -> bool:
     """Whether operator and shapes say all of the expression: a sum of a product of two reads."""
-    factors = product_factors(expr)
+    factors = product_factors(expr) if isinstance(expr, Reduce) else None
     return factors is not None and all(isinstance(f, Access) for f in factors)
 
 
@@ -231,14 +241,15 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     for number, (result, output) in enumerate(results.parts):
         kernel = f"{name}_kernel" if len(results.parts) == 1 else f"{name}_{number}_kernel"
         read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
-        stage = Stage(result, line.extents, read, output, like, kernel, family, needs_int64(line), starts, names)
-        if stages and not writes_windows(result) and all(are_together(each, stage) for each in stages[-1]):
+        wide, words = needs_int64(line), _words(bound)
+        stage = Stage(result, line.extents, read, output, like, kernel, family, wide, starts, names, words)
+        if stages and not writes_windows(result) and all(_share_a_kernel(each, stage) for each in stages[-1]):
             stages[-1].append(stage)
         else:
             stages.append([stage])
     steps: list[Step] = []
     for stage, *more in stages:
-        steps += [pointwise_step(stage, more)] if more else _steps(stage)
+        steps += _steps(stage, more)
     body: list[str] = []
     for step in steps:
         body += [step.allocation] if step.allocation else []
@@ -330,18 +341,34 @@ def _digest_of(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:6]
 
 
-def _steps(stage: Stage) -> list[Step]:
-    """The kernels of one stage, by its form."""
+def _steps(stage: Stage, more: Sequence[Stage]) -> list[Step]:
+    """The kernels of one stage, or of several that share one, by its form."""
     if writes_windows(stage.result):
         return [window_write_step(stage)]
     if not reductions(stage.expr):
-        return [pointwise_step(stage)]
-    product = contraction(stage.result, stage.extents)
-    dtypes = {b.dtype for b in stage.buffers.values()}
-    if product is not None and len(dtypes) == 1 and not dtypes & {*NOT_FLOATING}:
-        return [matmul_step(stage, product)]
+        return [pointwise_step(stage, more)]
+    product = _product(stage)
+    if product is not None:
+        return [matmul_step(stage, product, more)]
     places = scattered(stage)
     return reduction_steps(stage) if places is None else [scatter_step(stage, places)]
+
+
+def _product(stage: Stage) -> Contraction | None:
+    """The product of tensors of one floating type that a stage is made of."""
+    product = contraction(stage.result, stage.extents)
+    dtypes = {b.dtype for b in stage.buffers.values()}
+    return None if len(dtypes) > 1 or dtypes & {*NOT_FLOATING} else product
+
+
+def _share_a_kernel(one: Stage, other: Stage) -> bool:
+    """Whether one kernel computes both: of the same product, or at the same positions."""
+    if not reads_nothing_of(other, one):
+        return False
+    a, b = _product(one), _product(other)
+    if a is not None or b is not None:
+        return a is not None and b is not None and (a.product, a.names) == (b.product, b.names)
+    return are_together(one, other)
 
 
 class _Results:
@@ -369,7 +396,7 @@ class _Results:
 
     def _add(self, result: Result, output: Buffer) -> None:
         if writes_windows(result):
-            result = replace(result, expr=self._without(result.expr, _outermost(result.expr)))
+            result = replace(result, expr=self._without(result.expr, outermost(result.expr)))
         elif self._is_product(result):
             result = self._product(result)
         else:
@@ -405,7 +432,9 @@ class _Results:
         factors = product_factors(result.expr)
         if factors is None or any(self.buffers[a.tensor].dtype in NOT_FLOATING for a in accesses(result.expr)):
             return False
-        if len({self.buffers[f.tensor].dtype for f in factors if isinstance(f, Access)}) > 1:
+        read = {f.tensor for f in factors if isinstance(f, Access)}
+        read |= {a.tensor for a in accesses(with_factors(result, [Const(0.0), Const(0.0)]).expr)}
+        if len({self.buffers[tensor].dtype for tensor in read}) > 1:
             return False
         stand_ins = [f if isinstance(f, Access) else Access("", self._indices(f)) for f in factors]
         return contraction(with_factors(result, stand_ins), self.extents) is not None
@@ -435,7 +464,7 @@ class _Results:
     def _without_dependent(self, expr: Expr, bound: frozenset[str]) -> Expr:
         if not any(free_variables(r) & bound for r in reductions(expr)):
             return expr
-        needed = frozenset[str]().union(*(free_variables(r) for r in _outermost(expr)))
+        needed = frozenset[str]().union(*(free_variables(r) for r in outermost(expr)))
         if free_variables(expr) == needed:
             return self._compute_before(expr)
         return map_children(expr, lambda child: self._without_dependent(child, bound))
@@ -460,10 +489,3 @@ class _Results:
         if expr in those:
             return self._compute_before(expr)
         return map_children(expr, lambda child: self._without(child, those))
-
-
-def _outermost(expr: Expr) -> list[Reduce]:
-    """The outermost reductions in `expr`."""
-    if isinstance(expr, Reduce) and gather(expr) is None:
-        return [expr]
-    return [r for child in children(expr) for r in _outermost(child)]

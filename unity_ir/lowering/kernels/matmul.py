@@ -1,20 +1,16 @@
-"""Contractions of two operands: one tiled kernel for all of them, at any strides."""
+"""Contractions of two operands: one tiled kernel for all of them, at any strides, with an epilogue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Sequence
+from hashlib import sha256
 
-from unity_ir.lowering.kernels.layout import Address, address, power_of_two, runs
+from unity_ir.lowering.kernels.contraction import Contraction
+from unity_ir.lowering.kernels.epilogue import Epilogue
+from unity_ir.lowering.kernels.layout import Names, power_of_two
 from unity_ir.lowering.kernels.step import Argument, Stage, Step
 from unity_ir.tdl.functions import FUSED
-from unity_ir.tdl.syntax import Access, Binary, Call, Expr, Reduce, Result, index_names
-
-SMALLEST = 16
-"""Rows and columns of a product that is worth a program of its own: those of a matrix instruction."""
-MOST_BATCHES = 65535
-"""Programs along the second axis of a grid."""
+from unity_ir.tdl.syntax import Call
 
 _TEXT = '''\
 # Precision of float32 products: "tf32" is several times faster on tensor cores and keeps 10 bits of fractions.
@@ -25,26 +21,11 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def {name}(
-    x_ptr,
-    w_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    x_m,
-    x_k,
-    w_k,
-    w_n,
-    out_m,
-    out_n,
-{parameters}\
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    WIDE: tl.constexpr,
+    {pointers},
+    {integers},
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
 ):
-    """out[m, n] = activation(sum[k](x[m, k] * w[k, n])), with the stride of every dim."""
+    """{result}[m, n] = sum[k](x[m, k] * w[k, n]), with the stride of every dim{more}."""
     program = tl.program_id(0)
     columns = tl.cdiv(N, BLOCK_N)
     m = program // columns * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -70,150 +51,26 @@ def {name}(
         product = tl.dot(x, w, product, input_precision=INPUT_PRECISION)
         x_ptr += BLOCK_K * x_k
         w_ptr += BLOCK_K * w_k
-    if ACTIVATION == "relu":
-        product = tl.where(product < 0.0, 0.0, product)
-    if ACTIVATION == "gelu":
-        product = 0.5 * product * (1.0 + tl.erf(product * 0.7071067811865476))
-    tl.store(out_ptr + m[:, None] * out_m + n[None, :] * out_n, product, mask=m_inside & n_inside)
+{epilogue}
 '''
 
-_BATCH_PARAMETERS = "    x_b,\n    w_b,\n    out_b,\n"
 _BATCH_OFFSETS = """\
     b = tl.program_id(1)
     if WIDE:
         b = b.to(tl.int64)
     x_ptr += b * x_b
     w_ptr += b * w_b
-    out_ptr += b * out_b
 """
+_TAKEN = (
+    *("program", "columns", "b", "m", "n", "k", "m_inside", "n_inside", "k_inside", "start", "product", "x", "w"),
+    *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WIDE", "INPUT_PRECISION", "INTERPRETED"),
+    *("x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
+)
+"""Identifiers of the text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contraction:
-    """`out[b, m, n] = activation(sum[k](x[b, m, k] * w[b, k, n]))`, with a stride for each."""
-
-    x: str
-    w: str
-    activation: str
-    sizes: Mapping[str, int]
-    """Of `b`, `m`, `n` and `k`."""
-    x_strides: Mapping[str, int]
-    w_strides: Mapping[str, int]
-    out_strides: Mapping[str, int]
-    repeated: bool = False
-    """One of the operands is the same in every product of the batch."""
-
-
-def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | None:
-    """
-    A result as one matrix product, or a batch of them; None if it is none, or its strides do not fit.
-
-    Each of `m` (variables of the first operand and the result), `n`, `k` (reduced) and `b` (of all three) may be
-    several variables, as long as they are one run of memory wherever they occur. Where they are not, the outermost of
-    `m` or `n` may be a batch, of products with the same other operand (images times the weight of a 1 x 1 convolution).
-    """
-    match result.expr:
-        case Call(activation, (Reduce("sum") as reduce,)) if activation in FUSED:
-            pass
-        case Reduce("sum") as reduce:
-            activation = "none"
-        case _:
-            return None
-    match reduce.body:
-        case Binary("*", Access() as left, Access() as right):
-            pass
-        case _:
-            return None
-    x, w, out = (address(i, extents) for i in (left.indices, right.indices, result.indices))
-    if x.offset or w.offset:
-        return None
-    results = [n for i in result.indices for n in index_names(i) if extents[n] > 1]
-    reduced = [n for n in reduce.names if extents[n] > 1]
-    groups: dict[str, list[str]] = {"b": [], "m": [], "n": [], "k": sorted(reduced, key=lambda n: -x.strides.get(n, 0))}
-    for name in results:
-        if name not in x.strides and name not in w.strides:
-            return None
-        groups["n" if name not in x.strides else "m" if name not in w.strides else "b"].append(name)
-    if not groups["m"] or not groups["n"] or not reduced:
-        return None
-    if any(n not in x.strides or n not in w.strides for n in reduced):
-        return None
-    for way in _ways(groups, extents):
-        strides = _strides(way, extents, x, w, out)
-        if strides is not None:
-            sizes = {d: prod(extents[n] for n in names) for d, names in way.items()}
-            return Contraction(left.tensor, right.tensor, activation, sizes, *strides, repeated=way is not groups)
-    return None
-
-
-def _ways(groups: Mapping[str, list[str]], extents: Mapping[str, int]) -> Iterator[Mapping[str, list[str]]]:
-    """The variables as they are, and then with the outermost of rows or columns as a batch."""
-    yield groups
-    if groups["b"]:
-        return
-    for dim in "mn":
-        names = groups[dim]
-        for count in range(1, len(names)):
-            way = {**groups, "b": names[:count], dim: names[count:]}
-            sizes = {d: prod(extents[n] for n in names) for d, names in way.items()}
-            if min(sizes["m"], sizes["n"]) >= SMALLEST and sizes["b"] <= MOST_BATCHES:
-                yield way
-
-
-def _strides(
-    groups: Mapping[str, list[str]], extents: Mapping[str, int], x: Address, w: Address, out: Address
-) -> list[dict[str, int]] | None:
-    """The stride of every group in the operands and the result; None where one has several."""
-    strides: list[dict[str, int]] = []
-    for where, dims in ((x, "bmk"), (w, "bkn"), (out, "bmn")):
-        found: dict[str, int] = {}
-        for dim in dims:
-            names = groups[dim]
-            stride = one_stride(names, extents, where) if any(n in where.strides for n in names) else 0
-            if stride is None:
-                return None
-            found[dim] = stride
-        strides.append(found)
-    return strides
-
-
-def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
-    """The factors of a sum of a product, with or without an activation; None for anything else."""
-    match expr:
-        case Call(activation, (Reduce() as reduce,)) if activation in FUSED:
-            return product_factors(reduce)
-        case Reduce("sum", _, Binary("*", left, right)):
-            return left, right
-        case _:
-            return None
-
-
-def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
-    """The same sum of a product of other factors."""
-
-    def changed(expr: Expr) -> Expr:
-        match expr:
-            case Call(activation, (reduce,)):
-                return Call(activation, (changed(reduce),))
-            case Reduce(reducer, indices, _):
-                left, right = factors
-                return Reduce(reducer, indices, Binary("*", left, right))
-            case _:
-                raise TypeError(f"{expr} is no sum of a product")
-
-    return Result(result.name, result.indices, changed(result.expr))
-
-
-def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
-    """The one stride of a group of variables; None if it takes several."""
-    if not names:
-        return 0
-    found = runs(names, extents, where)
-    return found[0].stride if len(found) == 1 and len(found[0].names) == len(names) else None
-
-
-def matmul_step(stage: Stage, of: Contraction) -> Step:
-    """The launch of the matmul kernel that computes a contraction."""
+def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> Step:
+    """The launch of the kernel that computes a contraction, and `more` results made of the same product."""
     x, w = stage.buffers[of.x], stage.buffers[of.w]
     sizes = of.sizes
     # Copies to shared memory run beside the arithmetic if they are of 16 bytes, or of one float32.
@@ -221,46 +78,55 @@ def matmul_step(stage: Stage, of: Contraction) -> Step:
     half = x.dtype != "f32" and all(s % 8 == 0 or s == 1 for s in strides)
     block_m, block_n, block_k, warps, stages = _blocks(sizes["m"], sizes["n"], sizes["k"], half, x.dtype == "f32")
     batched = sizes["b"] > 1
-    name = "batched_matmul_kernel" if batched else "matmul_kernel"
+    epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
     integers = {
         "M": sizes["m"],
         "N": sizes["n"],
         "K": sizes["k"],
         **{f"x_{d}": of.x_strides[d] for d in "mk"},
         **{f"w_{d}": of.w_strides[d] for d in "kn"},
-        **{f"out_{d}": of.out_strides[d] for d in "mn"},
     }
     if batched:
-        integers |= {"x_b": of.x_strides["b"], "w_b": of.w_strides["b"], "out_b": of.out_strides["b"]}
-    arguments = {
-        "x_ptr": x.argument,
-        "w_ptr": w.argument,
-        "out_ptr": stage.output.argument,
-        **{name: Argument.integer(value) for name, value in integers.items()},
+        integers |= {"x_b": of.x_strides["b"], "w_b": of.w_strides["b"]}
+    pointers = {"x_ptr": x.argument, "w_ptr": w.argument, **epilogue.pointer_arguments}
+    numbers = {name: Argument.integer(value) for name, value in integers.items()} | epilogue.integer_arguments
+    form = _form(stage, of) if epilogue.serves_all_shapes and not more else None
+    fields = {
+        "pointers": ", ".join(pointers),
+        "integers": ", ".join(numbers),
+        "result": "out" if form == "" else "product",
+        "more": "" if form == "" else ", and what is made of it",
+        "offsets": _BATCH_OFFSETS if batched else "",
+        "epilogue": "\n".join(epilogue.lines),
     }
+    if form is None:
+        name = f"{stage.operator}_{sha256(_TEXT.format(name='', **fields).encode()).hexdigest()[:6]}_kernel"
+    else:
+        name = f"{'batched_' * batched}matmul{form}_kernel"
     tiles = -(-sizes["m"] // block_m) * -(-sizes["n"] // block_n)
-    text = _TEXT.format(
-        name=name,
-        parameters=_BATCH_PARAMETERS if batched else "",
-        offsets=_BATCH_OFFSETS if batched else "",
-    )
     return Step(
         name,
-        text,
+        _TEXT.format(name=name, **fields),
         (tiles, sizes["b"]) if batched else (tiles,),
-        arguments,
-        {
-            "BLOCK_M": block_m,
-            "BLOCK_N": block_n,
-            "BLOCK_K": block_k,
-            "ACTIVATION": of.activation,
-            "WIDE": stage.wide,
-        },
+        pointers | numbers,
+        {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "WIDE": stage.wide},
         warps,
         stages,
         stage.allocation,
+        tuple(each.allocation for each in more),
         expects=_expects(of, x.dtype),
     )
+
+
+def _form(stage: Stage, of: Contraction) -> str | None:
+    """What a stage makes of the product, as part of a name, if it says all: nothing, or an activation."""
+    if stage.expr == of.product:
+        return ""
+    match stage.expr:
+        case Call(activation, (argument,)) if argument == of.product and activation in FUSED:
+            return f"_{activation}"
+        case _:
+            return None
 
 
 def _expects(of: Contraction, dtype: str) -> tuple[str, ...]:

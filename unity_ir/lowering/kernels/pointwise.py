@@ -62,10 +62,10 @@ def _plain(kernel: Kernel, stage: Stage) -> str:
 
 
 def are_together(one: Stage, other: Stage) -> bool:
-    """Whether one kernel can compute both: over the same variables, neither from what the other makes."""
+    """Whether one kernel can compute both, if neither reads what the other makes: over the same variables."""
     plain = not any(isinstance(each.expr, Cases) or reductions(each.expr) for each in (one, other))
     variables = _variables(one)
-    return plain and variables is not None and variables == _variables(other) and reads_nothing_of(other, one)
+    return plain and variables is not None and variables == _variables(other)
 
 
 def reads_nothing_of(one: Stage, other: Stage) -> bool:

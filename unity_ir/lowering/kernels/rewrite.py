@@ -75,6 +75,13 @@ def reductions(expr: Expr) -> list[Reduce]:
     return list(found)
 
 
+def outermost(expr: Expr) -> list[Reduce]:
+    """The reductions in `expr` that lie in no other."""
+    if isinstance(expr, Reduce) and gather(expr) is None:
+        return [expr]
+    return [r for child in children(expr) for r in outermost(child)]
+
+
 def is_work(expr: Expr) -> bool:
     """Whether an expression that occurs twice is worth a name: it holds a reduction or a function."""
     match expr:

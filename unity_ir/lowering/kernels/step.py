@@ -175,6 +175,8 @@ class Stage:
     """Variables used as values whose piece starts elsewhere than at 0, and the launcher's name of that position."""
     names: Names = field(default_factory=Names)
     """Identifiers of the launcher."""
+    operator: str = "matmul"
+    """What is computed, as part of an identifier."""
 
     @property
     def expr(self) -> Expr:
@@ -209,7 +211,7 @@ class Kernel:
         self.names = Names()
         stages = (stage, *self.more)
         buffers = {t: each.buffers[t] for each in stages for t in each.tensors}
-        used = {n for n in stage.starts if any(_mentions(each.expr, n) for each in stages)}
+        used = {n for n in stage.starts if any(mentions(each.expr, n) for each in stages)}
         outputs = {self.out(k): each.output for k, each in enumerate(stages)}
         pointers = {t: self.names.new(f"{t}_ptr") for t in buffers}
         pointers |= {k: self.names.new("out_ptr") for k in outputs}
@@ -254,8 +256,9 @@ class Kernel:
         return Step(name, text, grid, self.arguments, self.constants, num_warps, None, allocation, before)
 
 
-def _mentions(expr: Expr, variable: str) -> bool:
-    return expr == Name(variable) or any(_mentions(c, variable) for c in children(expr))
+def mentions(expr: Expr, variable: str) -> bool:
+    """Whether an expression uses a variable as a value."""
+    return expr == Name(variable) or any(mentions(c, variable) for c in children(expr))
 
 
 def warps(elements: int) -> int:

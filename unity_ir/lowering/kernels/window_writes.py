@@ -14,11 +14,10 @@ from math import prod
 
 from unity_ir.lowering.kernels.expression import Axis
 from unity_ir.lowering.kernels.layout import flat_address, power_of_two
-from unity_ir.lowering.kernels.rewrite import reductions
+from unity_ir.lowering.kernels.rewrite import outermost, reductions
 from unity_ir.lowering.kernels.step import Kernel, Stage, Step, warps
 from unity_ir.tdl.counts import free_variables
-from unity_ir.tdl.gather import gather
-from unity_ir.tdl.syntax import Bound, Expr, Reduce, Result, Segments, Window, children, index_names
+from unity_ir.tdl.syntax import Bound, Result, Segments, Window, index_names
 
 BLOCK = 2048
 """Elements per program."""
@@ -48,7 +47,7 @@ def is_covered(bound: Bound) -> bool:
 
 def _writes(result: Result, extents: Mapping[str, int]) -> dict[int, _Write] | None:
     """The windows by dim; None where a variable is in two dims, or there is a reduction for every tap."""
-    reduced = frozenset[str]().union(*(free_variables(r) for r in _outermost(result.expr)))
+    reduced = frozenset[str]().union(*(free_variables(r) for r in outermost(result.expr)))
     counts = Counter(n for i in result.indices for n in index_names(i) if extents[n] > 1)
     if any(isinstance(i, Segments) for i in result.indices) or any(c > 1 for c in counts.values()):
         return None
@@ -62,12 +61,6 @@ def _writes(result: Result, extents: Mapping[str, int]) -> dict[int, _Write] | N
             found[dim] = _Write(variable, stride, taps, index.offset + index.low, index.size)
     taps = {name for write in found.values() for _, name in write.taps}
     return None if reduced & taps else found
-
-
-def _outermost(expr: Expr) -> list[Reduce]:
-    if isinstance(expr, Reduce) and gather(expr) is None:
-        return [expr]
-    return [r for child in children(expr) for r in _outermost(child)]
 
 
 def window_write_step(stage: Stage) -> Step:
