@@ -219,6 +219,16 @@ def embedding(draw: st.DrawFn, with_grad: bool) -> Case:
 
 
 @st.composite
+def routed(draw: st.DrawFn, weight: str) -> Case:
+    """Rows, a weight of the dims `kn` or `nk` for each of some experts, or rows of its gradient, and their experts."""
+    lead, v = tuple(draw(st.lists(SIZES, max_size=2))), draw(SIZES)
+    sizes = {"k": draw(SIZES), "n": draw(SIZES)}
+    if weight == "":
+        return Case(((*lead, sizes["k"]), (*lead, sizes["n"]), lead), {"size": v, "degrees": (1,)}, v)
+    return Case(((*lead, sizes["k"]), (v, *(sizes[d] for d in weight)), lead), {}, v)
+
+
+@st.composite
 def reduction(draw: st.DrawFn, operands: str = "x", sizes: str = "") -> Case:
     """Operands of a shape (`x`), of it without the dims that are reduced (`y`); `sizes` names attributes of those."""
     shape = draw(SHAPES)
@@ -456,6 +466,9 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "rms_norm_grad": rows("xxw", eps=True),
     "rms_norm_weight_grad": rows("xx", eps=True),
     "rotary": rotary(),
+    "routed_matmul": routed("kn"),
+    "routed_matmul_nt": routed("nk"),
+    "routed_matmul_tn": routed(""),
     "rsqrt": positive(same(1)),
     "rsqrt_grad": positive(same(2)),
     "scale": scale(),
@@ -578,6 +591,16 @@ def torch_attention_dropout_saved_grad(
 def torch_embedding_grad(g: Tensor, ids: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
     del degrees
     return torch.zeros(size, g.shape[-1], dtype=g.dtype).index_add(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
+
+
+def torch_routed_matmul(x: Tensor, w: Tensor, e: Tensor) -> Tensor:
+    return (x[..., None, :] @ w[e]).squeeze(-2)
+
+
+def torch_routed_matmul_tn(x: Tensor, y: Tensor, e: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
+    del degrees
+    zeros = torch.zeros(size, x.shape[-1], y.shape[-1], dtype=x.dtype)
+    return zeros.index_add(0, e.reshape(-1), (x[..., :, None] * y[..., None, :]).reshape(-1, *zeros.shape[1:]))
 
 
 def torch_rotary(x: Tensor, base: float, direction: float) -> Tensor:
@@ -851,6 +874,9 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "rms_norm_grad": lambda g, x, w, eps: derivative(lambda z: torch_rms_norm(z, w.detach(), eps), g, x),
     "rms_norm_weight_grad": lambda g, x, eps: g * torch_rms_norm(x, torch.ones(()), eps),
     "rotary": torch_rotary,
+    "routed_matmul": torch_routed_matmul,
+    "routed_matmul_nt": lambda x, w, e: torch_routed_matmul(x, w.transpose(1, 2), e),
+    "routed_matmul_tn": torch_routed_matmul_tn,
     "rsqrt": torch.rsqrt,
     "rsqrt_grad": of_result(lambda y: y**-2, torch.rsqrt),
     "scale": lambda x, by: by * x,

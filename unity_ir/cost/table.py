@@ -43,6 +43,17 @@ class _Value:
 
 
 @dataclass(frozen=True, slots=True)
+class _Term:
+    """A term of `tdl.counts` by numbers of extents."""
+
+    each: int
+    over: tuple[int, ...]
+    picked: tuple[int, ...]
+    equal: tuple[tuple[tuple[int, int], ...], ...]
+    """Pairs of extents: if all of one of the lists are equal, the term is another one already counted."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Kernel:
     """A kernel of all configurations."""
 
@@ -51,9 +62,7 @@ class _Kernel:
     dtype: str
     extents: tuple[int, ...]
     divided: Divided
-    terms: tuple[tuple[int, tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]], ...]
-    """Operations for each point, the extents they range over, and pairs of extents: if all of one of the lists are
-    equal, the term is another one already counted."""
+    terms: tuple[_Term, ...]
     operands: tuple[int, ...]
     """Which of the values each operand is."""
     values: tuple[_Value, ...]
@@ -145,11 +154,13 @@ def counts(template: Template, degrees: Ints) -> Iterator[Counts]:
 def _count(kernel: _Kernel, degrees: Ints) -> Counts:
     extents = [_divide(size, by, degrees) for size, by in zip(kernel.extents, kernel.divided, strict=True)]
     flops = np.zeros(len(degrees), dtype=np.int64)
-    for each, over, equal in kernel.terms:
-        operations = np.full(len(degrees), each, dtype=np.int64)
-        for i in over:
+    for term in kernel.terms:
+        operations = np.full(len(degrees), term.each, dtype=np.int64)
+        for i in term.over:
             operations = operations * extents[i]
-        for pairs in equal:
+        for i in term.picked:
+            operations = operations // (kernel.extents[i] // extents[i])
+        for pairs in term.equal:
             operations = np.where(np.all([extents[a] == extents[b] for a, b in pairs], axis=0), 0, operations)
         flops = flops + operations
     shapes: list[list[Ints]] = []
@@ -253,7 +264,7 @@ def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
     by = {v: tuple(c for c, found in configurations.items() if found.degree(v) > 1) for v in bound.extents}
     names = {v: i for i, v in enumerate(bound.extents)}
     counted = _terms(terms(bound), names)
-    if bound.has_windows and any(equal for _, _, equal in counted):
+    if bound.has_windows and any(term.equal for term in counted):
         return None
     firsts = _distinct(node)
     values: list[_Value] = []
@@ -274,18 +285,17 @@ def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
     )
 
 
-def _terms(
-    found: Sequence[Term], names: Mapping[str, int]
-) -> tuple[tuple[int, tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]], ...]:
+def _terms(found: Sequence[Term], names: Mapping[str, int]) -> tuple[_Term, ...]:
     """The terms by number of extent, each with what makes it the same as one before."""
     before: dict[object, list[tuple[str, ...]]] = {}
-    out: list[tuple[int, tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]]] = []
+    out: list[_Term] = []
     for term in found:
         earlier = before.setdefault(term.form, [])
         equal = tuple(
             tuple((names[a], names[b]) for a, b in zip(other, term.names, strict=True) if a != b) for other in earlier
         )
-        out.append((term.each, tuple(names[n] for n in term.over), equal))
+        over, picked = (tuple(names[n] for n in variables) for variables in (term.over, term.picked))
+        out.append(_Term(term.each, over, picked, equal))
         earlier.append(term.names)
     return tuple(out)
 

@@ -47,7 +47,7 @@ def kernel_of(node: Node) -> Kernel:
         kernel_operator(node.op, node.attributes, dtypes),
         sizes,
         kind_of(node),
-        flops(local),
+        flops(local, node.analysis.bound.extents),
         moved,
         computes_in(dtypes),
     )

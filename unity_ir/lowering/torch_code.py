@@ -2,7 +2,7 @@
 A bound line as plain PyTorch expressions: what a person would write, and autograd can differentiate.
 
 The `Writer` here makes results of values, and has the functions of each family make those: `torch_reads`,
-`torch_functions`, `torch_softmax`, `torch_indexing`, `torch_sums`, `torch_windows`.
+`torch_functions`, `torch_softmax`, `torch_indexing`, `torch_routed`, `torch_sums`, `torch_windows`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from unity_ir.lowering.kernels.rewrite import canonical, is_work, simplified
 from unity_ir.lowering.torch_functions import BINARY, FUNCTIONS, chosen, compared, joined, of_two, opaque, uniform
 from unity_ir.lowering.torch_indexing import gathered, scattered
 from unity_ir.lowering.torch_reads import atom, read
+from unity_ir.lowering.torch_routed import routed_product
 from unity_ir.lowering.torch_softmax import softmax, softmax_axis
 from unity_ir.lowering.torch_sums import product, reduced
 from unity_ir.lowering.torch_value import TORCH_DTYPES, Value
@@ -299,6 +300,8 @@ class Writer:
                 return uniform(self, int(seed), self.value(position))
             case Call(function, (left, right)) if function in BINARY:
                 return of_two(self, BINARY[function], self.value(left), self.value(right))
+            case Call("where", _) if (product_of_one := routed_product(self, expr)) is not None:
+                return product_of_one
             case Call("where", (condition, yes, no)):
                 return chosen(self, self.value(condition), self.value(yes), self.value(no))
             case Call(function, (argument,)) if function in FUNCTIONS:
@@ -307,7 +310,8 @@ class Writer:
             case Call(function, _):
                 raise self.fail(f"no PyTorch text for function {function}; add it to lowering/torch_functions.py")
             case Reduce():
-                known = convolved(self, expr) or pooled(self, expr) or gathered(self, expr) or scattered(self, expr)
+                known = convolved(self, expr) or pooled(self, expr) or routed_product(self, expr)
+                known = known or gathered(self, expr) or scattered(self, expr)
                 return known or product(self, expr) or reduced(self, masked_body(expr, self.extents))
             case Opaque(function, (Var(made),), (Var(taken),), body):
                 return opaque(self, function, made, taken, self.value(body))

@@ -209,6 +209,8 @@ def _is_root_sum(expr: Expr, variable: str) -> bool:
             return one or (_is_root_sum(right, variable) and not _binds(left, variable))
         case Binary("/", left, right):
             return _is_root_sum(left, variable) and not _binds(right, variable)
+        case Call("where", (condition, yes, Const(0))):
+            return _is_root_sum(yes, variable) and not _binds(condition, variable)
         case Cases(branches):
             return all(_is_root_sum(e, variable) for _, e in branches)
         case _:

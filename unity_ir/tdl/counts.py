@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from math import prod
+from typing import TypeAlias
 
 from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.gather import gather, scatter
@@ -39,6 +40,10 @@ class Term:
     """Those variables, in order of place."""
     each: int
     over: tuple[str, ...]
+    picked: tuple[str, ...] = ()
+    """
+    Variables that integers pick: of the operations, a piece of one does the share that falls into it.
+    """
 
 
 def terms(bound: Bound) -> tuple[Term, ...]:
@@ -55,7 +60,7 @@ def _terms(results: tuple[Expr, ...]) -> tuple[Term, ...]:
     seen: set[tuple[Expr, tuple[str, ...]]] = set()
     found: list[Term] = []
 
-    def visit(expr: Expr) -> None:
+    def visit(expr: Expr, picks: Picks) -> None:
         free = free_variables(expr)
         names = tuple(n for n in dict.fromkeys(_names(expr)) if n in free)
         form = renamed(expr, {Var(n): Var(f"{place}:") for place, n in enumerate(names)})
@@ -63,31 +68,60 @@ def _terms(results: tuple[Expr, ...]) -> tuple[Term, ...]:
             return
         seen.add((form, names))
         if (picked := gather(expr) or scatter(expr)) is not None:
-            visit(picked.body)
+            inner = {**picks, picked.variable: (gather(expr) is not None, free_variables(picked.at))}
+            visit(picked.body, inner)
             if scatter(expr) is not None:
-                found.append(Term(form, names, 1, tuple(sorted(free_variables(picked.body)))))
+                found.append(_term(form, names, 1, free_variables(picked.body), inner))
             return
         for child in children(expr):
-            visit(child)
+            visit(child, picks)
         each = _operations(expr)
         if each:
             over = free_variables(expr.body if isinstance(expr, Reduce | Opaque) else expr)
-            found.append(Term(form, names, each, tuple(sorted(over))))
+            found.append(_term(form, names, each, over, picks))
 
     for expr in results:
-        visit(expr)
+        visit(expr, {})
     return tuple(found)
 
 
-def flops(bound: Bound) -> int:
+Picks: TypeAlias = Mapping[str, tuple[bool, frozenset[str]]]
+"""
+Variables that integers pick around an expression: whether it is evaluated at those places alone, and the variables of
+the integers.
+"""
+
+
+def _term(form: Expr, names: tuple[str, ...], each: int, over: frozenset[str], picks: Picks) -> Term:
+    picked = tuple(v for v, (_, at) in picks.items() if v in over or at & over)
+    return Term(form, names, each, tuple(sorted(_places(over, picks))), picked)
+
+
+def _places(over: frozenset[str], picks: Picks) -> frozenset[str]:
+    """Variables, with those of the integers in place of what is picked by them."""
+    for variable, (alone, at) in picks.items():
+        if alone and variable in over:
+            over = over - {variable} | at
+    return over
+
+
+def flops(bound: Bound, whole: Mapping[str, int] | None = None) -> int:
     """
     Floating point operations to compute all results once.
 
-    Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would.
-    Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`.
+    Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would; what
+    integers pick, once for each of them. `whole` has the extents of the line that this is a piece of, if it is one:
+    the integers are taken to be spread evenly over what they pick from.
+    Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`; given
+    `out[t, n] = sum[v](where(eq(v, e[t]), sum[k](x[t, k] * w[v, k, n]), 0))` returns `2 * t * n * k`, and half of it
+    for a piece of half of v.
     """
+    whole = whole or bound.extents
     distinct = {(t.form, tuple(bound.extents[n] for n in t.names)): t for t in reversed(terms(bound))}
-    return sum(t.each * prod(bound.extents[n] for n in t.over) for t in distinct.values())
+    return sum(
+        t.each * prod(bound.extents[n] for n in t.over) // prod(whole[n] // bound.extents[n] for n in t.picked)
+        for t in distinct.values()
+    )
 
 
 def products(bound: Bound) -> int:
@@ -96,27 +130,31 @@ def products(bound: Bound) -> int:
     convolutions and attention, 2 for each multiply-accumulate. What lies between them is not counted.
 
     A contraction is a sum of products in which two factors each have an index that the other lacks and that is not
-    summed over.
+    summed over. Of what integers pick, one is counted for each of them.
     Given `out[m, n] = relu(sum[k](x[m, k] * w[k, n]))` returns `2 * m * n * k`; given `out[m] = sum[k](x[m, k] * w[k])`
     returns 0.
     """
     seen: set[Expr] = set()
     total = 0
 
-    def visit(expr: Expr) -> None:
+    def visit(expr: Expr, picks: Picks) -> None:
         nonlocal total
         if (key := _anonymous(expr, bound)) in seen:
             return
         seen.add(key)
+        if (picked := gather(expr)) is not None:
+            visit(picked.body, {**picks, picked.variable: (True, free_variables(picked.at))})
+            return
         if isinstance(expr, Reduce) and expr.reducer == "sum":
-            factors = [free_variables(f) - set(expr.names) for f in _factors(expr.body) if accesses(f)]
+            added = expr.body if (to := scatter(expr)) is None else to.body
+            factors = [free_variables(f) - set(expr.names) for f in _factors(added) if accesses(f)]
             if any(a - b and b - a for a, b in combinations(factors, 2)):
-                total += 2 * prod(bound.extents[n] for n in free_variables(expr.body))
+                total += 2 * prod(bound.extents[n] for n in _places(free_variables(added), picks))
         for child in children(expr):
-            visit(child)
+            visit(child, picks)
 
     for result in bound.results:
-        visit(result.expr)
+        visit(result.expr, {})
     return total
 
 

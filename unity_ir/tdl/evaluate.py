@@ -150,6 +150,8 @@ class _Evaluation:
                 pass
             case _:
                 return None
+        if not self.fixed.keys().isdisjoint(free_variables(expr)):
+            return None
         factors: list[tuple[Array, list[str]]] = []
         for factor in (left, right):
             names = [n for n in self.extents if n in free_variables(factor)]
@@ -182,7 +184,9 @@ class _Evaluation:
     def along(self, name: str, order: tuple[str, ...]) -> Array:
         """0, 1, 2, ... along the variable's axis."""
         if name in self.fixed:
-            return self.fixed[name]
+            # Inside of a reduction the order has more variables at its end.
+            fixed = self.fixed[name]
+            return fixed.reshape((*fixed.shape, *(1,) * (len(order) - fixed.ndim)))
         shape = [self.extents[n] if n == name else 1 for n in order]
         return np.arange(self.extents[name]).reshape(shape)
 

@@ -13,6 +13,7 @@ from unity_ir.ops.operator import Shapes
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.counts import flops, products
 from unity_ir.tdl.functions import FUNCTIONS
+from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import AttrValue, Bound
 
@@ -148,6 +149,24 @@ def test_products_count_contractions_alone():
     assert products(bound("attention", (q, kv, kv), scale=1.0)) == 2 * (2 * 2 * 4 * 6 * 6 * 8)
     # Scores again, and two for each of the forward's.
     assert products(bound("attention_grad", (q, q, kv, kv), scale=1.0)) == 5 * (2 * 2 * 4 * 6 * 6 * 8)
+
+
+ROUTED: list[tuple[str, Shapes, Attributes]] = [
+    ("routed_matmul", ((6, 2, 5), (4, 5, 7), (6, 2)), {}),
+    ("routed_matmul_nt", ((6, 2, 5), (4, 7, 5), (6, 2)), {}),
+    ("routed_matmul_tn", ((6, 2, 5), (6, 2, 7), (6, 2)), {"size": 4, "degrees": (1,)}),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "attributes"), ROUTED)
+def test_what_integers_pick_counts_once_for_each(name: str, shapes: Shapes, attributes: Attributes):
+    """Not once for each of what they pick from; a piece of that has its share of them."""
+    line = bound(name, shapes, **attributes)
+    assert products(line) == flops(line) == 2 * 12 * 5 * 7
+    half = piece(line, Configuration({"v": 2}))
+    assert flops(half, line.extents) == flops(line) // 2
+    rows = piece(line, Configuration({"t0": 3, "v": 2}))
+    assert flops(rows, line.extents) == flops(line) // 6
 
 
 def test_products_do_not_count_sums_along_a_row():

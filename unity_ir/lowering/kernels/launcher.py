@@ -24,6 +24,7 @@ from unity_ir.lowering.kernels.rewrite import canonical, map_children, outermost
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
 from unity_ir.lowering.kernels.window_writes import is_covered, window_write_step, writes_windows
+from unity_ir.lowering.routed import routed
 from unity_ir.lowering.torch_code import torch_body
 from unity_ir.lowering.torch_value import TORCH_DTYPES
 from unity_ir.lowering.windows import masked
@@ -183,7 +184,7 @@ def _torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str])
     starts = {n: names.new(f"{n}_start") for n in offsets}
     name = f"{_name(bound, dtypes, offsets)}_torch"
     like = _first_float(bound, operands)
-    products = all(is_product(r, bound.extents) for r in bound.results)
+    products = all(is_product(r, bound.extents) or routed(r.expr, bound.extents) is not None for r in bound.results)
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
     if half:
         # What is converted is part of the text: beside another of whole floats it has a name of its own.

@@ -1,0 +1,71 @@
+"""Products of rows with the one weight that integers pick for each, whole and in pieces of the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from covered import operand_dtypes
+from kernel_checks import TOLERANCES
+from operator_cases import DTYPES, TORCH
+from torch import Tensor
+
+from unity_ir.lowering.kernels.launcher import launcher
+from unity_ir.ops import operator
+from unity_ir.tdl.parallel import Configuration, piece
+
+TOKENS, EXPERTS, K, N = 45, 6, 36, 20
+"""No multiples of a block."""
+
+ROUTES = {
+    "spread": torch.arange(TOKENS) * 5 % 11 % EXPERTS,
+    "one expert": torch.full((TOKENS,), 4),
+    "most to nobody": torch.where(torch.arange(TOKENS) < 3, 1, 5),
+    "in two dims": torch.arange(TOKENS).reshape(9, 5) % 4,
+}
+"""Which expert each token goes to; some have none."""
+
+
+def operands(name: str, e: Tensor, dtype: str) -> list[Tensor]:
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[-1])).to(DTYPES[dtype])
+
+    x = drawn(*e.shape, K)
+    match name:
+        case "routed_matmul":
+            return [x, drawn(EXPERTS, K, N), e]
+        case "routed_matmul_nt":
+            return [x, drawn(EXPERTS, N, K), e]
+        case _:
+            return [x, drawn(*e.shape, N), e]
+
+
+NAMES = ("routed_matmul", "routed_matmul_nt", "routed_matmul_tn")
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 6])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize("name", NAMES)
+def test_pieces_of_the_experts(name: str, impl: str, route: str, dtype: str, parts: int, runner: Any) -> None:
+    """A piece computes what goes to its experts, 0 for all else: added up, or side by side, they are the whole."""
+    one, tensors = operator(name), operands(name, ROUTES[route], dtype)
+    of_weights = name == "routed_matmul_tn"
+    attributes = {"size": EXPERTS, "degrees": (1,)} if of_weights else {}
+    bound = one.bind(tuple(t.shape for t in tensors), one.attributes(attributes)).bound
+    part = piece(bound, Configuration({"v": parts} if parts > 1 else {}))
+    made = launcher(part, operand_dtypes(part, dtype), impl, ("v",) if parts > 1 else ())
+    found: list[Tensor] = []
+    for start in range(0, EXPERTS, EXPERTS // parts):
+        own = tensors if of_weights else [tensors[0], tensors[1][start : start + EXPERTS // parts], tensors[2]]
+        (result,) = runner.run(made, own, *([start] if parts > 1 else []))
+        assert result.dtype == DTYPES[dtype]
+        found.append(result.double())
+    got = torch.cat(found) if of_weights else torch.stack(found).sum(0)
+    floats = [t.double() if t.is_floating_point() else t for t in tensors]
+    want = TORCH[name](*floats, **attributes)
+    assert isinstance(want, Tensor)
+    scale = max(1.0, float(want.abs().max()))
+    torch.testing.assert_close(got, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * scale)

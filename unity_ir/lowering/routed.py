@@ -1,0 +1,81 @@
+"""
+Products of rows with the one weight that integers pick for each, and the gradient of those weights, told by their form.
+
+    out[t, n] = sum[v](where(eq(v, at[t]), sum[k](x[t, k] * w[v, k, n]), 0))
+    out[v, k, n] = sum[t](where(eq(v, at[t]), x[t, k] * y[t, n], 0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unity_ir.tdl.gather import Pick, gather, pick, scatter
+from unity_ir.tdl.syntax import Access, Binary, Expr, Reduce, Segments, Window, index_names
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Factors `x` [t, k] and `w` [v, k, n]; of the gradient, `x` [t, k] and `w` [t, n]."""
+
+    variable: str
+    """`v`."""
+    at: Access
+    x: Access
+    w: Access
+    rows: tuple[str, ...]
+    """`t`, in order of the integers' dims."""
+    left: tuple[str, ...]
+    """`k`."""
+    right: tuple[str, ...]
+    """`n`."""
+    of_weights: bool
+    """The gradient of the weights, summed over the rows."""
+
+
+def routed(expr: Expr, extents: Mapping[str, int]) -> Routed | None:
+    """The expression as such a product; None for anything else."""
+    found = gather(expr)
+    if found is None and (single := pick(expr)) is not None and extents[single.variable] == 1:
+        # A sum over a piece of one weight is written as what it sums.
+        found = single
+    if found is not None:
+        match found.body:
+            case Reduce("sum", _, Binary("*", Access() as a, Access() as b)):
+                x, w = (a, b) if found.variable in _names(b) else (b, a)
+                return _of_rows(found, x, w, found.body.names)
+            case _:
+                return None
+    found = scatter(expr)
+    match expr, found:
+        case Reduce(), Pick(_, _, Binary("*", Access() as x, Access() as w)):
+            return _of_weights(found, x, w, expr.names)
+        case _:
+            return None
+
+
+def _of_rows(of: Pick, x: Access, w: Access, over: tuple[str, ...]) -> Routed | None:
+    rows, a, b = _names(of.at), _names(x), _names(w)
+    right = tuple(n for n in b if n != of.variable and n not in over)
+    alike = a and set(a) <= {*rows, *over} and {*over, of.variable} <= set(b) and set(over) <= set(a)
+    if not alike or not right or set(right) & {*rows, *a} or of.variable in (*a, *rows) or set(rows) & set(over):
+        return None
+    return Routed(of.variable, of.at, x, w, rows, over, right, False)
+
+
+def _of_weights(of: Pick, x: Access, w: Access, over: tuple[str, ...]) -> Routed | None:
+    rows, a, b = _names(of.at), _names(x), _names(w)
+    left, right = (tuple(n for n in names if n not in rows) for names in (a, b))
+    if sorted(rows) != sorted(over) or not set(rows) <= set(a) & set(b):
+        return None
+    if not left or not right or set(left) & set(right) or of.variable in (*a, *b, *rows):
+        return None
+    return Routed(of.variable, of.at, x, w, rows, left, right, True)
+
+
+def _names(access: Access) -> tuple[str, ...]:
+    """The variables of a read, each alone; none where a dim is read otherwise or a diagonal is."""
+    if any(isinstance(i, Segments | Window) for i in access.indices):
+        return ()
+    names = tuple(n for i in access.indices for n in index_names(i))
+    return names if len(set(names)) == len(names) else ()

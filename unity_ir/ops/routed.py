@@ -1,0 +1,48 @@
+"""
+Matrix products whose rows each have a weight of their own, picked by integers: the experts of a mixture.
+
+The weights' dim is an index variable, so experts can be divided: each piece computes the rows that go to its experts,
+0 for all others, and their results add up. Rows may have several dims, `t..`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.ops.operator import Application, Operator, Tensor
+
+
+def _gradient(of: Application) -> Sequence[Tensor | None]:
+    x, w, e = of.operands
+    return ROUTED_MATMUL_NT.one(of.grad, w, e), _weight_gradient(x, of.grad, e, w), None
+
+
+def _gradient_nt(of: Application) -> Sequence[Tensor | None]:
+    x, w, e = of.operands
+    return ROUTED_MATMUL.one(of.grad, w, e), _weight_gradient(of.grad, x, e, w), None
+
+
+def _weight_gradient(x: Tensor, y: Tensor, e: Tensor, w: Tensor) -> Tensor:
+    return ROUTED_MATMUL_TN.one(x, y, e, size=w.shape[0], degrees=(w.degrees[0],))
+
+
+ROUTED_MATMUL = Operator(
+    "routed_matmul(x, w, e: int)  out[t.., n] = sum[v](where(eq(v, e[t..]), sum[k](x[t.., k] * w[v, k, n]), 0))",
+    gradient=_gradient,
+)
+"""Every row of `x` [t.., k] times the one of the weights `w` [v, k, n] that `e` [t..] names."""
+
+ROUTED_MATMUL_NT = Operator(
+    "routed_matmul_nt(x, w, e: int)  out[t.., n] = sum[v](where(eq(v, e[t..]), sum[k](x[t.., k] * w[v, n, k]), 0))",
+    gradient=_gradient_nt,
+)
+"""The weights transposed: the gradient of the rows."""
+
+ROUTED_MATMUL_TN = Operator(
+    "routed_matmul_tn(x, y, e: int; size: int, degrees: ints)"
+    "  out[v, k, n] = sum[t..](where(eq(v, e[t..]), x[t.., k] * y[t.., n], 0))"
+    "  where size(v) = size, degree(v) = degrees"
+)
+"""The gradient of the weights: for each of them the product of the rows of `x` and of `y` that go to it."""
+
+OPERATORS = (ROUTED_MATMUL, ROUTED_MATMUL_NT, ROUTED_MATMUL_TN)
