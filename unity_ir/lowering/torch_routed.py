@@ -7,7 +7,7 @@ from itertools import count
 from math import prod
 from typing import TYPE_CHECKING
 
-from unity_ir.lowering.kernels.expression import ATOM, SUM, Text
+from unity_ir.lowering.kernels.expression import SUM, Text
 from unity_ir.lowering.routed import Routed, routed
 from unity_ir.lowering.torch_reads import read
 from unity_ir.lowering.torch_value import Value
@@ -23,16 +23,16 @@ def routed_product(writer: Writer, expr: Expr) -> Value | None:
     if of is None or {writer.kinds[a.tensor] for a in (of.x, of.w)} != {"float"}:
         return None
     size = writer.extents[of.variable]
-    x = writer.named("rows", _matrix(writer, of.x, (of.rows, of.left)))
+    x = writer.named("rows", _matrix(writer, of.x, (of.rows, of.left)).text)
     at, elsewhere = _places(writer, of)
     if of.of_weights:
-        y = writer.named("columns", _matrix(writer, of.w, (of.rows, of.right)))
+        y = writer.named("columns", _matrix(writer, of.w, (of.rows, of.right)).text)
         v = _unlike("v", x, y, at)
         product = f"{x}[{at} == {v}].T @ {y}[{at} == {v}]"
         text = f"torch.stack([{product} for {v} in range({size})])"
         groups = ((of.variable,), of.left, of.right)
     else:
-        w = writer.named("weights", _matrix(writer, of.w, ((of.variable,), of.left, of.right)))
+        w = writer.named("weights", _matrix(writer, of.w, ((of.variable,), of.left, of.right)).text)
         v = _unlike("v", x, w, at)
         parts = f"{x}[{at} == {v}] @ {w}[{v}] for {v} in range({size})"
         if elsewhere:
@@ -49,7 +49,7 @@ def routed_product(writer: Writer, expr: Expr) -> Value | None:
 
 def _places(writer: Writer, of: Routed) -> tuple[str, bool]:
     """Which of the weights each row goes to [rows], and whether some go to those of other pieces: past the last."""
-    text = Text(_matrix(writer, of.at, (of.rows,)))
+    text = _matrix(writer, of.at, (of.rows,))
     start, size = writer.starts.get(of.variable), writer.extents[of.variable]
     if start is None:
         return writer.named("place", text.text), False
@@ -60,14 +60,14 @@ def _places(writer: Writer, of: Routed) -> tuple[str, bool]:
     return writer.named("place", inside), True
 
 
-def _matrix(writer: Writer, access: Access, groups: Sequence[tuple[str, ...]]) -> str:
+def _matrix(writer: Writer, access: Access, groups: Sequence[tuple[str, ...]]) -> Text:
     """A read with one dim for each group of variables."""
     order = tuple(n for group in groups for n in group)
     text = writer.expanded(read(writer, access), order)
     if any(len(group) != 1 for group in groups):
         shape = tuple(prod(writer.extents[n] for n in group) for group in groups)
         text = writer.method(text, f"reshape({', '.join(map(str, shape))})")
-    return text.at(ATOM)
+    return text
 
 
 def _sizes(writer: Writer, names: Sequence[str]) -> str:

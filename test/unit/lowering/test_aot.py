@@ -161,6 +161,25 @@ def test_attention(target: str) -> None:
         assert violations(job, outcome, target) == [], (job.compiled, outcome)
 
 
+@pytest.mark.parametrize("target", SHARED_LIMITS)
+def test_grouped_products(target: str) -> None:
+    """Of a mixture's size, in both types: as matrix products, though rows are looked up on the way."""
+    x, y, w, e = (8192, 1024), (8192, 3584), (8, 1024, 3584), (8192,)
+    experts = {"size": 8, "degrees": (1,)}
+    jobs: list[Job] = []
+    for dtype in ("f32", "bf16"):
+        cases: list[Case] = [
+            ("routed_matmul", (x, w, e), {}, dtype),
+            ("routed_matmul_nt", (y, w, e), {}, dtype),
+            ("routed_matmul_tn", (x, y, e), experts, dtype),
+        ]
+        jobs += [Job(one.kernels[c.kernel], c) for one in map(made, cases) for c in one.compiled]
+    assert [job.compiled.kernel for job in jobs] == [*["routed_kernel"] * 2, "routed_weight_kernel"] * 2
+    assert [job.compiled.expects for job in jobs] == [("pipelined",)] * 3 + [("mma", "pipelined")] * 3
+    for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
+        assert violations(job, outcome, target) == [], (job.compiled, outcome)
+
+
 def test_every_operator(drawn: Any) -> None:
     def elements(bound: Bound) -> int:
         return math.prod(bound.extents.values())

@@ -57,6 +57,8 @@ def test_pieces_of_the_experts(name: str, impl: str, route: str, dtype: str, par
     bound = one.bind(tuple(t.shape for t in tensors), one.attributes(attributes)).bound
     part = piece(bound, Configuration({"v": parts} if parts > 1 else {}))
     made = launcher(part, operand_dtypes(part, dtype), impl, ("v",) if parts > 1 else ())
+    if impl == "triton":
+        assert list(made.kernels) == ["routed_weight_kernel" if of_weights else "routed_kernel"]
     found: list[Tensor] = []
     for start in range(0, EXPERTS, EXPERTS // parts):
         own = tensors if of_weights else [tensors[0], tensors[1][start : start + EXPERTS // parts], tensors[2]]
@@ -69,3 +71,33 @@ def test_pieces_of_the_experts(name: str, impl: str, route: str, dtype: str, par
     assert isinstance(want, Tensor)
     scale = max(1.0, float(want.abs().max()))
     torch.testing.assert_close(got, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * scale)
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_ids_of_nobody(impl: str, runner: Any) -> None:
+    """Rows before the first and behind the last expert of a piece, all of them, are 0; so is the gradient."""
+    for name in NAMES:
+        tensors = operands(name, torch.arange(TOKENS) % 2 * 100, "f32")
+        of_weights = name == "routed_matmul_tn"
+        one = operator(name)
+        attributes = one.attributes({"size": EXPERTS, "degrees": (1,)} if of_weights else {})
+        bound = one.bind(tuple(t.shape for t in tensors), attributes).bound
+        made = launcher(bound, operand_dtypes(bound), impl, ("v",))
+        (result,) = runner.run(made, tensors, 40)
+        assert result.shape == bound.result_shapes[0]
+        assert not result.any()
+
+
+def test_there_are_as_many_tiles_as_there_could_be(runner: Any) -> None:
+    """Each expert, and what lies before and behind them, has one row more than a tile: two tiles each."""
+    tile = 64
+    e = torch.arange((EXPERTS + 2) * (tile + 1)) % (EXPERTS + 2) - 1
+    x, w, _ = operands("routed_matmul", e, "f32")
+    bound = operator("routed_matmul").bind((x.shape, w.shape, e.shape), ()).bound
+    made = launcher(bound, operand_dtypes(bound))
+    assert made.compiled[0].constants["BLOCK_M"] == tile
+    assert f"routed_kernel[({2 * (EXPERTS + 2)},)]" in made.source
+    (result,) = runner.run(made, [x, w, e])
+    there = (e >= 0) & (e < EXPERTS)
+    want = torch.where(there[:, None], TORCH["routed_matmul"](x.double(), w.double(), e * there), 0)
+    torch.testing.assert_close(result.double(), want, rtol=1e-5, atol=1e-4)

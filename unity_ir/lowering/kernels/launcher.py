@@ -15,6 +15,7 @@ from unity_ir.lowering.kernels.attention_form import attention
 from unity_ir.lowering.kernels.contraction import Contraction, contraction, product_factors, with_factors
 from unity_ir.lowering.kernels.convolution import convolution_step, gathered
 from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
+from unity_ir.lowering.kernels.grouped import grouped, grouped_step
 from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
 from unity_ir.lowering.kernels.matmul import matmul_step
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
@@ -223,7 +224,7 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
     starts = {n: names.new(f"{n}_start") for n in offsets}
     name = _name(bound, dtypes, offsets)
     line = simplified(bound, starts)
-    made = _attention_launcher(bound, line, dtypes, starts)
+    made = _attention_launcher(bound, line, dtypes, starts) or _grouped_launcher(bound, line, dtypes, starts)
     if made is not None:
         return made
     line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
@@ -314,6 +315,28 @@ def _attention_launcher(bound: Bound, line: Bound, dtypes: Sequence[str], starts
     body.append(f"return {', '.join(b.name for b in outputs)}")
     source = _function(name, [*operands, *firsts], bound, body)
     return _launcher_of(name, source, steps)
+
+
+def _grouped_launcher(bound: Bound, line: Bound, dtypes: Sequence[str], starts: Mapping[str, str]) -> Launcher | None:
+    """The launcher of products of rows with a weight that integers pick for each; None for anything else."""
+    if line.has_windows or len(line.results) != 1 or line.results[0].dtype or not {*dtypes} - {*NOT_FLOATING}:
+        return None
+    names = Names()
+    operands = [names.new(p.name) for p in bound.operands]
+    firsts = {n: names.new(start) for n, start in starts.items()}
+    name, like = _name(bound, dtypes, tuple(starts)), _first_float(bound, operands)
+    buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
+    (result,) = line.results
+    output = Buffer(names.new(result.name), buffers[_first_float(bound, list(buffers))].dtype, f"{like}.dtype")
+    wide = needs_int64(line)
+    stage = Stage(result, line.extents, buffers, output, like, f"{name}_kernel", None, wide, firsts, names)
+    found = grouped(stage)
+    if found is None:
+        return None
+    step = grouped_step(stage, found)
+    body = [*([step.allocation] if step.allocation else []), *step.before, *step.call, f"return {output.name}"]
+    source = _function(name, [*operands, *firsts.values()], bound, body)
+    return Launcher(name, source, {step.kernel: step.text}, (step.compiled,))
 
 
 def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 from unity_ir.lowering.kernels.contraction import Contraction
@@ -76,7 +76,7 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
     # Copies to shared memory run beside the arithmetic if they are of 16 bytes, or of one float32.
     strides = [*of.x_strides.values(), *of.w_strides.values()]
     half = x.dtype != "f32" and all(s % 8 == 0 or s == 1 for s in strides)
-    block_m, block_n, block_k, warps, stages = _blocks(sizes["m"], sizes["n"], sizes["k"], half, x.dtype == "f32")
+    block_m, block_n, block_k, warps, stages = blocks(sizes["m"], sizes["n"], sizes["k"], half, x.dtype == "f32")
     batched = sizes["b"] > 1
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
     integers = {
@@ -114,7 +114,7 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
         stages,
         stage.allocation,
         tuple(each.allocation for each in more),
-        expects=_expects(of, x.dtype),
+        expects=expects(of.sizes, (of.x_strides, of.w_strides), x.dtype),
     )
 
 
@@ -129,19 +129,19 @@ def _form(stage: Stage, of: Contraction) -> str | None:
             return None
 
 
-def _expects(of: Contraction, dtype: str) -> tuple[str, ...]:
+def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtype: str) -> tuple[str, ...]:
     """
     What the compiler makes of operands of this type: tensor cores multiply 16 bits, float32 is exact; copies run aside
     where they are of one float32, or where neighbours in memory exist or are left out 16 at a time.
     """
     if dtype == "f32":
         return ("pipelined",)
-    dims = [(d, s) for strides in (of.x_strides, of.w_strides) for d, s in strides.items() if d != "b" or s]
-    wide = all((of.sizes[d] if s == 1 else s) % 16 == 0 for d, s in dims)
+    dims = [(d, s) for own in strides for d, s in own.items() if d != "b" or s]
+    wide = all((sizes[d] if s == 1 else s) % 16 == 0 for d, s in dims)
     return ("mma", "pipelined") if wide else ("mma",)
 
 
-def _blocks(m: int, n: int, k: int, half: bool, exact: bool) -> tuple[int, int, int, int, int]:
+def blocks(m: int, n: int, k: int, half: bool, exact: bool) -> tuple[int, int, int, int, int]:
     """
     Tile sizes, warps and pipeline stages for a product of these sizes; larger tiles for aligned operands of 16 bits,
     more warps, and less of `n` and `k` at once, for `exact` products of float32, whose threads hold whole rows of both

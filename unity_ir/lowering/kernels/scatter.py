@@ -15,7 +15,7 @@ from unity_ir.lowering.kernels.layout import address, power_of_two
 from unity_ir.lowering.kernels.rewrite import reductions
 from unity_ir.lowering.kernels.step import Argument, Kernel, Stage, Step, warps
 from unity_ir.tdl.gather import Pick, scatter
-from unity_ir.tdl.syntax import Reduce, Segments, index_names
+from unity_ir.tdl.syntax import Access, Reduce, Segments, index_names
 
 BLOCK = 1024
 """Elements per program, of those that belong to one place."""
@@ -88,13 +88,13 @@ def scatter_step(stage: Stage, of: Scatter) -> Step:
         writer.emit(f"{total} += {writer.number(of.pick.body).at(SUM)}")
     writer.store(Kernel.OUT, where, total)
     step = kernel.step(stage.kernel, (extents[place], -(-size // block)), warps(block))
-    return replace(step, before=_sorting(stage, of.pick, made[order], made[begins]))
+    return replace(step, before=sorting(stage, place, of.pick.at, made[order], made[begins]))
 
 
-def _sorting(stage: Stage, pick: Pick, order: str, begins: str) -> tuple[str, ...]:
-    """Positions in order of their places, and where in that order each place begins."""
-    ids = stage.buffers[pick.at.tensor].name
-    start, count = stage.starts.get(pick.variable), stage.extents[pick.variable]
+def sorting(stage: Stage, place: str, at: Access, order: str, begins: str) -> tuple[str, ...]:
+    """The lines that make positions in order of their places, and where in that order each place begins."""
+    ids = stage.buffers[at.tensor].name
+    start, count = stage.starts.get(place), stage.extents[place]
     limits = f"{count + 1}" if start is None else f"{start}, {start} + {count + 1}"
     return (
         f"{order} = torch.argsort({ids}.flatten(), stable=True)",
