@@ -27,8 +27,10 @@ from unity_ir.tdl.syntax import (
     index_names,
 )
 
-TILE = 8192
+TILE = 4096
 """Elements of a tile: the interpreter's time is per tile, whatever its size, and 16 warps hold a few of them."""
+TILES_OF_WARPS = 2
+"""As many warps as a tile so many times as large would have: with 16 elements a thread the assembler spills a few."""
 LONGEST_ROW = 16384
 """Rows up to this long are one tile, loaded once; longer ones are read in a loop, once per reduction."""
 LOOPED = 2048
@@ -117,7 +119,7 @@ def _kernel(stage: Stage, parts: int) -> Step:
     grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
     tile = tiling.rows * max(tiling.columns.values(), default=1)
     helpers = _MULTIPLY if any(n.reducer == "prod" for n in reductions(expr)) else ""
-    return body.kernel.step(stage.kernel, grid or (1,), warps(tile), helpers)
+    return body.kernel.step(stage.kernel, grid or (1,), warps(TILES_OF_WARPS * tile), helpers)
 
 
 class _Body:
