@@ -14,7 +14,7 @@ PATH = Path(__file__).parent / "models.md"
 HEAD = """\
 # The zoo
 
-Made by `docs/update_models.py`. `--model=NAME,key=number,..` sets keys; their defaults give the published model and the
+Made by `docs/update_models.py`. `--model=NAME,key=value,..` sets keys; their defaults give the published model and the
 batch of the paper that compares it. GFLOPs are of one forward pass at the defaults: matrix products, convolutions and
 attention alone, 2 for each multiply-accumulate, as PyTorch's `FlopCounterMode` counts (a test compares them).
 Every model is a loss of weights and inputs; none has dropout. A step's backward is about twice its forward.

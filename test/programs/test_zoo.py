@@ -18,7 +18,7 @@ from by_hand import differences
 from ranks import Ranks, trained
 from zoo import SMALL
 from zoo import by_hand as zoo_by_hand
-from zoo_plans import SIZES, of_type, program
+from zoo_plans import VARIANTS, of_type, program, sized
 
 from unity_ir.models import build
 from unity_ir.pcg.graph import HYPERPARAMETERS, Optimizer
@@ -48,7 +48,7 @@ def product() -> list[Case]:
     half of the operators again in the backward; all but the first in double precision.
     """
     found: list[Case] = []
-    for number, model in enumerate(sorted(SMALL)):
+    for number, model in enumerate([*sorted(SMALL), *VARIANTS]):
         for world in WORLDS:
             seed = number * len(WORLDS) + WORLDS.index(world)
             found += [
@@ -67,7 +67,9 @@ def beyond() -> list[Case]:
     for model in ("bert_large", "dlrm", "gpt2", "llama3_8b", "mlp", "rnntc", "xdl"):
         found += [Case(model, "data-parallel", 4, "sgd", "bf16"), Case(model, "random-5", 2, "sgd", "bf16")]
         found += [Case(model, "joint", 4, "adamw", "mixed"), Case(model, "fsdp", 2, "adamw", "mixed")]
-    for model in ("bert_large", "candle_uno", "dlrm", "gpt2", "llama3_8b", "mlp", "moe", "rnnlm", "xdl"):
+    found += [Case("moe,dispatch=sparse", "experts", world) for world in WORLDS]
+    found += [Case("moe,dispatch=sparse", "experts", 4, "adamw", "mixed")]
+    for model in ("bert_large", "candle_uno", "dlrm", "gpt2", "llama3_8b", "mlp", "moe", "rnnlm", "xdl", *VARIANTS):
         found += [Case(model, "random-6", 4, "sgd", "f32", "triton"), Case(model, "joint", 2, "sgd", "f32", "triton")]
     return found
 
@@ -91,6 +93,11 @@ SAMPLE = [
     Case("mlp", "joint", 8, "adamw"),
     Case("mlp", "random-5", 4, "sgd", "bf16"),
     Case("moe", "recompute-4", 4),
+    Case("moe,dispatch=sparse", "data-parallel", 2, "sgd", "f32"),
+    Case("moe,dispatch=sparse", "experts", 4),
+    Case("moe,dispatch=sparse", "joint", 4),
+    Case("moe,dispatch=sparse", "random-54", 4, "sgd"),
+    Case("moe,dispatch=sparse", "experts", 2, "sgd", "f32", "triton"),
     Case("nmt", "data-parallel", 2, "sgd", "f32"),
     Case("resnet101", "data-parallel", 2, "sgd", "f32"),
     Case("resnext50", "random-1", 2, "sgd"),
@@ -106,15 +113,16 @@ CASES = [*product(), *beyond()] if os.environ.get("ZOO") == "all" else SAMPLE
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_pytorch(ranks: Ranks, case: Case):
     torch.set_num_threads(1)
-    keys, optimizer = SIZES[case.model], OPTIMIZERS[case.optimizer]
-    graph = of_type(build(case.model, **keys), "f32" if case.dtype == "f64" else case.dtype)
+    (name, keys), optimizer = sized(case.model), OPTIMIZERS[case.optimizer]
+    graph = of_type(build(name, **keys), "f32" if case.dtype == "f64" else case.dtype)
     text = program(graph, case.plan, case.world, optimizer, case.dtype == "f64", case.kernels)
     found = ranks.run(text, case.world, trained, 1 if case.dtype in ("bf16", "mixed") else 3)[0]
-    assert differences(found, lambda w, inputs: zoo_by_hand(case.model, keys, w, inputs), optimizer, case.dtype) == []
+    assert differences(found, lambda w, inputs: zoo_by_hand(name, keys, w, inputs), optimizer, case.dtype) == []
 
 
 def test_the_sample_has_everything():
     plans = Counter(re.sub(r"-\d+$", "", case.plan) for case in SAMPLE)
-    assert plans.keys() == {"data-parallel", "fsdp", "joint", "pinned", "random", "recompute", "spatial", "tofu"}
-    assert {case.model for case in SAMPLE} == SMALL.keys()
+    kinds = {"data-parallel", "experts", "fsdp", "joint", "pinned", "random", "recompute", "spatial", "tofu"}
+    assert plans.keys() == kinds
+    assert {case.model for case in SAMPLE} == {*SMALL, *VARIANTS}
     assert {case.world for case in SAMPLE} == set(WORLDS)

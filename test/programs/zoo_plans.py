@@ -42,6 +42,16 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """Their keys. Eight ranks divide the batch, and mostly hidden sizes, vocabularies, tables and experts."""
 
+VARIANTS = ("moe,dispatch=sparse",)
+"""Models with other keys than these."""
+
+
+def sized(text: str) -> tuple[str, dict[str, int | str]]:
+    """Given `moe,dispatch=sparse` returns `moe`, and its keys here with that one set."""
+    name, *settings = text.split(",")
+    return name, SIZES[name] | dict(setting.split("=") for setting in settings)
+
+
 MACHINES = {2: "ideal:2", 4: "ideal:2x2", 8: "ideal:2x2x2"}
 
 
@@ -81,13 +91,16 @@ def divided(graph: Graph, wanted: tuple[str, ...], mesh: Mesh) -> Graph:
 def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Program:
     """
     The program of a serial graph's plan: a strategy's; a random one, `random-3`; one with half of it recomputed,
-    `recompute-3`; one with operators on a half of the ranks, `pinned-3`; or one with images in parts, `spatial`.
+    `recompute-3`; one with operators on a half of the ranks, `pinned-3`; one with images in parts, `spatial`; or
+    one in which the experts of a sparse mixture are divided, `experts`.
     """
     kind, _, seed = plan.rpartition("-") if plan[-1].isdigit() else (plan, "", "0")
     on = machine(MACHINES[world])
     match kind:
         case "pinned":
             placed, on = pinned(graph, int(seed), inner=world // 2)
+        case "experts":
+            placed = divided(graph, {2: ("v",), 4: ("t0", "v"), 8: ("v", "t1", "v")}[world], on.mesh)
         case "spatial":
             placed = divided(graph, {2: ("y",), 4: ("y", "z"), 8: ("n", "y", "z")}[world], on.mesh)
         case "recompute":

@@ -22,7 +22,7 @@ def names() -> list[str]:
     return sorted(m.name for m in iter_modules(__path__) if m.name not in _HELPERS)
 
 
-def build(name: str, **keys: int) -> Graph:
+def build(name: str, **keys: int | str) -> Graph:
     """
     A model by name with some of its keys set.
 
@@ -35,22 +35,25 @@ def build(name: str, **keys: int) -> Graph:
     for key, value in keys.items():
         if key not in known:
             raise UnityError(f"--model: {name} has no key {key!a}; it has {', '.join(known)}")
-        if value < 1:
+        if isinstance(value, str):
+            if not isinstance(known[key].default, str):
+                raise UnityError(f"--model: {name}: {key} is {value!a}; it must be a number")
+        elif value < 1:
             raise UnityError(f"--model: {name}: {key} is {value}; it must be 1 or more")
     return function(**keys)
 
 
 def from_text(text: str) -> Graph:
     """
-    A model as `--model` names it: `gpt2,layers=2,batch=4`.
+    A model as `--model` names it: `gpt2,layers=2,batch=4`, `moe,dispatch=sparse`.
 
     Raises `UnityError` for text that does not read so, as well as what `build` does.
     """
     name, *settings = text.split(",")
-    keys: dict[str, int] = {}
+    keys: dict[str, int | str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        if not equals or not value.isdecimal() or len(value) > 12:
+        if not equals or not (value.isdecimal() or value.isidentifier()) or len(value) > 12:
             raise UnityError(f"--model: {setting!a} is not key=number")
-        keys[key] = int(value)
+        keys[key] = int(value) if value.isdecimal() else value
     return build(name, **keys)

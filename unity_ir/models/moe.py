@@ -1,5 +1,6 @@
-"""A mixture of experts: pre-norm decoder with top-k routed gated MLPs, by default of Mixtral's shape (Jiang, 2024)."""
+"""A mixture of experts: decoder with top-k routed gated MLPs, densely or sparsely; Mixtral's shape (Jiang, 2024)."""
 
+from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
 from unity_ir.pcg.graph import Graph, Value
 
@@ -15,14 +16,22 @@ def build(
     experts: int = 8,
     chosen: int = 2,
     vocabulary: int = 32000,
+    dispatch: str = "dense",
 ) -> Graph:
     """
     Each token goes to the `chosen` experts of largest gate, weighted by those gates, which are scaled to sum to 1.
 
-    Dispatch is dense: every expert computes every token, and its result counts with weight 0 where it was not chosen.
-    So the experts are batched products over the expert dim, which can be divided (expert parallelism), no token is
-    dropped, and they take `experts / chosen` times the FLOPs of a sparse dispatch. `labels` are the next tokens.
+    In dense dispatch every expert computes every token, and its result counts with weight 0 where it was not chosen:
+    the experts are batched products over the expert dim, and take `experts / chosen` times the FLOPs of a sparse
+    dispatch. In that, every token goes to its experts alone: the rows of a product pick their weights. Either way the
+    expert dim can be divided (expert parallelism), no token is dropped, and weights are the same. `labels` are the next
+    tokens.
+
+    Raises `UnityError` for a dispatch that is neither `dense` nor `sparse`.
     """
+    experts_of = {"dense": _experts, "sparse": _chosen_experts}.get(dispatch)
+    if experts_of is None:
+        raise UnityError(f"--model: moe: dispatch is {dispatch!a}; it must be dense or sparse")
     b = Builder("moe")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
     kv = hidden // heads * kv_heads
@@ -36,24 +45,26 @@ def build(
         x = b.op("add", x, b.linear(h, f"{name}.self_attn.o_proj", hidden, bias=False))
         h = b.op("rms_norm", x, b.weight(f"{name}.post_attention_layernorm.weight", hidden))
         h = b.op("reshape", h, shape=(batch * sequence, hidden))
-        h = _experts(b, h, f"{name}.block_sparse_moe", experts, chosen, intermediate)
+        h = experts_of(b, h, f"{name}.block_sparse_moe", experts, chosen, intermediate)
         x = b.op("add", x, b.op("reshape", h, shape=x.shape))
     x = b.op("rms_norm", x, b.weight("model.norm.weight", hidden))
     return b.graph(b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels))
 
 
-def _route(b: Builder, x: Value, name: str, experts: int, chosen: int) -> Value:
-    """The weight of every expert for every token [tokens, experts]; 0 where it was not chosen."""
+def _route(b: Builder, x: Value, name: str, experts: int, chosen: int) -> tuple[Value, Value]:
+    """The experts that every token goes to and the weight of each, both [tokens, chosen]."""
     gates = b.op("softmax", b.linear(x, f"{name}.gate", experts, bias=False))
     values, indices = b.results("topk", gates, k=chosen)
     total = b.op("reshape", b.op("reduce_sum", values, dim=1), shape=(x.shape[0], 1))
-    return b.op("scatter_add", b.zeros(x.shape[0], experts), indices, b.op("div", values, total), dim=1)
+    return indices, b.op("div", values, total)
 
 
 def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
     """The weighted sum of the experts' results for tokens [tokens, hidden]."""
     tokens, hidden = x.shape
-    weights = b.op("transpose", _route(b, x, name, experts, chosen), perm=(1, 0))
+    indices, shares = _route(b, x, name, experts, chosen)
+    weights = b.op("scatter_add", b.zeros(tokens, experts), indices, shares, dim=1)
+    weights = b.op("transpose", weights, perm=(1, 0))
     each = b.op("expand", x, dim=0, sizes=(experts,), degrees=(1,))
 
     def product(x: Value, part: str, size: int) -> Value:
@@ -62,3 +73,18 @@ def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, interme
     h = b.op("mul", b.op("silu", product(each, "w1", intermediate)), product(each, "w3", intermediate))
     h = b.op("mul", product(h, "w2", hidden), b.op("reshape", weights, shape=(experts, tokens, 1)))
     return b.op("reduce_sum", h, dim=0)
+
+
+def _chosen_experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
+    """The same of the chosen experts alone."""
+    tokens, hidden = x.shape
+    indices, shares = _route(b, x, name, experts, chosen)
+    each = b.op("expand", x, dim=1, sizes=(chosen,), degrees=(1,))
+
+    def product(x: Value, part: str, size: int) -> Value:
+        weight = b.weight(f"{name}.experts.{part}.weight", experts, x.shape[-1], size)
+        return b.op("routed_matmul", x, weight, indices)
+
+    h = b.op("mul", b.op("silu", product(each, "w1", intermediate)), product(each, "w3", intermediate))
+    h = b.op("mul", product(h, "w2", hidden), b.op("reshape", shares, shape=(tokens, chosen, 1)))
+    return b.op("reduce_sum", h, dim=1)

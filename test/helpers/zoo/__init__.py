@@ -26,7 +26,15 @@ BY_HAND: dict[str, Callable[..., Tensor]] = {
 """From weights by name, all the model's keys, and inputs by name, to the loss."""
 
 
-def by_hand(name: str, keys: Mapping[str, int], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+def small(text: str) -> tuple[str, dict[str, int | str]]:
+    """Given `moe,dispatch=sparse` returns `moe`, and the keys of its small instance with that one set."""
+    name, *settings = text.split(",")
+    return name, SMALL[name] | dict(setting.split("=") for setting in settings)
+
+
+def by_hand(
+    name: str, keys: Mapping[str, int | str], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+) -> Tensor:
     """The loss of a model of the zoo with some of its keys set, from the model written by hand."""
     build = import_module(f"unity_ir.models.{name}").build
     defaults = {key: p.default for key, p in inspect.signature(build).parameters.items()}

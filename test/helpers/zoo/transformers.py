@@ -100,13 +100,20 @@ def llama3_8b(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
 
 
 def moe(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Every expert by itself, over all tokens, times its share of the gates that were chosen."""
+    """
+    Dense: every expert by itself, over all tokens, times its share of the gates that were chosen. Sparse: the chosen
+    experts' weights, fetched for every token.
+    """
 
     def mlp(name: str, h: Tensor) -> Tensor:
         name = f"{name}.block_sparse_moe"
         gates = linear(w, f"{name}.gate", h).softmax(-1)
         values, chosen = gates.topk(keys["chosen"])
         shares = values / values.sum(-1, keepdim=True)
+        if keys["dispatch"] == "sparse":
+            w1, w2, w3 = (w[f"{name}.experts.w{i}.weight"][chosen] for i in (1, 2, 3))
+            each = h[..., None, None, :]
+            return (shares[..., None] * ((F.silu(each @ w1) * (each @ w3)) @ w2).squeeze(-2)).sum(-2)
         out = torch.zeros_like(h)
         for e in range(keys["experts"]):
             w1, w2, w3 = (w[f"{name}.experts.w{i}.weight"][e] for i in (1, 2, 3))

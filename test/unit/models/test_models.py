@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from zoo import BY_HAND, SMALL, by_hand
+from zoo import BY_HAND, SMALL, by_hand, small
 
 from unity_ir.cost.products import graph_products
 from unity_ir.dialects.convert import from_graph, to_graph
@@ -44,6 +44,9 @@ PUBLISHED = {
     "wresnet": 383_571_176,
 }
 """Parameters."""
+
+
+TEXTS = [*names(), "moe,dispatch=sparse"]
 
 
 def test_every_model_is_tested():
@@ -106,9 +109,10 @@ def test_lstm_stack_has_the_size_tofu_gives(layers: int, hidden: int):
     assert tofu(build("lstm_stack", layers=layers, hidden=hidden, batch=1)) == want
 
 
-@pytest.mark.parametrize("name", names())
-def test_reads_back_and_is_its_own_erasure(name: str):
-    graph = build(name, **SMALL[name])
+@pytest.mark.parametrize("text", TEXTS)
+def test_reads_back_and_is_its_own_erasure(text: str):
+    name, keys = small(text)
+    graph = build(name, **keys)
     func = from_graph(graph)
     func.verify()
     assert to_graph(func) == graph
@@ -126,9 +130,10 @@ def in_double(graph: Graph) -> Graph:
     return rewrite(graph, double)
 
 
-@pytest.mark.parametrize("name", names())
-def test_loss_and_gradients_equal_pytorch(name: str):
-    graph = differentiate(in_double(build(name, **SMALL[name])), Optimizer())
+@pytest.mark.parametrize("text", TEXTS)
+def test_loss_and_gradients_equal_pytorch(text: str):
+    name, keys = small(text)
+    graph = differentiate(in_double(build(name, **keys)), Optimizer())
     random = np.random.default_rng(0)
     below = {"segments": 2, "labels": 5}
     inputs = {
@@ -141,7 +146,7 @@ def test_loss_and_gradients_equal_pytorch(name: str):
     values = interpret(graph, inputs, weights)
 
     at = {n: torch.tensor(a, requires_grad=True) for n, a in weights.items()}
-    loss = by_hand(name, SMALL[name], at, {n: torch.tensor(a) for n, a in inputs.items()})
+    loss = by_hand(name, keys, at, {n: torch.tensor(a) for n, a in inputs.items()})
     loss.backward()
     assert float(values[graph.outputs[0]]) == pytest.approx(loss.item(), rel=1e-9)
     for update in graph.updates:
@@ -165,7 +170,19 @@ def test_experts_can_be_divided_all_the_way():
         assert analysis.operand_dims["x"][0] in analysis.splittable
 
 
-def counted_by_pytorch(name: str, graph: Graph, keys: dict[str, int], backward: bool) -> int:
+def test_chosen_experts_can_be_divided_too():
+    graph = build("moe", **SMALL["moe"], dispatch="sparse")
+    routed = [n for n in graph.nodes() if n.op == "routed_matmul"]
+    assert len(routed) == 3 * SMALL["moe"]["layers"]
+    assert all({"v", "t0", "t1", "n", "k"} == set(n.analysis.splittable) for n in routed)
+    # A quarter of the dense dispatch's experts are chosen.
+    keys = {**SMALL["moe"], "experts": 8, "chosen": 2}
+    dense, sparse = (build("moe", **keys, dispatch=dispatch) for dispatch in ("dense", "sparse"))
+    of_experts = 3 * 2 * keys["batch"] * keys["sequence"] * keys["hidden"] * keys["intermediate"] * keys["layers"]
+    assert graph_products(dense) - graph_products(sparse) == of_experts * (8 - 2)
+
+
+def counted_by_pytorch(name: str, graph: Graph, keys: dict[str, int | str], backward: bool) -> int:
     """FLOPs of the model by hand, by shapes alone."""
 
     def empty(node: Node) -> torch.Tensor:
@@ -182,16 +199,18 @@ def counted_by_pytorch(name: str, graph: Graph, keys: dict[str, int], backward: 
 
 
 @pytest.mark.parametrize("size", ["small", "full"])
-@pytest.mark.parametrize("name", names())
-def test_forward_flops_are_those_pytorch_counts(name: str, size: str):
-    keys = SMALL[name] if size == "small" else {}
+@pytest.mark.parametrize("text", TEXTS)
+def test_forward_flops_are_those_pytorch_counts(text: str, size: str):
+    name, keys = small(text)
+    keys = keys if size == "small" else {k: v for k, v in keys.items() if isinstance(v, str)}
     graph = build(name, **keys)
     assert graph_products(graph) == counted_by_pytorch(name, graph, keys, backward=False)
 
 
-@pytest.mark.parametrize("name", names())
-def test_flops_of_a_step_are_those_pytorch_counts(name: str):
-    graph = build(name, **SMALL[name])
+@pytest.mark.parametrize("text", TEXTS)
+def test_flops_of_a_step_are_those_pytorch_counts(text: str):
+    name, keys = small(text)
+    graph = build(name, **keys)
     step = graph_products(differentiate(graph, Optimizer()))
     for node in graph.nodes():
         if node.op == "attention":
@@ -201,7 +220,7 @@ def test_flops_of_a_step_are_those_pytorch_counts(name: str):
         elif node.op == "conv2d":
             # PyTorch's formula for the gradient of the weights takes each group to be of all channels.
             step += (int(node.attribute("groups")) - 1) * products(node.analysis.bound)
-    assert step == counted_by_pytorch(name, graph, SMALL[name], backward=True)
+    assert step == counted_by_pytorch(name, graph, keys, backward=True)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +231,9 @@ def test_flops_of_a_step_are_those_pytorch_counts(name: str):
         ("gpt2,layers", "'layers' is not key=number"),
         ("gpt2,layers=-1", "'layers=-1' is not key=number"),
         ("gpt2,layers=0", "layers is 0; it must be 1 or more"),
+        ("gpt2,layers=few", "gpt2: layers is 'few'; it must be a number"),
+        ("moe,dispatch=none", "moe: dispatch is 'none'; it must be dense or sparse"),
+        ("moe,dispatch=1", "moe: dispatch is 1; it must be dense or sparse"),
         ("gpt2,hidden=10", "pcg.split_heads: "),
         ("wresnet,depth=18", "wresnet: depth is 18; it must be one of 14, 26, 50, 101, 152"),
         ("resnext50,groups=3", "conv2: 128 to 128 channels are not 3 equal groups"),
