@@ -176,6 +176,8 @@ def test_grouped_products(target: str) -> None:
         jobs += [Job(one.kernels[c.kernel], c) for one in map(made, cases) for c in one.compiled]
     assert [job.compiled.kernel for job in jobs] == [*["routed_kernel"] * 2, "routed_weight_kernel"] * 2
     assert [job.compiled.expects for job in jobs] == [("pipelined",)] * 3 + [("mma", "pipelined")] * 3
+    wide = [replace(job.compiled, constants={**job.compiled.constants, "WIDE": True}) for job in jobs]
+    jobs += [replace(job, compiled=compiled) for job, compiled in zip(jobs, wide, strict=True)]
     for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
         assert violations(job, outcome, target) == [], (job.compiled, outcome)
 

@@ -73,6 +73,12 @@ def test_pieces_of_the_experts(name: str, impl: str, route: str, dtype: str, par
     torch.testing.assert_close(got, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * scale)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_positions_beyond_32_bits(name: str, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unity_ir.lowering.kernels.launcher.needs_int64", lambda bound: True)
+    test_pieces_of_the_experts(name, "triton", "in two dims", "f32", 2, runner)
+
+
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 def test_ids_of_nobody(impl: str, runner: Any) -> None:
     """Rows before the first and behind the last expert of a piece, all of them, are 0; so is the gradient."""
