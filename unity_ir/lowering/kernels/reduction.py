@@ -19,11 +19,13 @@ from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     Access,
+    Call,
     Expr,
     Reduce,
     Result,
     Var,
     accesses,
+    children,
     index_names,
 )
 
@@ -271,14 +273,20 @@ def _tiling(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> _T
     if columns:
         groups.add(tuple(extents[n] for n in columns))
     count = power_of_two(prod(extents[n] for n in rows))
+    tile = TILE // 2 if _turns(stage.expr) else TILE
     if _rows_are_neighbours(stage, rows):
-        widths = {g: min(power_of_two(prod(g)), TILE // ROWS_IN_A_SEGMENT) for g in groups}
-        return _Tiling(min(count, TILE // max(widths.values())), widths)
+        widths = {g: min(power_of_two(prod(g)), tile // ROWS_IN_A_SEGMENT) for g in groups}
+        return _Tiling(min(count, tile // max(widths.values())), widths)
     widths = {g: power_of_two(prod(g)) for g in groups}
     looped = max(widths.values()) > LONGEST_ROW
     widths = {g: w if w <= LONGEST_ROW else LOOPED for g, w in widths.items()}
-    height = 1 if looped else max(1, min(count, TILE // max(widths.values())))
+    height = 1 if looped else max(1, min(count, tile // max(widths.values())))
     return _Tiling(height, widths)
+
+
+def _turns(expr: Expr) -> bool:
+    """Whether it has a sine or cosine, which take registers of their own for large angles."""
+    return (isinstance(expr, Call) and expr.function in ("sin", "cos")) or any(map(_turns, children(expr)))
 
 
 def _rows_are_neighbours(stage: Stage, rows: tuple[str, ...]) -> bool:
