@@ -10,20 +10,24 @@ it keeps its digits: any number does.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from ast import literal_eval
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from models import by_hand
-from mutants import mutants, swaps_let_pass, told
-from ranks import Ranks, gradients
+from mutants import Site, mutants, sites, swaps_let_pass, told
+from ranks import Ranks, gradients, run_main
 from zoo import by_hand as zoo_by_hand
 from zoo_plans import SIZES, planned, program
 
 from unity_ir.models import build
 from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.reshard import COLLECTIVES
 
 SAMPLE = [
     ("mlp", "joint", 8),
@@ -66,3 +70,23 @@ def test_another_order_on_one_rank_is_told(model: str, plan: str, world: int):
     """Calls of different groups may be done the other way round where nobody waits in a circle for that."""
     passed = swaps_let_pass(planned(build(model, **SIZES[model]), plan, world, Optimizer()))
     assert [pair for pair in passed if set(pair[0].group) == set(pair[1].group)] == []
+
+
+def test_a_profile_has_every_move(ranks: Ranks, tmp_path: Path):
+    """Several of a line, and those inside of each other, too."""
+    text = program(build("mlp", **SIZES["mlp"]), "random-0", 4, Optimizer())
+    assert re.search(r" = \w+\(ctx, \w+\(ctx, ", text), "no move is inside of another"
+    ranks.run(text, 4, run_main, ["--steps", "1", "--profile", "p.json"], {}, str(tmp_path))
+    events = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
+    found = re.search(r"^LINKS = (\(.*?\))", text, re.MULTILINE)
+    assert found is not None
+    links = literal_eval(found[1])
+    want = Counter(s.kind.removesuffix("_many") for s in sites(text) for _ in {links[a] for a in s.axes} if crosses(s))
+    for rank in range(4):
+        spans = [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["tid"] > 0]
+        assert Counter(e["name"].partition(" of ")[0] for e in spans) == want
+        assert all(e["dur"] >= 0 for e in spans)
+
+
+def crosses(site: Site) -> bool:
+    return site.kind.removesuffix("_many") in (*COLLECTIVES, "halo", "halo_reduce")
