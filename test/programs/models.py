@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from operator_cases import torch_dropout
+from operator_twins import torch_dropout
 from torch import Tensor
 from torch.nn import functional as F
 

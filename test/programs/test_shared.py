@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 from by_hand import differences
-from operator_cases import torch_dropout
+from operator_twins import torch_dropout
 from ranks import Ranks, trained
 from torch import Tensor
 from torch.nn import functional as F

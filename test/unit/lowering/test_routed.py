@@ -8,7 +8,8 @@ import pytest
 import torch
 from covered import operand_dtypes
 from kernel_checks import TOLERANCES
-from operator_cases import DTYPES, TORCH
+from operator_cases import DTYPES
+from operator_twins import TORCH
 from torch import Tensor
 
 from unity_ir.lowering.kernels.launcher import launcher

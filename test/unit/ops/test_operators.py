@@ -18,7 +18,8 @@ from case import Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lowered import WITHOUT_GRADIENT
-from operator_cases import CASES, DTYPES, TORCH
+from operator_cases import CASES, DTYPES
+from operator_twins import TORCH
 from torch import Tensor
 
 from unity_ir.errors import UnityError

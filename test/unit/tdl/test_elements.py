@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from operator_cases import DTYPES
-from operator_cases import philox as by_hand
+from operator_twins import philox as by_hand
 
 from unity_ir.ops import operator
 from unity_ir.tdl.bind import bind

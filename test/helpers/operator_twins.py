@@ -1,0 +1,427 @@
+"""What operators of the zoo compute, written by hand in PyTorch: `TORCH` by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import window_cases
+from operator_cases import DTYPES
+from torch import Tensor
+from torch.nn import functional as F
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "relu": F.relu, "gelu": F.gelu}
+
+
+def derivative(function: Callable[[Tensor], Tensor], g: Tensor, x: Tensor) -> Tensor:
+    """g times the derivative of `function` at x."""
+    at = x.clone().requires_grad_()
+    return torch.autograd.grad(function(at), at, g)[0]
+
+
+def torch_expand(x: Tensor, dim: int, sizes: Sequence[int], degrees: Sequence[int]) -> Tensor:
+    del degrees
+    for _ in sizes:
+        x = x.unsqueeze(dim)
+    return x.expand((*x.shape[:dim], *sizes, *x.shape[dim + len(sizes) :]))
+
+
+def torch_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = scale * q @ k.transpose(-1, -2)
+    if causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, -1e30)
+    return scores.softmax(-1) @ v
+
+
+def torch_attention_scores(q: Tensor, k: Tensor, scale: float, causal: int) -> Tensor:
+    scores = scale * q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -1e30)
+    return scores
+
+
+def torch_attention_saving(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, sums: str
+) -> tuple[Tensor, Tensor]:
+    assert sums == "f32"
+    return torch_attention(q, k, v, scale, causal), torch_attention_scores(q, k, scale, causal).logsumexp(-1).float()
+
+
+def torch_attention_saved_grad(
+    y: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, logsum: Tensor, scale: float, causal: int
+) -> tuple[Tensor, ...]:
+    group = q.shape[1] // k.shape[1]
+    whole_k, whole_v = (x.repeat_interleave(group, 1) for x in (k, v))
+    p = (torch_attention_scores(q, k, scale, causal) - logsum[..., None]).exp()
+    ds = scale * p * (y @ whole_v.transpose(-1, -2) - (y * a).sum(-1, keepdim=True))
+    dk, dv = ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ y
+    return ds @ whole_k, *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
+
+
+def torch_attention_grad(y: Tensor, q: Tensor, k: Tensor, v: Tensor, **attributes: Any) -> tuple[Tensor, ...]:
+    operands = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    return torch.autograd.grad(torch_attention(*operands, **attributes), operands, y.detach())
+
+
+def torch_attention_dropout(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, drop: float, seed: int
+) -> Tensor:
+    """Of the whole matrix of probabilities, dropout as by itself."""
+    weights = torch_dropout(torch_attention_scores(q, k, scale, causal).softmax(-1), drop, seed)
+    return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
+def torch_attention_dropout_grad(y: Tensor, q: Tensor, k: Tensor, v: Tensor, **attributes: Any) -> tuple[Tensor, ...]:
+    operands = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    return torch.autograd.grad(torch_attention_dropout(*operands, **attributes), operands, y.detach())
+
+
+def torch_attention_dropout_saving(
+    q: Tensor, k: Tensor, v: Tensor, sums: str, **attributes: Any
+) -> tuple[Tensor, Tensor]:
+    assert sums == "f32"
+    scores = torch_attention_scores(q, k, attributes["scale"], attributes["causal"])
+    return torch_attention_dropout(q, k, v, **attributes), scores.logsumexp(-1).float()
+
+
+def torch_attention_dropout_saved_grad(
+    y: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    logsum: Tensor,
+    scale: float,
+    causal: int,
+    drop: float,
+    seed: int,
+) -> tuple[Tensor, ...]:
+    group = q.shape[1] // k.shape[1]
+    whole_k, whole_v = (x.repeat_interleave(group, 1) for x in (k, v))
+    p = (torch_attention_scores(q, k, scale, causal) - logsum[..., None]).exp()
+    z = torch_dropout(torch.ones_like(p), drop, seed)
+    ds = scale * p * (z * (y @ whole_v.transpose(-1, -2)) - (y * a).sum(-1, keepdim=True))
+    dk, dv = ds.transpose(-1, -2) @ q, (p * z).transpose(-1, -2) @ y
+    return ds @ whole_k, *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
+
+
+def torch_embedding_grad(g: Tensor, ids: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
+    del degrees
+    return torch.zeros(size, g.shape[-1], dtype=g.dtype).index_add(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
+
+
+def torch_routed_matmul(x: Tensor, w: Tensor, e: Tensor) -> Tensor:
+    return (x[..., None, :] @ w[e]).squeeze(-2)
+
+
+def torch_routed_matmul_tn(x: Tensor, y: Tensor, e: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
+    del degrees
+    zeros = torch.zeros(size, x.shape[-1], y.shape[-1], dtype=x.dtype)
+    return zeros.index_add(0, e.reshape(-1), (x[..., :, None] * y[..., None, :]).reshape(-1, *zeros.shape[1:]))
+
+
+def torch_rotary(x: Tensor, base: float, direction: float) -> Tensor:
+    """As transformers' Llama applies it."""
+    half = x.shape[-1] // 2
+    frequencies = base ** (-torch.arange(half, dtype=x.dtype) / half)
+    angles = torch.outer(torch.arange(x.shape[-2], dtype=x.dtype), frequencies).repeat(1, 2)
+    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return x * angles.cos() + direction * turned * angles.sin()
+
+
+def torch_rms_norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * w
+
+
+def of_result(inverse: Callable[[Tensor], Tensor], function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The gradient of a function given its result instead of its argument."""
+    return lambda g, y: derivative(function, g, inverse(y.detach()))
+
+
+def torch_cast(x: Tensor, to: str) -> Tensor:
+    return x.to(DTYPES[to])
+
+
+def torch_inside_grad(g: Tensor, x: Tensor, low: float, high: float, slope: float) -> Tensor:
+    return slope * derivative(lambda y: F.hardtanh(y, low, high), g, x)
+
+
+def of_dims(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A reduction of `count` dims from `dim` on."""
+    return lambda x, dim, count: function(x.flatten(dim, dim + count - 1), dim) if count else x
+
+
+def torch_batch_mean(x: Tensor, groups: int) -> Tensor:
+    return x.detach().unflatten(0, (groups, -1)).unsqueeze(-1).flatten(3).mean((1, 3)) + 0 * x.sum()
+
+
+def torch_batch_stats(x: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
+    each = x.unflatten(0, (center.shape[0], -1)).unsqueeze(-1).flatten(3)
+    return each.mean((1, 3)), (each - center.detach()[:, None, :, None]).square().mean((1, 3)) + 0 * center
+
+
+def torch_batch_norm(
+    x: Tensor, mean: Tensor, square: Tensor, center: Tensor, w: Tensor, b: Tensor, eps: float
+) -> Tensor:
+    each = x.unflatten(0, (mean.shape[0], -1)).movedim(2, -1).movedim(1, -2).movedim(0, -2)
+    scale = torch.rsqrt(square - (mean - center.detach()).square() + eps) + 0 * center
+    out = (each - mean) * scale * w + b
+    return out.movedim(-2, 0).movedim(-2, 1).movedim(-1, 2).flatten(0, 1)
+
+
+def gradients(function: Callable[..., Any], g: Any, *operands: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of all operands, given those of the results."""
+    at = [t.detach().clone().requires_grad_() for t in operands]
+    return torch.autograd.grad(function(*at), at, g)
+
+
+def torch_batch_norm_grad(
+    y: Tensor, x: Tensor, mean: Tensor, square: Tensor, center: Tensor, w: Tensor, eps: float
+) -> Any:
+    operands = (x, mean, square, center, w, torch.zeros_like(w))
+    found = gradients(lambda *t: torch_batch_norm(*t, eps=eps), y.detach(), *operands)
+    return found[:3] + found[4:]
+
+
+def torch_batch_stats_grad(m: Tensor, q: Tensor, x: Tensor, center: Tensor) -> Tensor:
+    return gradients(lambda z: torch_batch_stats(z, center), (m.detach(), q.detach()), x)[0]
+
+
+def torch_reduce_extreme_grad(g: Tensor, x: Tensor, y: Tensor, dim: int, count: int) -> Tensor:
+    for _ in range(count):
+        g, y = g.unsqueeze(dim), y.unsqueeze(dim)
+    equal = x == y
+    number = equal.sum(tuple(range(dim, dim + count)), keepdim=True) if count else equal.to(x.dtype)
+    # Nothing is equal to a number that was not drawn from the row.
+    return torch.where(equal, g / number.clamp(min=1), 0.0)
+
+
+def torch_embedding_bag(ids: Tensor, t: Tensor) -> Tensor:
+    return F.embedding(ids, t).sum(-2)
+
+
+def torch_embedding_bag_grad(g: Tensor, ids: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
+    del degrees
+    return gradients(lambda t: torch_embedding_bag(ids, t), g, torch.zeros(size, g.shape[-1], dtype=g.dtype))[0]
+
+
+def torch_along_grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The gradient of what picks along a dim, given the sizes it picked from."""
+
+    def grad(g: Tensor, index: Tensor, dim: int, size: int, degrees: Sequence[int]) -> Tensor:
+        del degrees
+        x = torch.zeros(*g.shape[:dim], size, *g.shape[dim + 1 :], dtype=g.dtype)
+        return gradients(lambda z: function(z, dim, index), g, x)[0]
+
+    return grad
+
+
+def philox(key: Sequence[int], counter: Sequence[int]) -> list[int]:
+    """Philox-4x32-10 as its authors write it, on words of 32 bits."""
+    key, counter = list(key), list(counter)
+    for _ in range(10):
+        low, high = divmod(0xD2511F53 * counter[0], 2**32), divmod(0xCD9E8D57 * counter[2], 2**32)
+        counter = [high[0] ^ counter[1] ^ key[0], high[1], low[0] ^ counter[3] ^ key[1], low[1]]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return counter
+
+
+def torch_lstm_cell(z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """As torch.nn.LSTMCell's documentation says."""
+    i, f, g, o = z.unbind(-2)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def torch_dropout(x: Tensor, p: float, seed: int) -> Tensor:
+    """Element i is drawn by the first word at counter i under the seed, of which the upper 24 bits count."""
+    words = [philox((seed % 2**32, seed >> 32), (i, 0, 0, 0))[0] for i in range(x.numel())]
+    drawn = torch.tensor(words, dtype=torch.int64).reshape(x.shape) // 2**8 / 2**24
+    return torch.where(drawn < p, 0.0, x / (1 - p))
+
+
+def torch_max_of_parts_grad(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    each = x.unflatten(-1, (g.shape[-1], -1))
+    return torch_reduce_extreme_grad(g, each, y, each.dim() - 1, 1).flatten(-2)
+
+
+def torch_class_score(x: Tensor, t: Tensor) -> Tensor:
+    return x.gather(-1, t.unsqueeze(-1)).squeeze(-1)
+
+
+def torch_class_score_grad(g: Tensor, t: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
+    del degrees
+    return F.one_hot(t, size) * g.unsqueeze(-1)
+
+
+TORCH: Mapping[str, Callable[..., Any]] = {
+    "batch_mean": torch_batch_mean,
+    "batch_norm": torch_batch_norm,
+    "batch_norm_grad": torch_batch_norm_grad,
+    "batch_stats": torch_batch_stats,
+    "batch_stats_grad": torch_batch_stats_grad,
+    "bce": F.binary_cross_entropy,
+    "bce_grad": lambda g, x, y: derivative(lambda z: F.binary_cross_entropy(z, y.detach()), g, x),
+    "bce_target_grad": lambda g, x: derivative(lambda z: F.binary_cross_entropy(x.detach(), z), g, x),
+    "bce_with_logits": F.binary_cross_entropy_with_logits,
+    "bce_with_logits_grad": lambda g, x, y: derivative(
+        lambda z: F.binary_cross_entropy_with_logits(z, y.detach()), g, x
+    ),
+    "bce_with_logits_target_grad": lambda g, x: -g * x / x.numel(),
+    "class_score": torch_class_score,
+    "class_score_grad": torch_class_score_grad,
+    "cumsum": torch.cumsum,
+    "cumsum_grad": lambda g, dim, size, degrees: g.flip(dim).cumsum(dim).flip(dim),
+    "dropout": torch_dropout,
+    "embedding_bag": torch_embedding_bag,
+    "embedding_bag_grad": torch_embedding_bag_grad,
+    "gate_matmul": lambda x, w: torch.einsum("...k,kqn->...qn", x, w),
+    "gate_matmul_data_grad": lambda g, w: torch.einsum("...qn,kqn->...k", g, w),
+    "gate_matmul_weight_grad": lambda x, g: torch.einsum(
+        "mk,mqn->kqn", x.reshape(-1, x.shape[-1]), g.reshape(-1, *g.shape[-2:])
+    ),
+    "gather": lambda x, index, dim: torch.gather(x, dim, index),
+    "gather_grad": torch_along_grad(torch.gather),
+    "index_select": lambda x, ids, dim: torch.index_select(x, dim, ids),
+    "index_select_grad": torch_along_grad(torch.index_select),
+    "lstm_cell": torch_lstm_cell,
+    "lstm_cell_grad": lambda y, w, z, c: gradients(torch_lstm_cell, (y.detach(), w.detach()), z, c),
+    "max_of_parts": lambda x, parts: x.unflatten(-1, (parts, -1)).amax(-1),
+    "max_of_parts_grad": torch_max_of_parts_grad,
+    "one_hot": lambda ids, classes: F.one_hot(ids, classes),
+    "reduce_extreme_grad": torch_reduce_extreme_grad,
+    "reduce_max": of_dims(torch.amax),
+    "reduce_mean": of_dims(torch.mean),
+    "reduce_mean_grad": lambda g, dim, sizes, degrees: torch_expand(g, dim, sizes, degrees) / math.prod(sizes),
+    "reduce_min": of_dims(torch.amin),
+    "reduce_prod": of_dims(torch.prod),
+    "reduce_prod_grad": lambda g, x, dim, sizes: derivative(lambda z: of_dims(torch.prod)(z, dim, len(sizes)), g, x),
+    "scatter_add": lambda x, index, y, dim: x.scatter_add(dim, index, y),
+    "sum_exp": lambda x, m: (x - m.unsqueeze(-1)).exp().sum(-1),
+    "sum_exp_grad": lambda g, x, m: g.unsqueeze(-1) * (x - m.unsqueeze(-1)).exp(),
+    "topk": torch.topk,
+    "topk_grad": lambda g, indices, size: torch.zeros(*g.shape[:-1], size, dtype=g.dtype).scatter_add(-1, indices, g),
+    "broadcast_grad": lambda g, shape: g.sum_to_size(shape),
+    "cast": torch_cast,
+    "clamp": lambda x, low, high: x.clamp(low, high),
+    "clamp_grad": lambda g, x, low, high: derivative(lambda y: y.clamp(low, high), g, x),
+    "detach": lambda x: x.detach() + 0 * x,
+    "elu": F.elu,
+    "elu_grad": lambda g, x, alpha: derivative(lambda y: F.elu(y, alpha), g, x),
+    "eq": torch.eq,
+    "erf": torch.erf,
+    "erf_grad": lambda g, x: derivative(torch.erf, g, x),
+    "floor": torch.floor,
+    "ge": torch.ge,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh_grad": lambda g, x: derivative(lambda y: F.gelu(y, approximate="tanh"), g, x),
+    "gt": torch.gt,
+    # The backward of PyTorch's own takes 1/6 in single precision.
+    "hardsigmoid": lambda x: F.relu6(x + 3) / 6,
+    "hardswish": F.hardswish,
+    "hardswish_grad": lambda g, x: derivative(F.hardswish, g, x),
+    "hardtanh": F.hardtanh,
+    "inside_grad": torch_inside_grad,
+    "le": torch.le,
+    "leaky_relu": lambda x, slope: F.leaky_relu(x, slope),
+    "leaky_relu_grad": lambda g, x, slope: derivative(lambda y: F.leaky_relu(y, slope), g, x),
+    "logical_and": torch.logical_and,
+    "logical_not": torch.logical_not,
+    "logical_or": torch.logical_or,
+    "lt": torch.lt,
+    "maximum": torch.maximum,
+    "maximum_grad": lambda g, x, y: derivative(lambda z: torch.maximum(z, y.detach()), g, x.broadcast_to(g.shape)),
+    "minimum": torch.minimum,
+    "ne": torch.ne,
+    "pow": torch.pow,
+    "pow_exponent_grad": lambda g, x, y: derivative(lambda z: x.detach() ** z, g, y.broadcast_to(g.shape)),
+    "pow_grad": lambda g, x, y: derivative(lambda z: z ** y.detach(), g, x.broadcast_to(g.shape)),
+    "pow_scalar": torch.pow,
+    "pow_scalar_grad": lambda g, x, exponent: derivative(lambda z: z**exponent, g, x),
+    "reciprocal": torch.reciprocal,
+    "reciprocal_grad": lambda g, y: -g * y * y,
+    "relu6": F.relu6,
+    "select": torch.where,
+    "select_grad": lambda g, c, chosen: torch.where(c == bool(chosen), g, 0.0),
+    "shift": lambda x, by: x + by,
+    "sign": torch.sign,
+    "softplus": F.softplus,
+    "softplus_grad": lambda g, x: derivative(F.softplus, g, x),
+    "square": torch.square,
+    "square_grad": lambda g, x: derivative(torch.square, g, x),
+    "abs": torch.abs,
+    "abs_grad": lambda g, x: derivative(torch.abs, g, x),
+    "add": torch.add,
+    "attention": torch_attention,
+    "attention_dropout": torch_attention_dropout,
+    "attention_dropout_grad": torch_attention_dropout_grad,
+    "attention_dropout_saved_grad": torch_attention_dropout_saved_grad,
+    "attention_dropout_saving": torch_attention_dropout_saving,
+    "attention_grad": torch_attention_grad,
+    "attention_saved_grad": torch_attention_saved_grad,
+    "attention_saving": torch_attention_saving,
+    "batch_matmul": torch.matmul,
+    "batch_matmul_nt": lambda x, y: x @ y.transpose(-1, -2),
+    "batch_matmul_tn": lambda x, y: x.transpose(-1, -2) @ y,
+    "cos": torch.cos,
+    "div": torch.div,
+    "div_grad": lambda g, x, y: -g * x / y.square(),
+    "embedding": F.embedding,
+    "embedding_grad": torch_embedding_grad,
+    "exp": torch.exp,
+    "layer_norm": lambda x, w, b, eps: F.layer_norm(x, w.shape, w, b, eps),
+    "layer_norm_grad": lambda g, x, w, eps: derivative(lambda z: F.layer_norm(z, w.shape, w.detach(), eps=eps), g, x),
+    "layer_norm_weight_grad": lambda g, x, eps: g * F.layer_norm(x, x.shape[-1:], eps=eps),
+    "log": torch.log,
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "log_softmax_grad": lambda g, y: g - y.exp() * g.sum(-1, keepdim=True),
+    "neg": torch.neg,
+    "rms_norm": torch_rms_norm,
+    "rms_norm_grad": lambda g, x, w, eps: derivative(lambda z: torch_rms_norm(z, w.detach(), eps), g, x),
+    "rms_norm_weight_grad": lambda g, x, eps: g * torch_rms_norm(x, torch.ones(()), eps),
+    "rotary": torch_rotary,
+    "routed_matmul": torch_routed_matmul,
+    "routed_matmul_nt": lambda x, w, e: torch_routed_matmul(x, w.transpose(1, 2), e),
+    "routed_matmul_tn": torch_routed_matmul_tn,
+    "rsqrt": torch.rsqrt,
+    "rsqrt_grad": of_result(lambda y: y**-2, torch.rsqrt),
+    "scale": lambda x, by: by * x,
+    "sigmoid": torch.sigmoid,
+    "sigmoid_grad": lambda g, y: g * y * (1 - y),
+    "silu": F.silu,
+    "silu_grad": lambda g, x: derivative(F.silu, g, x),
+    "sin": torch.sin,
+    "softmax": lambda x: x.softmax(-1),
+    "softmax_grad": lambda g, y: y * (g - (g * y).sum(-1, keepdim=True)),
+    "sqrt": torch.sqrt,
+    "sqrt_grad": of_result(torch.square, torch.sqrt),
+    "sub": torch.sub,
+    "tanh": torch.tanh,
+    "tanh_grad": lambda g, y: g * (1 - y * y),
+    "concat": lambda *x, dim: torch.cat(x, dim),
+    "cross_entropy": F.cross_entropy,
+    "cross_entropy_grad": lambda g, x, t: derivative(lambda y: F.cross_entropy(y, t), g, x),
+    "expand": torch_expand,
+    "gelu": F.gelu,
+    "gelu_grad": lambda g, x: derivative(F.gelu, g, x),
+    "matmul": lambda x, w, act: ACTIVATIONS[act](x @ w),
+    "matmul_nt": lambda x, w: x @ w.T,
+    "matmul_tn": lambda x, y: x.reshape(-1, x.shape[-1]).T @ y.reshape(-1, y.shape[-1]),
+    "merge_heads": lambda x: x.transpose(1, 2).flatten(2),
+    "mse": F.mse_loss,
+    "mse_grad": lambda g, x, y: derivative(lambda z: F.mse_loss(z, y), g, x),
+    "mul": torch.mul,
+    "reduce_sum": lambda x, dim, count: x.flatten(dim, dim + count - 1).sum(dim) if count else x,
+    "relu": F.relu,
+    "relu_grad": lambda g, y: derivative(F.relu, g, y),
+    "reshape": lambda x, shape: x.reshape(shape),
+    "split": lambda x, dim, sizes: torch.split(x, sizes, dim),
+    "split_heads": lambda x, heads: x.unflatten(2, (heads, -1)).transpose(1, 2),
+    "transpose": lambda x, perm: x.permute(perm),
+    **window_cases.TORCH,
+}
