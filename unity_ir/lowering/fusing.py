@@ -40,6 +40,9 @@ MOST_OPERATORS = 8
 MOST_TENSORS = 10
 """That a group reads and makes, so that what a kernel holds of each fits registers."""
 
+KINDS = ("elements", "rows", "product")
+"""Of kernels that become one: what any of them does is done by that of the last kind among them."""
+
 Choice = Callable[[Piece], str]
 """What computes a piece: `triton` or `torch`."""
 
@@ -201,11 +204,10 @@ class _Fuser:
 
     def _fits(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
         """Whether no more is held in the one line than the program holds anyway."""
-        kept = self._kept(members)
-        moved = [
-            r for i in self.program.body[group[0] : group[-1]] if isinstance(i, Reshard | Exchange) for r in _makes(i)
-        ]
-        size = sum(piece_bytes(self.program, r) for r in (*kept, *moved))
+        made = {r for m in members for r in m.results}
+        # Of what is moved here in between, the moves before the last do not last.
+        moved = {r for m in members for r in m.operands if r not in made and self.maker[r] > group[0]}
+        size = sum(piece_bytes(self.program, r) for r in (*self._kept(members), *moved))
         return self.alive[group[0]] + size <= self.most
 
     # -- lines and kernels
@@ -265,7 +267,7 @@ class _Fuser:
         if piece.line.has_windows or self.choice(piece) != "triton":
             return None
         made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
-        return made if made.kernels else None
+        return made if made.launches and all(each.kind in KINDS for each in made.launches) else None
 
     def _is_kernel(self, members: Sequence[Compute]) -> bool:
         key = "kernel", self._key(members)
@@ -285,14 +287,15 @@ class _Fuser:
             made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
         except UnityError:
             return None
-        alone = [one for m in members if (one := self._launcher(m)) is not None]
-        launches = max(len(one.launches) for one in alone)
-        programs = max(launch.programs for one in alone for launch in one.launches)
-        if not made.kernels or len(made.launches) > launches:
+        *before, last = [one.launches for m in members if (one := self._launcher(m)) is not None]
+        if len(made.launches) > len(last) or any(len(each) > 1 for each in before):
             return None
-        if any(launch.passes > 1 for launch in made.launches) or made.launches[0].programs * 2 < programs:
+        alone = [launch for each in (*before, last) for launch in each]
+        kind = max((each.kind for each in alone), key=KINDS.index)
+        if any(each.passes > 1 for each in made.launches) or made.launches[0].kind != kind:
             return None
-        return made
+        # A part of the machine would stand still.
+        return made if made.launches[0].programs * 2 >= max(each.programs for each in alone) else None
 
 
 def _reads(instruction: Instruction) -> tuple[Register, ...]:

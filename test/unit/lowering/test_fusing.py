@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import prod
 from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from graphs import random_graph
+from graphs import boxes, random_graph
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models import machine
+from models import data, weight
 from operator_cases import DTYPES
 
 from unity_ir.lowering.fusing import with_fusions
@@ -19,10 +21,14 @@ from unity_ir.lowering.kernels.launcher import launcher
 from unity_ir.lowering.saving import with_savings
 from unity_ir.lowering.spmd import Compute, Exchange, Fused, Leaf, Program, Reshard, lower
 from unity_ir.lowering.tuning import Piece, piece_of
+from unity_ir.machine import Machine, load
+from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.search import run
+from unity_ir.pcg.graph import Graph, Node, Optimizer, apply, leaf
+from unity_ir.pcg.layout import piece_index
+from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.evaluate import evaluate
 
 Arrays = dict[int, Any]
@@ -32,18 +38,22 @@ def in_triton(piece: Piece) -> str:
     return "triton"
 
 
-def lowered(graph: Graph, where: str = "box:1", plan: str | None = None) -> Program:
-    on = machine(where)
-    placed = graph if plan is None else run(graph, on, plan).graph
-    return with_savings(lower(fuse_collectives(differentiate(placed, Optimizer(), on.mesh)), on))
+def lowered(graph: Graph, on: Machine) -> Program:
+    return with_savings(lower(fuse_collectives(differentiate(graph, Optimizer(), on.mesh)), on))
 
 
-def fused(program: Program) -> list[Fused]:
-    return [i for i in with_fusions(program, in_triton).body if isinstance(i, Fused)]
+def groups(program: Program) -> list[Fused]:
+    """The groups of a program, of those with equal lines one."""
+    found: dict[object, Fused] = {}
+    for i in with_fusions(program, in_triton).body:
+        if isinstance(i, Fused):
+            piece = piece_of(program, i)
+            found.setdefault(launcher(piece.line, piece.dtypes, "triton", piece.divided).name, i)
+    return list(found.values())
 
 
 def values(program: Program, seed: int = 0) -> Arrays:
-    """Every register of a program for one device, as its lines say, in float64 of float32 leaves."""
+    """What every register holds in all, in float64, from random leaves: operators compute on whole tensors."""
     rng, found = np.random.default_rng(seed), Arrays()
     for instruction in program.body:
         match instruction:
@@ -53,7 +63,7 @@ def values(program: Program, seed: int = 0) -> Arrays:
                 made = rng.integers(0, 2, tensor.shape) if integer else rng.standard_normal(tensor.shape)
                 found[result] = np.full(tensor.shape, value) if op == "constant" else np.asarray(made)
             case Compute(_, operands, results):
-                line = program.local_line(instruction)
+                line = program.analysis(instruction).bound
                 found |= zip(results, evaluate(line, [found[r] for r in operands]), strict=True)
             case Reshard(operand, result) | Exchange(operand, result):
                 found[result] = found[operand]
@@ -62,32 +72,133 @@ def values(program: Program, seed: int = 0) -> Arrays:
     return found
 
 
-def compare(program: Program, group: Fused, known: Mapping[int, Any], runner: Any, tolerance: float) -> None:
+TOLERANCES = {"f32": 2e-5, "bf16": 1.6e-2}
+
+
+def compare(program: Program, group: Fused, known: Mapping[int, Any], runner: Any, device: int = 0) -> None:
+    """One kernel on a device's pieces of what is known, and the members on the whole of it."""
+    mesh = program.mesh
+
+    def part(register: int, whole: Any) -> Any:
+        tensor = program.tensors[register]
+        for dim in range(len(tensor.shape)):
+            index, count = piece_index(tensor.layout, mesh, device, dim)
+            whole = np.split(whole, count, dim)[index]
+        return whole
+
+    dtype = program.tensors[group.results[0]].dtype
+    rounded = {
+        r: torch.from_numpy(np.asarray(known[r])).to(DTYPES[program.tensors[r].dtype]).contiguous()
+        for r in group.operands
+    }
+    found: Arrays = {r: t.double().numpy() if t.is_floating_point() else t.numpy() for r, t in rounded.items()}
+    for member in group.members:
+        line = program.analysis(member).bound
+        found |= zip(member.results, evaluate(line, [found[r] for r in member.operands]), strict=True)
     piece = piece_of(program, group)
     made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
     assert len(made.compiled) == len(made.launches)
-    dtype = DTYPES[program.tensors[group.results[0]].dtype]
-    given = [
-        torch.from_numpy(np.asarray(known[r])).to(DTYPES[program.tensors[r].dtype]).contiguous() for r in group.operands
+    starts: list[int] = []
+    for variable in piece.divided:
+        index = 0
+        for size, what, at in zip(mesh.sizes, group.assignment, mesh.coordinates(device), strict=True):
+            index = index * size + at if what == variable else index
+        starts.append(index * piece.line.extents[variable])
+    operands = [
+        torch.from_numpy(np.ascontiguousarray(part(r, t.float().numpy() if t.is_floating_point() else t.numpy()))).to(
+            t.dtype
+        )
+        for r, t in rounded.items()
     ]
-    for register, one in zip(group.results, runner.run(made, given, *(0 for _ in piece.divided)), strict=True):
-        assert one.dtype == dtype
-        expected = known[register]
+    for register, one in zip(group.results, runner.run(made, operands, *starts), strict=True):
+        assert one.dtype == DTYPES[dtype]
+        expected = part(register, found[register])
         scale = max(1.0, float(np.abs(expected).max(initial=0)))
+        tolerance = TOLERANCES[dtype]
         np.testing.assert_allclose(one.double().numpy(), expected, rtol=tolerance, atol=tolerance * scale)
 
 
 def test_random_groups(runner: Any) -> None:
-    groups = list[str]()
+    seen = set[str]()
 
     @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 10**6), st.integers(3, 12))
     def property(seed: int, size: int) -> None:
-        program = lowered(random_graph(Random(seed), size, dims=(2, 3, 6), dtype="f32"))
+        program = lowered(random_graph(Random(seed), size, dims=(2, 3, 6), dtype="f32"), load("box:1"))
         known = values(program, seed)
-        for group in fused(program):
-            compare(program, group, known, runner, 2e-5)
-            groups.append(group.operator)
+        for group in groups(program):
+            compare(program, group, known, runner)
+            seen.add(group.operator)
 
     property()
-    assert len(set(groups)) > 10
+    assert len(seen) > 10
+
+
+def divided() -> Graph:
+    """Rows and columns of a product, its bias, dropout in heads and in all, and a residual, each over two devices."""
+
+    def piece(name: str, *sizes: int, op: str = "weight", degrees: tuple[int, ...]) -> Node:
+        copy = 4 // prod(degrees)
+        return leaf(op, tensor_type(sizes, "f32", degrees, copy=copy), name=name)
+
+    x = piece("x", 4, 6, 16, op="input", degrees=(2, 1, 1))
+    y = piece("y", 4, 6, 8, op="input", degrees=(2, 1, 2))
+    z = piece("z", 4, 4, 6, 2, op="input", degrees=(2, 2, 1, 1))
+    b = piece("b", 8, degrees=(2,)).result
+    products = [
+        apply("add", [apply("matmul", [x.result, piece(name, 16, 8, degrees=(1, 2)).result]).result, b]).result
+        for name in ("v", "w")
+    ]
+    h = apply("add", [y.result, apply("dropout", [products[0]], {"p": 0.4, "seed": 7}).result]).result
+    rows = apply("mse", [apply("gelu", [apply("dropout", [h], {"p": 0.2, "seed": 8}).result]).result, y.result]).result
+    heads = apply("split_heads", [apply("dropout", [products[1]], {"p": 0.3, "seed": 9}).result], {"heads": 4}).result
+    return Graph("divided", (x, y, z), (rows, apply("mse", [heads, z.result]).result))
+
+
+def test_pieces_draw_what_the_whole_draws_there(runner: Any) -> None:
+    program = with_savings(lower(divided(), boxes(2, 2)))
+    known = values(program)
+    found = [g for g in groups(program) if any(isinstance(a, str) for a in g.assignment)]
+    assert {g.operator for g in found} == {
+        "matmul + add + dropout + add + dropout + gelu",
+        "matmul + add + dropout + split_heads",
+    }
+    assert all(len(set(g.assignment)) == 2 for g in found)
+    for group in found:
+        for device in range(4):
+            compare(program, group, known, runner, device)
+
+
+def dropped() -> Graph:
+    """A product, its bias, dropout of it in heads and in all, a residual, and a normalised sum."""
+    x, y = data("x", 8, 12, 16), data("y", 8, 12, 16)
+    h = apply("add", [apply("matmul", [x.result, weight("w", 16, 16)]).result, weight("b", 16)]).result
+    h = apply("dropout", [h], {"p": 0.4, "seed": 7}).result
+    h = apply("add", [x.result, h]).result
+    h = apply("layer_norm", [h, weight("scale", 16), weight("shift", 16)]).result
+    h = apply("dropout", [apply("silu", [h]).result], {"p": 0.2, "seed": 9}).result
+    heads = apply("split_heads", [apply("matmul", [h, weight("v", 16, 16)]).result], {"heads": 4}).result
+    heads = apply("dropout", [heads], {"p": 0.3, "seed": 8}).result
+    merged = apply("merge_heads", [heads]).result
+    return Graph("dropped", (x, y), (apply("mse", [merged, y.result]).result,))
+
+
+SMALL: Mapping[str, Callable[[], Graph]] = {
+    "dropped": dropped,
+    "bert": lambda: build("bert_large", batch=2, sequence=24, layers=1, hidden=32, heads=2, vocabulary=40),
+    "gpt2": lambda: build("gpt2", batch=2, sequence=24, layers=1, hidden=32, heads=2, vocabulary=40),
+    "llama": lambda: build(
+        "llama3_8b", batch=2, sequence=24, layers=1, hidden=32, heads=4, kv_heads=2, intermediate=48, vocabulary=40
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", SMALL)
+def test_groups_of_models(name: str, dtype: str, runner: Any) -> None:
+    program = lowered(in_type(SMALL[name](), dtype), load("box:1"))
+    known = values(program)
+    found = groups(program)
+    assert len(found) > 3
+    for group in found:
+        compare(program, group, known, runner)

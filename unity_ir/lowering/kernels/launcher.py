@@ -20,7 +20,7 @@ from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
 from unity_ir.lowering.kernels.matmul import matmul_step
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.pointwise import are_together, pointwise_step, reads_nothing_of
-from unity_ir.lowering.kernels.reduction import reduction_steps
+from unity_ir.lowering.kernels.reduction import have_rows_in_common, reduction_steps
 from unity_ir.lowering.kernels.rewrite import canonical, map_children, outermost, reductions, simplified, without_ones
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
@@ -245,7 +245,7 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
         read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
         wide, words = needs_int64(line), _words(bound)
         stage = Stage(result, line.extents, read, output, like, kernel, family, wide, starts, names, words)
-        if stages and not writes_windows(result) and all(_share_a_kernel(each, stage) for each in stages[-1]):
+        if stages and all(_share_a_kernel(each, stage) for each in stages[-1]):
             stages[-1].append(stage)
         else:
             stages.append([stage])
@@ -369,13 +369,13 @@ def _steps(stage: Stage, more: Sequence[Stage]) -> list[Step]:
     """The kernels of one stage, or of several that share one, by its form."""
     if writes_windows(stage.result):
         return [window_write_step(stage)]
-    if not reductions(stage.expr):
+    if not any(reductions(each.expr) for each in (stage, *more)):
         return [pointwise_step(stage, more)]
     product = _product(stage)
     if product is not None:
         return [matmul_step(stage, product, more)]
     places = scattered(stage)
-    return reduction_steps(stage) if places is None else [scatter_step(stage, places)]
+    return reduction_steps(stage, more) if places is None else [scatter_step(stage, places)]
 
 
 def _product(stage: Stage) -> Contraction | None:
@@ -387,12 +387,12 @@ def _product(stage: Stage) -> Contraction | None:
 
 def _share_a_kernel(one: Stage, other: Stage) -> bool:
     """Whether one kernel computes both: of the same product, or at the same positions."""
-    if not reads_nothing_of(other, one):
+    if not reads_nothing_of(other, one) or any(writes_windows(s.result) or scattered(s) for s in (one, other)):
         return False
     a, b = _product(one), _product(other)
     if a is not None or b is not None:
         return a is not None and b is not None and (a.product, a.names) == (b.product, b.names)
-    return are_together(one, other)
+    return are_together(one, other) or have_rows_in_common(one, other)
 
 
 class _Results:

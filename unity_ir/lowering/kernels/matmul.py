@@ -114,7 +114,8 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
         stages,
         stage.allocation,
         tuple(each.allocation for each in more),
-        expects=expects(of.sizes, (of.x_strides, of.w_strides), x.dtype),
+        expects(of.sizes, (of.x_strides, of.w_strides), x.dtype),
+        "product",
     )
 
 

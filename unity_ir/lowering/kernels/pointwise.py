@@ -53,7 +53,7 @@ def pointwise_step(stage: Stage, more: Sequence[Stage] = ()) -> Step:
         where = out if whole or size == 1 else address(each.result.indices, extents)
         writer.store(kernel.out(number), where, value)
     name = stage.family if flat and stage.family is not None else stage.kernel
-    return kernel.step(name, (-(-size // block),), warps(block))
+    return kernel.step(name, (-(-size // block),), warps(block), kind="elements")
 
 
 def _plain(kernel: Kernel, stage: Stage) -> str:

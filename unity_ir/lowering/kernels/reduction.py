@@ -7,7 +7,7 @@ that no reduction depends on. Without atomics, so that results do not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -23,6 +23,7 @@ from unity_ir.tdl.syntax import (
     Expr,
     Reduce,
     Result,
+    Segments,
     Var,
     accesses,
     children,
@@ -61,15 +62,16 @@ class _Tiling:
     """Columns of a tile, for each list of extents that is flattened into columns."""
 
 
-def reduction_steps(stage: Stage) -> list[Step]:
+def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
     """
-    The kernels of a stage with reducers, none of which depends on a variable that another one around it binds.
+    The kernels of a stage with reducers, none of which depends on a variable that another one around it binds, and of
+    `more` stages over the same rows.
 
     One kernel, or two where a single long reduction is split over programs.
     """
-    parts = _parts(stage)
+    parts = 1 if more else _parts(stage)
     if parts == 1:
-        return [_kernel(stage, 1)]
+        return [_kernel((stage, *more), 1)]
     assert isinstance(stage.expr, Reduce)
     names = tuple(n for i in stage.result.indices for n in index_names(i))
     part = "part"
@@ -88,48 +90,66 @@ def reduction_steps(stage: Stage) -> list[Step]:
         kernel=f"{stage.kernel.removesuffix('_kernel')}_parts_kernel",
     )
     second = replace(stage, result=total, extents=extents, buffers={buffer.name: buffer})
-    return [_kernel(first, parts), *reduction_steps(second)]
+    return [_kernel((first,), parts), *reduction_steps(second)]
+
+
+def have_rows_in_common(one: Stage, other: Stage) -> bool:
+    """Whether one kernel can compute both: over the same rows, and the same columns or none."""
+    if any(isinstance(i, Segments) for each in (one, other) for i in each.result.indices):
+        return False
+    needed = [_needed((each,)) for each in (one, other) if reductions(each.expr)]
+    if not needed or any(each != needed[0] for each in needed):
+        return False
+    names = [_names(each) for each in (one, other)]
+    rows = [[n for n in each if n in needed[0]] for each in names]
+    columns = [[n for n in each if n not in needed[0]] for each in names]
+    alike = not columns[0] or not columns[1] or columns[0] == columns[1]
+    return rows[0] == rows[1] and len(rows[0]) == len(needed[0]) and alike
 
 
 def _parts(stage: Stage) -> int:
     """Over how many programs to split the reduction that the whole expression is; 1 for any other expression."""
     if not isinstance(stage.expr, Reduce):
         return 1
-    rows, columns = _variables(stage)
+    rows, columns = _variables((stage,))
     if columns:
         return 1
-    tiling = _tiling(stage, rows, columns)
+    tiling = _tiling((stage,), rows, columns)
     sizes = _sizes(stage.expr, stage.extents)
     tiles = -(-prod(sizes) // tiling.columns[sizes])
     return min(MOST_PARTS, -(-tiles // TILES_PER_PROGRAM)) if tiles > TILES_PER_PROGRAM else 1
 
 
-def _kernel(stage: Stage, parts: int) -> Step:
-    """With several `parts`, the first of the result's variables is the program's part of the reduction."""
-    rows, columns = _variables(stage)
+def _kernel(stages: Sequence[Stage], parts: int) -> Step:
+    """With several `parts`, the first of the only result's variables is the program's part of the reduction."""
+    rows, columns = _variables(stages)
     if parts > 1:
         columns = ()
-    tiling = _tiling(stage, rows, columns)
-    stage = _unified(stage, rows, columns)
-    expr = stage.expr
-    body = _Body(stage, rows, tiling, parts)
-    body.writer.share([expr])
-    for node in reductions(expr):
+    tiling = _tiling(stages, rows, columns)
+    stages = _unified(stages, rows, columns)
+    body = _Body(stages, rows, tiling, parts)
+    body.writer.share([each.expr for each in stages])
+    nodes = list(dict.fromkeys(node for each in stages for node in reductions(each.expr)))
+    for node in nodes:
         body.reduce(node)
-    part = stage.result.indices[:1] if parts > 1 else ()
-    body.store(expr, columns, part)
+    part = stages[0].result.indices[:1] if parts > 1 else ()
+    for number, each in enumerate(stages):
+        body.store(number, columns if set(columns) & set(_names(each)) else (), part)
     grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
     tile = tiling.rows * max(tiling.columns.values(), default=1)
-    helpers = _MULTIPLY if any(n.reducer == "prod" for n in reductions(expr)) else ""
-    return body.kernel.step(stage.kernel, grid or (1,), warps(TILES_OF_WARPS * tile), helpers)
+    helpers = _MULTIPLY if any(n.reducer == "prod" for n in nodes) else ""
+    threads = warps(TILES_OF_WARPS * tile)
+    return body.kernel.step(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
 
 
 class _Body:
     """The statements of a reduction kernel."""
 
-    def __init__(self, stage: Stage, rows: tuple[str, ...], tiling: _Tiling, parts: int):
-        self.stage = stage
-        self.kernel = Kernel(stage)
+    def __init__(self, stages: Sequence[Stage], rows: tuple[str, ...], tiling: _Tiling, parts: int):
+        self.stages = stages
+        stage = self.stage = stages[0]
+        self.loops = 0
+        self.kernel = Kernel(stage, None, stages[1:])
         self.writer = self.kernel.writer
         self.tiling = tiling
         self.parts = parts
@@ -184,6 +204,7 @@ class _Body:
     def loop(self, sizes: tuple[int, ...]) -> tuple[str, str]:
         """The variable and the head of a loop over tiles of columns."""
         start = self.kernel.names.new("start")
+        self.loops += 1
         count, width = prod(sizes), self.width(sizes)
         if self.parts == 1:
             return start, f"for {start} in range(0, {count}, {width}):"
@@ -233,48 +254,61 @@ class _Body:
             return f"tl.reduce({tile}, {along})"
         return f"tl.{reducer}({tile}, {along})"
 
-    def store(self, expr: Expr, columns: tuple[str, ...], part: tuple[object, ...]) -> None:
-        """Stores the result, over its own columns if it has some."""
+    def store(self, number: int, columns: tuple[str, ...], part: tuple[object, ...]) -> None:
+        """Stores a result, over its own columns if it has some."""
         writer = self.writer
         extents = self.stage.extents
+        result, out = self.stages[number].result, self.kernel.out(number)
+        expr = result.expr
         sizes = tuple(extents[n] for n in columns)
-        where = address(self.stage.result.indices, extents)
+        where = address(result.indices, extents)
         if part:
             # The part is no axis of the tile: its share of the address is added to the pointer.
             stride = self.row_count
             pointer = self.kernel.writer.pointers[Kernel.OUT]
             writer.emit(f"{pointer} += {self.part} * {stride}" if stride > 1 else f"{pointer} += {self.part}")
-            where = address(self.stage.result.indices[1:], extents)
+            where = address(result.indices[1:], extents)
         if prod(sizes) == 1:
-            writer.store(Kernel.OUT, where, writer.value(expr).text)
+            writer.store(out, where, writer.value(expr).text)
             return
         axis = self.single(columns, sizes)
         if axis is not None:
             writer.axes.append(axis)
-            writer.store(Kernel.OUT, where, writer.value(expr).text)
+            writer.store(out, where, writer.value(expr).text)
+            writer.axes.pop()
             return
         start, head = self.loop(sizes)
         with writer.block(head):
             writer.axes.append(self.columns(columns, sizes, start))
-            writer.store(Kernel.OUT, where, writer.value(expr).text)
+            writer.store(out, where, writer.value(expr).text)
 
 
-def _variables(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The result's variables that reductions depend on, and the others."""
-    names = tuple(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
-    needed = frozenset[str]().union(*(free_variables(r) for r in reductions(stage.expr)))
+def _variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The results' variables that reductions depend on, and the others."""
+    names = max(map(_names, stages), key=len)
+    needed = _needed(stages)
     return tuple(n for n in names if n in needed), tuple(n for n in names if n not in needed)
 
 
-def _tiling(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> _Tiling:
+def _names(stage: Stage) -> tuple[str, ...]:
+    return tuple(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
+
+
+def _needed(stages: Sequence[Stage]) -> frozenset[str]:
+    """The variables that reductions depend on."""
+    free = frozenset[str]().union(*(free_variables(r) for each in stages for r in reductions(each.expr)))
+    return frozenset(n for n in free if stages[0].extents[n] > 1)
+
+
+def _tiling(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, ...]) -> _Tiling:
     """Tiles of about `TILE` elements that are read in whole segments of memory."""
-    extents = stage.extents
-    groups = {_sizes(r, extents) for r in reductions(stage.expr)}
+    extents = stages[0].extents
+    groups = {_sizes(r, extents) for each in stages for r in reductions(each.expr)}
     if columns:
         groups.add(tuple(extents[n] for n in columns))
     count = power_of_two(prod(extents[n] for n in rows))
-    tile = TILE // 2 if _turns(stage.expr) else TILE
-    if _rows_are_neighbours(stage, rows):
+    tile = TILE // 2 if any(_turns(each.expr) for each in stages) else TILE
+    if _rows_are_neighbours(stages, rows):
         widths = {g: min(power_of_two(prod(g)), tile // ROWS_IN_A_SEGMENT) for g in groups}
         return _Tiling(min(count, tile // max(widths.values())), widths)
     widths = {g: power_of_two(prod(g)) for g in groups}
@@ -289,12 +323,13 @@ def _turns(expr: Expr) -> bool:
     return (isinstance(expr, Call) and expr.function in ("sin", "cos")) or any(map(_turns, children(expr)))
 
 
-def _rows_are_neighbours(stage: Stage, rows: tuple[str, ...]) -> bool:
+def _rows_are_neighbours(stages: Sequence[Stage], rows: tuple[str, ...]) -> bool:
     """Whether stepping through the largest operand in memory order goes from row to row."""
     best, found = 0, False
-    for access in accesses(stage.expr):
-        strides = address(access.indices, stage.extents).strides
-        size = prod(stage.extents[n] for n in strides)
+    extents = stages[0].extents
+    for access in (a for each in stages for a in accesses(each.expr)):
+        strides = address(access.indices, extents).strides
+        size = prod(extents[n] for n in strides)
         if strides and size > best:
             fastest = min(strides, key=lambda n: strides[n])
             best, found = size, fastest in rows
@@ -310,23 +345,24 @@ def _spans(expr: Expr, names: tuple[str, ...], extents: Mapping[str, int]) -> bo
     return any(extents[n] > 1 and n in free_variables(expr) for n in names)
 
 
-def _unified(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> Stage:
+def _unified(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, ...]) -> list[Stage]:
     """
-    The stage with reductions over the same sizes bound to the same variables, so that they share loads.
+    The stages with reductions over the same sizes bound to the same variables, so that they share loads.
 
     Given `exp(x[b, c] - max[j](x[b, j]))` with columns c, returns `exp(x[b, c] - max[c](x[b, c]))`.
     """
-    extents, starts = dict(stage.extents), dict(stage.starts)
+    extents, starts = dict(stages[0].extents), dict(stages[0].starts)
 
     def kind(names: tuple[str, ...]) -> tuple[tuple[int, str | None], ...]:
         return tuple((extents[n], starts.get(n)) for n in names)
 
-    common = {kind(columns): columns} if columns else {}
+    # One that reads a picked element has no tile to share, but variables of its own.
+    common = {(False, kind(columns)): columns} if columns else {}
     taken = {*rows, *columns}
 
     def bind(node: Reduce, _: Mapping[str, str]) -> Mapping[str, str]:
-        # One that reads a picked element has no tile to share.
-        new = None if gather(node) is not None else common.get(kind(node.names))
+        key = gather(node) is not None, kind(node.names)
+        new = common.get(key)
         if new is None:
             fresh: list[str] = []
             for name in node.names:
@@ -338,10 +374,8 @@ def _unified(stage: Stage, rows: tuple[str, ...], columns: tuple[str, ...]) -> S
                 if name in starts:
                     starts[own] = starts[name]
                 fresh.append(own)
-            new = tuple(fresh)
-            if gather(node) is None:
-                common[kind(node.names)] = new
+            new = common[key] = tuple(fresh)
         return dict(zip(node.names, new, strict=True))
 
-    result = replace(stage.result, expr=rename(stage.expr, {}, bind))
-    return replace(stage, result=result, extents=extents, starts=starts)
+    results = [replace(each.result, expr=rename(each.expr, {}, bind)) for each in stages]
+    return [replace(each, result=r, extents=extents, starts=starts) for each, r in zip(stages, results, strict=True)]

@@ -53,6 +53,8 @@ class Compiled:
 class Launch:
     """How the work of a launch is laid out."""
 
+    kind: str
+    """`elements` of results by themselves, `rows` that are reduced, a `product` of matrices; empty for all else."""
     programs: int
     """At work beside each other."""
     passes: int
@@ -111,6 +113,7 @@ class Step:
     """Lines of the launcher that make other tensors the kernel takes."""
     expects: tuple[str, ...] = ()
     """As of `Compiled`."""
+    kind: str = ""
     passes: int = 1
     """As of `Launch`."""
 
@@ -131,7 +134,7 @@ class Step:
 
     @property
     def launch(self) -> Launch:
-        return Launch(prod(self.grid), self.passes)
+        return Launch(self.kind, prod(self.grid), self.passes)
 
     @property
     def compiled(self) -> Compiled:
@@ -244,7 +247,9 @@ class Kernel:
         """The number of the program along an axis of the grid."""
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.stage.wide else "")
 
-    def step(self, name: str, grid: tuple[int, ...], num_warps: int, helpers: str = "") -> Step:
+    def step(
+        self, name: str, grid: tuple[int, ...], num_warps: int, helpers: str = "", kind: str = "", passes: int = 1
+    ) -> Step:
         """The finished kernel."""
         parameters = [*self.arguments, *(f"{c}: tl.constexpr" for c in self.constants)]
         head = f"def {name}({', '.join(parameters)}):"
@@ -253,7 +258,8 @@ class Kernel:
         text = "\n".join([f"{helpers}@triton.jit", head, *self.writer.lines]) + "\n"
         allocation = self.stage.allocation
         before = tuple(each.allocation for each in self.more)
-        return Step(name, text, grid, self.arguments, self.constants, num_warps, None, allocation, before)
+        last = (allocation, before, (), kind, passes)
+        return Step(name, text, grid, self.arguments, self.constants, num_warps, None, *last)
 
 
 def mentions(expr: Expr, variable: str) -> bool:
