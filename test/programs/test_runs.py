@@ -75,7 +75,7 @@ def test_nan_is_blamed_on_the_operator_that_made_it(
     arrays["x"][3] = 3e38  # whose products are infinite
     np.savez(tmp_path / "d.npz", **arrays)
     line = refusal("--data", str(tmp_path / "d.npz"), *(["--check-nan"] if always else []))
-    assert line.startswith("mlp: step 1: loss nan; first the result of matmul [24, 48], dim 0 at line ")
+    assert line.startswith("mlp: step 1: loss nan; first the result of matmul + add + gelu [24, 48], dim 0 at line ")
     assert " is inf, on rank " in line or " is nan, on rank " in line
     number = int(line.split(" at line ")[1].split()[0])
     assert " = matmul_" in text.splitlines()[number - 1]

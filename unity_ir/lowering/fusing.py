@@ -11,8 +11,9 @@ leave: with no more launches than its largest member, no fewer programs at work,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.composed import AND, Composed, Part, composed
@@ -37,8 +38,10 @@ from unity_ir.tdl.syntax import NOT_FLOATING
 
 MOST_OPERATORS = 8
 """In a group, so that the line stays readable."""
-MOST_TENSORS = 10
-"""That a group reads and makes, so that what a kernel holds of each fits registers."""
+MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7})
+"""
+That a group of a kind reads and makes: what a kernel holds of each has to fit registers, beside the tile of a product.
+"""
 
 KINDS = ("elements", "rows", "product")
 """Of kernels that become one: what any of them does is done by that of the last kind among them."""
@@ -113,15 +116,14 @@ class _Fuser:
         return replace(self.program, body=tuple(out))
 
     def _written(self, group: Sequence[int], end: int) -> list[Instruction]:
-        """The instructions from a group up to `end`: what it needs, the group, and what is made of its results."""
+        """The instructions from a group up to `end`; of those among it, what is made of its results comes after it."""
         if not group:
             return []
         body = self.program.body
-        members = [body[p] for p in group]
         before: list[Instruction] = []
         after: list[Instruction] = []
-        made = {r for m in members for r in _makes(m)}
-        for instruction in body[group[0] : end]:
+        made = {r for p in group for r in _makes(body[p])}
+        for instruction in body[group[0] : group[-1]]:
             if isinstance(instruction, Compute):
                 continue
             if made.isdisjoint(_reads(instruction)):
@@ -129,7 +131,7 @@ class _Fuser:
             else:
                 after.append(instruction)
                 made.update(_makes(instruction))
-        return [*before, self._one(group), *after]
+        return [*before, self._one(group), *after, *body[group[-1] + 1 : end]]
 
     def _one(self, group: Sequence[int]) -> Compute:
         members = [m for p in group if isinstance(m := self.program.body[p], Compute)]
@@ -278,7 +280,7 @@ class _Fuser:
     def _tried(self, members: Sequence[Compute]) -> Launcher | None:
         """The launcher of a group; None where it is none of one kernel that does all its members do, at once."""
         line = self._line(members)
-        if line is None or len(line.operands) + len(line.results) > MOST_TENSORS:
+        if line is None:
             return None
         if len({self.program.tensors[r].dtype for m in members for r in m.results}) > 1:
             return None
@@ -293,6 +295,8 @@ class _Fuser:
         alone = [launch for each in (*before, last) for launch in each]
         kind = max((each.kind for each in alone), key=KINDS.index)
         if any(each.passes > 1 for each in made.launches) or made.launches[0].kind != kind:
+            return None
+        if len(line.operands) + len(line.results) > MOST_TENSORS[kind]:
             return None
         # A part of the machine would stand still.
         return made if made.launches[0].programs * 2 >= max(each.programs for each in alone) else None

@@ -12,8 +12,18 @@ from lowered import LOWERED
 from unity_ir.errors import UnityError
 from unity_ir.lowering.aot import SHARED_LIMITS, Job, Resources, compile_all, compile_each
 from unity_ir.lowering.aot_check import violations
+from unity_ir.lowering.fusing import with_fusions
 from unity_ir.lowering.kernels.launcher import Compiled, Launcher, launcher, optimizer_launcher
+from unity_ir.lowering.saving import with_savings
+from unity_ir.lowering.spmd import Fused, lower
+from unity_ir.lowering.tuning import piece_of
+from unity_ir.machine import load
+from unity_ir.models import build
 from unity_ir.ops import operator
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.graph import Graph, Optimizer, Value, apply, leaf
+from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound
@@ -179,6 +189,56 @@ def test_grouped_products(target: str) -> None:
     wide = [replace(job.compiled, constants={**job.compiled.constants, "WIDE": True}) for job in jobs]
     jobs += [replace(job, compiled=compiled) for job, compiled in zip(jobs, wide, strict=True)]
     for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
+        assert violations(job, outcome, target) == [], (job.compiled, outcome)
+
+
+EPILOGUES = [
+    ("add", "gelu_tanh", "dropout", "add"),
+    ("gelu_grad", "mul", "dropout"),
+    ("add", "mul", "add", "silu"),
+    ("add", "gelu", "mul", "gelu"),
+    ("add", "dropout", "split_heads"),
+]
+"""What follows a product, with a tensor of its own each where it takes two operands."""
+
+
+def epilogues(dtype: str) -> Graph:
+    """A product with each of them, of which nothing but the last is kept."""
+    inputs = [leaf("input", tensor_type((2, 512, 1024), dtype), name=f"x{k}") for k in range(4)]
+    attributes: dict[str, dict[str, Any]] = {"dropout": {"p": 0.1, "seed": 3}, "split_heads": {"heads": 8}}
+    outputs: list[Value] = []
+    for number, names in enumerate(EPILOGUES):
+        w = leaf("weight", tensor_type((1024, 1024), dtype), name=f"w{number}")
+        value = apply("matmul", [inputs[0].result, w.result]).result
+        for k, name in enumerate(names):
+            others = [inputs[k % 3 + 1].result] if name in ("add", "mul", "gelu_grad") else []
+            value = apply(name, [value, *others], attributes.get(name, {})).result
+        outputs.append(value)
+    return Graph("epilogues", tuple(inputs), tuple(outputs))
+
+
+@pytest.mark.parametrize("target", SHARED_LIMITS)
+def test_groups_of_operators(target: str) -> None:
+    """Products with all that follows them, on tiles of every size, and rows with what is before and after them."""
+    on, jobs = load("box:1"), dict[str, Job]()
+    sizes = {"batch": 2, "sequence": 128, "layers": 1, "hidden": 1024, "heads": 8, "vocabulary": 1000}
+    for dtype in ("f32", "bf16"):
+        steps = [
+            epilogues(dtype),
+            differentiate(in_type(build("bert_large", **sizes), dtype), Optimizer(), on.mesh),
+            differentiate(
+                in_type(build("llama3_8b", **sizes, kv_heads=4, intermediate=3072), dtype), Optimizer(), on.mesh
+            ),
+        ]
+        for step in steps:
+            program = with_savings(lower(step, on))
+            fused = [i for i in with_fusions(program, lambda piece: "triton").body if isinstance(i, Fused)]
+            assert len(fused) >= len(EPILOGUES)
+            for piece in (piece_of(program, i) for i in fused):
+                one = launcher(piece.line, piece.dtypes, "triton", piece.divided)
+                jobs |= {repr(c): Job(one.kernels[c.kernel], c) for c in one.compiled}
+    assert sum("mma" in job.compiled.expects for job in jobs.values()) >= 10
+    for job, outcome in zip(jobs.values(), compile_each(list(jobs.values()), target), strict=True):
         assert violations(job, outcome, target) == [], (job.compiled, outcome)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from math import prod
 from random import Random
 from typing import Any
@@ -13,12 +14,13 @@ import torch
 from graphs import boxes, random_graph
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models import data, weight
+from models import data, machine, weight
 from operator_cases import DTYPES
 
-from unity_ir.lowering.fusing import with_fusions
+from unity_ir.lowering.fusing import MOST_OPERATORS, with_fusions
 from unity_ir.lowering.kernels.launcher import launcher
 from unity_ir.lowering.saving import with_savings
+from unity_ir.lowering.schedule import Schedule, Wait, crosses, piece_bytes, schedule
 from unity_ir.lowering.spmd import Compute, Exchange, Fused, Leaf, Program, Reshard, lower
 from unity_ir.lowering.tuning import Piece, piece_of
 from unity_ir.machine import Machine, load
@@ -29,6 +31,7 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Optimizer, apply, leaf
 from unity_ir.pcg.layout import piece_index
 from unity_ir.pcg.types import tensor_type
+from unity_ir.search import run
 from unity_ir.tdl.evaluate import evaluate
 
 Arrays = dict[int, Any]
@@ -185,10 +188,10 @@ def dropped() -> Graph:
 
 SMALL: Mapping[str, Callable[[], Graph]] = {
     "dropped": dropped,
-    "bert": lambda: build("bert_large", batch=2, sequence=24, layers=1, hidden=32, heads=2, vocabulary=40),
-    "gpt2": lambda: build("gpt2", batch=2, sequence=24, layers=1, hidden=32, heads=2, vocabulary=40),
+    "bert": lambda: build("bert_large", batch=4, sequence=12, layers=1, hidden=32, heads=2, vocabulary=40),
+    "gpt2": lambda: build("gpt2", batch=4, sequence=12, layers=1, hidden=32, heads=2, vocabulary=40),
     "llama": lambda: build(
-        "llama3_8b", batch=2, sequence=24, layers=1, hidden=32, heads=4, kv_heads=2, intermediate=48, vocabulary=40
+        "llama3_8b", batch=4, sequence=12, layers=1, hidden=32, heads=4, kv_heads=2, intermediate=48, vocabulary=40
     ),
 }
 
@@ -202,3 +205,109 @@ def test_groups_of_models(name: str, dtype: str, runner: Any) -> None:
     assert len(found) > 3
     for group in found:
         compare(program, group, known, runner)
+
+
+# --- the step
+
+
+PLANS = [("bert", "ideal:2x2", "data-parallel"), ("gpt2", "box:4", "fsdp"), ("llama", "box:4", "tofu")] + [
+    (name, "ideal:2x2", "joint") for name in SMALL
+]
+
+
+@cache
+def planned(name: str, where: str, strategy: str) -> tuple[Program, Program]:
+    """A program as it is, and with groups."""
+    on = machine(where)
+    program = lowered(run(SMALL[name](), on, strategy).graph, on)
+    after = with_fusions(program, in_triton)
+    assert sum(isinstance(i, Fused) for i in after.body) > 3
+    return program, after
+
+
+def made(program: Program, found: Schedule) -> list[tuple[Any, int]]:
+    """What is done, and how many operators before it, of groups each."""
+    count, out = 0, list[tuple[Any, int]]()
+    for line in found.lines:
+        out.append((line.action, count))
+        if isinstance(line.action, Compute):
+            count += len(line.action.members) if isinstance(line.action, Fused) else 1
+    return out
+
+
+@pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
+def test_collectives_start_and_are_waited_for_where_they_were(name: str, where: str, strategy: str) -> None:
+    """Those that move what an operator makes, right after it; what is moved, not before it was, but for weights."""
+    before, after = planned(name, where, strategy)
+    weights = {i.result for i in before.body if isinstance(i, Leaf)}
+    for i in before.body:
+        if isinstance(i, Reshard) and i.operand in weights:
+            weights.add(i.result)
+    places: list[tuple[dict[int, int], dict[int, int]]] = []
+    for program in (before, after):
+        starts, waits = dict[int, int](), dict[int, int]()
+        operators = {r for i in program.body if isinstance(i, Compute) for r in i.results}
+        for action, count in made(program, schedule(program, 0)):
+            if isinstance(action, Reshard) and crosses(action) and action.operand in operators:
+                starts[action.result] = count
+            if isinstance(action, Wait) and not weights & {*action.registers}:
+                waits |= dict.fromkeys(action.registers, count)
+        places.append((starts, waits))
+    assert places[0][0] == places[1][0]
+    readers = {r for i in before.body if isinstance(i, Compute) for r in i.operands}
+    assert readers
+    assert all(places[1][1][r] >= place for r, place in places[0][1].items() if r in readers)
+
+
+def peak(program: Program) -> int:
+    """The bytes that lines hold at most, of what is neither an input nor a weight."""
+    alive, most = set[int](), 0
+    kept = {i.result for i in program.body if isinstance(i, Leaf) and i.op != "constant"}
+    for line in schedule(program, 0).lines:
+        match line.action:
+            case Compute(_, _, results):
+                alive |= {*results}
+            case Leaf(_, result) | Reshard(_, result) | Exchange(_, result):
+                alive |= {result} - kept
+            case _:
+                pass
+        most = max(most, sum(piece_bytes(program, r) for r in alive))
+        alive -= {*line.dies}
+    return most
+
+
+@pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
+def test_no_more_is_held(name: str, where: str, strategy: str) -> None:
+    before, after = planned(name, where, strategy)
+    assert peak(after) <= peak(before)
+
+
+@pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
+def test_every_operator_is_in_one_place(name: str, where: str, strategy: str) -> None:
+    """In the order it was, with all that others read, and nothing that nobody does."""
+    before, after = planned(name, where, strategy)
+    spelled = [m for i in after.body if isinstance(i, Compute) for m in (i.members if isinstance(i, Fused) else (i,))]
+    assert spelled == [i for i in before.body if isinstance(i, Compute)]
+    made_there = {r for i in before.body if isinstance(i, Compute) for r in i.results}
+    there, read = set[int](), {*after.outputs}
+    for i in after.body:
+        match i:
+            case Compute(_, operands, results):
+                assert there >= {*operands}
+                read |= {*operands}
+                there |= {*results}
+            case Leaf(_, result):
+                there.add(result)
+            case Reshard(operand, result) | Exchange(operand, result):
+                assert operand in there
+                read.add(operand)
+                there.add(result)
+            case _:
+                assert {i.weight, i.grad} <= there
+                read.add(i.grad)
+    unread = made_there & (there - read)
+    assert unread <= {r for i in before.body if isinstance(i, Compute) for r in i.results[-2:]}
+    fusions = [i for i in after.body if isinstance(i, Fused)]
+    assert all({*i.results} - {*i.members[-1].results} <= read and len(i.members) <= MOST_OPERATORS for i in fusions)
+    # Once more, there is nothing left to do, nor to undo.
+    assert with_fusions(before, lambda piece: "torch") == before

@@ -8,7 +8,8 @@ from unity_ir.lowering.kernels.contraction import Contraction, strides
 from unity_ir.lowering.kernels.expression import Axis, Writer
 from unity_ir.lowering.kernels.layout import Address, Names, address
 from unity_ir.lowering.kernels.step import Argument, Buffer, Stage, mentions
-from unity_ir.tdl.syntax import Access, Expr, Name, children
+from unity_ir.tdl.functions import FUNCTIONS
+from unity_ir.tdl.syntax import Access, Binary, Call, Expr, Name, children
 
 
 class Epilogue(Writer):
@@ -22,6 +23,7 @@ class Epilogue(Writer):
     def __init__(self, of: Contraction, stages: Sequence[Stage], names: Names):
         stage = stages[0]
         self.of = of
+        self.stages = stages
         buffers: dict[str, Buffer] = {}
         places: list[Address] = []
         for each in stages:
@@ -52,6 +54,20 @@ class Epilogue(Writer):
         self.share(each.expr for each in stages)
         for k, each in enumerate(stages):
             self.store(_out(k), address(each.result.indices, stage.extents), self.number(each.expr).text)
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations for each element, beside those of the product."""
+        seen: set[Expr] = {self.of.product}
+
+        def count(expr: Expr) -> int:
+            if expr in seen:
+                return 0
+            seen.add(expr)
+            own = FUNCTIONS[expr.function].flops if isinstance(expr, Call) else int(isinstance(expr, Binary))
+            return own + sum(map(count, children(expr)))
+
+        return sum(count(each.expr) for each in self.stages)
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """As of any kernel, with names of strides where there is one along each axis."""

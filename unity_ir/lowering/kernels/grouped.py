@@ -174,7 +174,7 @@ def grouped_step(stage: Stage, of: Grouped) -> Step:
     # A weight's share of the rows, if each has as many.
     share = "k" if of.of.of_weights else "m"
     fair = {**sizes, share: -(-sizes[share] // sizes["b"])}
-    block_m, block_n, block_k, warps, stages = blocks(fair["m"], fair["n"], fair["k"], half, x.dtype == "f32")
+    block_m, block_n, block_k, warps, stages = blocks(fair, half, x.dtype == "f32")
     columns = -(-sizes["n"] // block_n)
     constants: dict[str, Scalar] = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "WIDE": stage.wide}
     if of.of.of_weights:

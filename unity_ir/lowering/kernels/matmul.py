@@ -61,6 +61,8 @@ _BATCH_OFFSETS = """\
     x_ptr += b * x_b
     w_ptr += b * w_b
 """
+LIGHT = 16
+"""Floating point operations of an epilogue for each element, from which on the values in between take registers."""
 _TAKEN = (
     *("program", "columns", "b", "m", "n", "k", "m_inside", "n_inside", "k_inside", "start", "product", "x", "w"),
     *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WIDE", "INPUT_PRECISION", "INTERPRETED"),
@@ -76,9 +78,10 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
     # Copies to shared memory run beside the arithmetic if they are of 16 bytes, or of one float32.
     strides = [*of.x_strides.values(), *of.w_strides.values()]
     half = x.dtype != "f32" and all(s % 8 == 0 or s == 1 for s in strides)
-    block_m, block_n, block_k, warps, stages = blocks(sizes["m"], sizes["n"], sizes["k"], half, x.dtype == "f32")
-    batched = sizes["b"] > 1
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
+    exact = x.dtype == "f32"
+    block_m, block_n, block_k, warps, stages = blocks(sizes, half, exact, epilogue.flops > LIGHT)
+    batched = sizes["b"] > 1
     integers = {
         "M": sizes["m"],
         "N": sizes["n"],
@@ -142,18 +145,20 @@ def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtyp
     return ("mma", "pipelined") if wide else ("mma",)
 
 
-def blocks(m: int, n: int, k: int, half: bool, exact: bool) -> tuple[int, int, int, int, int]:
+def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = False) -> tuple[int, int, int, int, int]:
     """
     Tile sizes, warps and pipeline stages for a product of these sizes; larger tiles for aligned operands of 16 bits,
-    more warps, and less of `n` and `k` at once, for `exact` products of float32, whose threads hold whole rows of both
-    factors.
+    unless the epilogue is `heavy`, more warps, and less of `n` and `k` at once, for `exact` products of float32, whose
+    threads hold whole rows of both factors.
 
     Large tiles read the operands the fewest times, and the interpreter's time is per tile. They are checked to fit
     registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).
     """
+    m, n, k = (sizes[d] for d in "mnk")
     block_m = min(128 if half else 64, max(16, power_of_two(m)))
     # A row of few threads would hold too much of a wide tile.
-    block_n = min(64 if block_m <= 32 or exact else 128, max(16, power_of_two(n)))
+    narrow = block_m <= 32 or exact or heavy
+    block_n = min(64 if narrow else 128, max(16, power_of_two(n)))
     block_k = 16 if exact else min(64 if half else 32, max(16, power_of_two(k)))
     warps = 4 if block_m * block_n < (1024 if exact else 4096) else 8
     return block_m, block_n, block_k, warps, 3
