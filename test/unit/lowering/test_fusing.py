@@ -28,7 +28,7 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Node, Optimizer, apply, leaf
+from unity_ir.pcg.graph import Graph, Node, Optimizer, apply, leaf, parallel
 from unity_ir.pcg.layout import piece_index
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
@@ -311,3 +311,60 @@ def test_every_operator_is_in_one_place(name: str, where: str, strategy: str) ->
     assert all({*i.results} - {*i.members[-1].results} <= read and len(i.members) <= MOST_OPERATORS for i in fusions)
     # Once more, there is nothing left to do, nor to undo.
     assert with_fusions(before, lambda piece: "torch") == before
+
+
+def together(graph: Graph, choice: Callable[[Piece], str] = in_triton, on: Machine | None = None) -> set[str]:
+    """The names of a forward's groups."""
+    program = lower(graph, on or load("box:1"))
+    return {i.operator for i in with_fusions(program, choice).body if isinstance(i, Fused)}
+
+
+def test_what_is_read_at_many_places_is_computed_once() -> None:
+    """A vector is added once, not for every row that it scales, nor what is multiplied for every column."""
+
+    def scaled(*shape: int) -> Graph:
+        x, y = data("x", 8, 16), data("y", *shape)
+        h = apply("mul", [x.result, apply("add", [y.result, weight("w", *shape)]).result]).result
+        return Graph("scaled", (x, y), (apply("sigmoid", [h]).result,))
+
+    assert together(scaled(16)) == {"mul + sigmoid"}
+    assert together(scaled(8, 1)) == {"mul + sigmoid"}
+    assert together(scaled(8, 16)) == {"add + mul + sigmoid"}
+    x = data("x", 8, 16)
+    product = apply("matmul", [apply("relu", [x.result]).result, weight("w", 16, 16)]).result
+    assert together(Graph("product", (x,), (product,))) == set()
+    total = apply("reduce_sum", [apply("matmul", [x.result, weight("w", 16, 16)]).result], {"dim": 1}).result
+    assert together(Graph("rows of a product", (x,), (total,))) == set()
+
+
+def test_what_is_held_beside_what_is_kept_has_to_fit() -> None:
+    """Of a chain behind a value that nobody else reads, either that value or what the chain keeps is held in a line."""
+
+    def chain(kept: bool) -> Graph:
+        x = data("x", 64, 64)
+        h = apply("relu", [apply("matmul", [x.result, weight("w", 64, 64)]).result]).result
+        out = apply("tanh", [h]).result
+        return Graph("chain", (x,), (out, h) if kept else (out,))
+
+    def products_in_torch(piece: Piece) -> str:
+        return "torch" if piece.line.operator == "matmul" else "triton"
+
+    assert together(chain(False), products_in_torch) == {"relu + tanh"}
+    assert together(chain(True), products_in_torch) == set()
+    # A product holds its operands anyway.
+    assert together(chain(True)) == {"matmul + relu + tanh"}
+
+
+def test_a_collective_does_not_wait_for_what_it_does_not_move() -> None:
+    """A value that is gathered for others is gathered before what else is made of it."""
+
+    def gathered(moved: str) -> Graph:
+        x = leaf("input", tensor_type((8, 16), "f32", (2, 1)), name="x")
+        h = apply("exp", [x.result]).result
+        t = apply("tanh", [h]).result
+        whole = parallel("combine", h if moved == "early" else t, dim=0, by=2).result
+        last = apply("mul", [t, h]).result
+        return Graph("gathered", (x,), (last, apply("sigmoid", [whole]).result))
+
+    assert together(gathered("early"), on=boxes(2)) == {"tanh + mul"}
+    assert together(gathered("last"), on=boxes(2)) == {"exp + tanh"}
