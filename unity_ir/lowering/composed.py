@@ -22,6 +22,7 @@ from unity_ir.tdl.syntax import (
     Access,
     Binary,
     Bound,
+    Call,
     Cases,
     Composite,
     Const,
@@ -35,6 +36,7 @@ from unity_ir.tdl.syntax import (
     Var,
     Window,
     WrittenIndex,
+    accesses,
     index_names,
 )
 
@@ -129,8 +131,8 @@ class _Composer:
         """An expression of a part, computed at `space` places, with its variables where they are in the line of all."""
         match expr:
             case Access(tensor, indices):
-                at = next(k for k, p in enumerate(part.line.operands) if p.name == tensor)
-                return self.read(part.operands[at], tuple(self.index(i, where, part) for i in indices), space)
+                register = part.operands[self.number(tensor, part)]
+                return self.read(register, tuple(self.index(i, where, part) for i in indices), space)
             case Name(name):
                 return self.position(name, part, where)
             case Reduce(reducer, _, body):
@@ -145,8 +147,19 @@ class _Composer:
                 return Reduce(reducer, tuple(map(Var, names)), self.expr(body, part, inner, places))
             case Cases() | Opaque():
                 raise _Refused
+            case Call("eq" | "ne") if len({self.is_made(a, part) for a in accesses(expr)}) > 1:
+                # What was stored, a maximum say, equals what it was made of only as that was stored: as rounded.
+                raise _Refused
             case _:
                 return map_children(expr, lambda child: self.expr(child, part, where, space))
+
+    def is_made(self, access: Access, part: Part) -> bool:
+        """Whether what a part reads is made by another."""
+        return part.operands[self.number(access.tensor, part)] in self.made
+
+    @staticmethod
+    def number(tensor: str, part: Part) -> int:
+        return next(k for k, p in enumerate(part.line.operands) if p.name == tensor)
 
     def read(self, register: Register, indices: tuple[Place, ...], space: int) -> Expr:
         """What is read of a register: an operand, or what the part computes that makes it."""
