@@ -33,7 +33,7 @@ def mixed_precision(graph: Graph, dtype: str) -> Graph:
         return apply("cast", (value,), {"to": to}, value.node.view).result
 
     def changed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
-        if node.op == "constant" and _is_long(node.result):
+        if node.op == "constant" and _is_long(node.result) and node not in last:
             return leaf(node.op, replace(node.result.type, dtype=dtype), node.view, **dict(node.attributes)).results
         if node.op == "cast" and node.attribute("to") == "f32" and node not in last:
             return apply(node.op, operands, {"to": dtype}, node.view).results

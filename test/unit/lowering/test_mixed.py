@@ -7,6 +7,7 @@ from unity_ir.lowering.spmd import lower
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
+from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.data_parallel import data_parallel
 
@@ -28,6 +29,19 @@ def test_one_shape_in_two_element_types_are_two_functions():
     one = load("box:1")
     serial = emit(lower(differentiate(graph_of_f32(), Optimizer(), one.mesh), one), graph_of_f32())
     assert "\nCOARSEST = torch.float32 " in serial.text
+
+
+def test_what_a_function_returns_keeps_its_type():
+    x, y = (leaf("input", tensor_type((8, 8), "f32"), name=n) for n in "xy")
+    w = leaf("weight", tensor_type((8, 8), "f32"), name="w").result
+    two = leaf("constant", tensor_type((8,), "f32"), value=2.0).result
+    h = apply("mul", [apply("matmul", [x.result, w]).result, two]).result
+    half = apply("cast", [h], {"to": "f16"}).result
+    tall, loss = apply("gt", [h, two]).result, apply("mse", [apply("tanh", [h]).result, y.result]).result
+    graph = Graph("f", (x, y), (loss, x.result, w, two, h, half, tall))
+    mixed = mixed_precision(graph, "bf16")
+    assert [v.type for v in mixed.outputs] == [v.type for v in graph.outputs]
+    assert {v.type.dtype for n in mixed.nodes() if n.op in ("matmul", "tanh") for v in n.results} == {"bf16"}
 
 
 def graph_of_f32() -> Graph:
