@@ -31,7 +31,7 @@ class TritonTarget(Target):
     Print one self-contained Python program.
 
     A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and its hyperparameters,
-    as by `pcg-differentiate`, unless it is a whole step already, collectives fused. `matmul` says what
+    as by `pcg-differentiate`, collectives fused. One that is a whole step already takes neither. `matmul` says what
     multiplies matrices: `triton`, or `torch` (cuBLAS); `convolution` what convolves: `torch` (cuDNN), or `triton`;
     `kernels` what does the rest: with `torch`, all is plain PyTorch, which is what to run on CPUs. All-reduces of
     gradients of fewer than `bucket` bytes are done together. `tune` is a table of `unity-tune`: where it has
@@ -46,7 +46,7 @@ class TritonTarget(Target):
     convolution: str = "torch"
     tune: str | None = None
     optimizer: str | None = None
-    lr: float | int = 0.1
+    lr: float | int | None = None
     beta1: float | int | None = None
     beta2: float | int | None = None
     eps: float | int | None = None
@@ -55,10 +55,15 @@ class TritonTarget(Target):
     fuse: bool = True
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
-        if not any(isinstance(op, ProgramOp) for op in module.ops):
+        lowered = any(isinstance(op, ProgramOp) for op in module.ops)
+        names = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay")
+        settings = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if settings and (lowered or any(to_graph(f).updates for f in pcg_functions(module))):
+            given = ", ".join(settings)
+            raise UnityError(f"triton: the module is a whole training step already; give {given} to pcg-differentiate")
+        if not lowered:
             if not any(to_graph(f).updates for f in pcg_functions(module)):
-                settings = (self.lr, self.beta1, self.beta2, self.eps, self.weight_decay)
-                Differentiate(self.optimizer, *settings).apply(ctx, module)
+                Differentiate(**settings).apply(ctx, module)
             FuseCollectives().apply(ctx, module)
             LowerToSpmd().apply(ctx, module)
         programs = [op for op in module.ops if isinstance(op, ProgramOp)]

@@ -332,7 +332,8 @@ def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optim
     for key, value in settings.items():
         if key not in takes:
             raise UnityError(f"{where}: {name} has no {key}; it takes {', '.join(takes)}")
-        if not isinstance(value, int | float) or not 0 <= value < (1 if key.startswith("beta") else inf):
+        below = 1 if key.startswith("beta") else inf
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
             raise UnityError(
                 f"{where}: {key} is {value!r}; it must be a number from 0" + " to 1" * key.startswith("beta")
             )
