@@ -51,3 +51,18 @@ def test_a_stored_maximum_is_compared_with_what_is_rounded_like_it(runner: Any) 
     (one,), (other,) = gradients(fused, runner), gradients(program, runner)
     assert (other != 0).any()
     torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
+
+
+def test_sums_by_integers_keep_their_kernels() -> None:
+    """A table read on both sides, and experts after each other: as one line they would be dense, or none."""
+    x, e = leaf("input", tensor_type((8, 4), "f32"), name="x"), leaf("input", tensor_type((8,), "i64"), name="e")
+    w = leaf("weight", tensor_type((2, 4, 4), "f32"), name="w").result
+    table = leaf("weight", tensor_type((4, 4), "f32"), name="table").result
+    h = apply("add", [x.result, apply("embedding", [e.result, table]).result]).result
+    h = apply("routed_matmul", [apply("routed_matmul", [h, w, e.result]).result, w, e.result]).result
+    loss = apply("cross_entropy", [apply("matmul_nt", [h, table]).result, e.result]).result
+    on = load("box:1")
+    program = lower(differentiate(Graph("tied", (x, e), (loss,)), Optimizer(), on.mesh), on)
+    fused = with_fusions(program, lambda piece: "triton")
+    groups = [i.operator for i in fused.body if isinstance(i, Fused)]
+    assert groups == ["embedding + add"]
