@@ -16,9 +16,9 @@ def mixed_precision(graph: Graph, dtype: str) -> Graph:
     The same forward computed in `dtype`, as by PyTorch's autocast: f32 inputs and weights stay, and are cast where they
     are read.
 
-    What makes a result of the function (the loss) is computed in f32, of operands cast back. Sums are in f32 in every
-    kernel. Raises `UnityError` for a type that is not shorter than f32, for a whole training step, and where there is
-    nothing of type f32.
+    What makes a result of the function (the loss) is computed in f32, of operands cast back, and so is what is made
+    of integers and constants alone. Sums are in f32 in every kernel. Raises `UnityError` for a type that is not
+    shorter than f32, for a whole training step, and where there is nothing of type f32.
     """
     if dtype not in SHORT:
         raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(SHORT)}")
@@ -28,24 +28,34 @@ def mixed_precision(graph: Graph, dtype: str) -> Graph:
     if not any(_is_long(v) for n in graph.nodes() if n.is_leaf for v in n.results):
         raise UnityError("mixed precision: no input or weight is f32; there is nothing to cast")
     short: dict[Value, Value] = {}
+    long: set[Value] = set()
+    """Constants, and what is made of integers and of these alone, such as positions, which are too long for `dtype`."""
 
     def cast(value: Value, to: str) -> Value:
         return apply("cast", (value,), {"to": to}, value.node.view).result
 
     def changed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
-        if node.op == "constant" and _is_long(node.result) and node not in last:
-            return leaf(node.op, replace(node.result.type, dtype=dtype), node.view, **dict(node.attributes)).results
-        if node.op == "cast" and node.attribute("to") == "f32" and node not in last:
-            return apply(node.op, operands, {"to": dtype}, node.view).results
         if node in last and node.is_compute:
             operands = tuple(cast(v, "f32") if v.type.dtype == dtype else v for v in operands)
             return rebuild(node, operands, node.view).results
-        return rebuild(node, tuple(shortened(v) for v in operands), node.view).results
+        floats = [v for v in operands if v.type.is_floating]
+        if not node.is_leaf and not long.issuperset(floats):
+            operands = tuple(shortened(v) for v in operands)
+            if node.op == "cast" and node.attribute("to") == "f32":
+                return apply(node.op, operands, {"to": dtype}, node.view).results
+            return rebuild(node, operands, node.view).results
+        results = rebuild(node, operands, node.view).results
+        if node.op == "constant" or not node.is_leaf:
+            long.update(results)
+        return results
 
     def shortened(value: Value) -> Value:
         if not _is_long(value):
             return value
-        if value not in short:
+        if value not in short and value.node.op == "constant":
+            type = replace(value.type, dtype=dtype)
+            short[value] = leaf("constant", type, value.node.view, **dict(value.node.attributes)).result
+        elif value not in short:
             short[value] = cast(value, dtype)
         return short[value]
 
