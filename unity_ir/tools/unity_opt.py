@@ -14,13 +14,14 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from errno import EISDIR
 from inspect import signature
 from io import BytesIO, StringIO
 from tempfile import NamedTemporaryFile
-from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeGuard
+from types import MappingProxyType, NoneType
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeGuard, get_args, get_type_hints
 
 from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
@@ -28,7 +29,7 @@ from xdsl.ir import Attribute
 from xdsl.irdl import IRDLOperation, OptPropertyDef
 from xdsl.parser import Parser
 from xdsl.passes import PassPipeline
-from xdsl.utils.arg_spec import parse_pipeline, parse_spec
+from xdsl.utils.arg_spec import ArgSpec, parse_pipeline, parse_spec
 from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError, VerifyException
 from xdsl.utils.lexer import Input, Span
 from xdsl.xdsl_opt_main import xDSLOptMain
@@ -104,12 +105,14 @@ class UnityOpt(xDSLOptMain):
         arg_parser.add_argument(
             "--machine",
             metavar="M",
-            help="the machine to search for and to cost on: 2gpu, box:N, dgx-h100[:N], summit:N, or a .toml file",
+            help="the machine to search for and to cost on: 2gpu, box:N, dgx-h100[:N], summit:N, .., or a .toml file; "
+            "the message for an unknown one lists all",
         )
         arg_parser.add_argument(
             "--profile",
-            metavar="FILE.sqlite",
-            help="cost on what unity-profile has measured, rather than on the profile that comes with the package",
+            metavar="FILE",
+            help="cost on what unity-profile (FILE.sqlite) or unity-tune (FILE.json) has measured, rather than on the "
+            "profile that comes with the package",
         )
         arg_parser.add_argument(
             "--derivation-out",
@@ -229,6 +232,7 @@ class UnityOpt(xDSLOptMain):
                 raise UnityError(
                     f"unity-opt: unknown pass {spec.name}{_did_you_mean(spec.name, self.available_passes)}"
                 )
+            _check_arguments(f"-p {self.args.passes}", spec, self.available_passes[spec.name]())
         try:
             super().setup_pipeline()
         except ValueError as error:
@@ -273,8 +277,10 @@ class UnityOpt(xDSLOptMain):
         spec = parse_spec(self.args.target)
         factory: Any = self.available_targets[spec.name]
         if spec.parameters and not signature(factory).parameters:
+            kind: Any = factory()
+            _check_arguments(f"-t {self.args.target}", spec, kind)
             try:
-                factory().from_spec(spec)
+                kind.from_spec(spec)
             except ValueError as error:
                 raise UnityError(f"unity-opt: -t {self.args.target}: {error}") from error
 
@@ -365,15 +371,42 @@ class UnityOpt(xDSLOptMain):
                 os.unlink(left)
 
 
+def _check_arguments(given: str, spec: ArgSpec, kind: Any) -> None:
+    """Refuse what a pass or target has no argument for, or what is not of the argument's type, by its name."""
+    known = [field.name for field in fields(kind) if field.init and field.name != "name"]
+    hints = get_type_hints(kind)
+    for name, values in spec.parameters.items():
+        key = name.replace("-", "_")
+        if key not in known:
+            has = ", ".join(known) or "none"
+            raise UnityError(f"unity-opt: {given}: {spec.name} has no argument {name}; it has {has}")
+        types = set(get_args(hints[key]) or (hints[key],)) - {NoneType}
+        wanted = next((words for of, words in _KINDS if types == of), None)
+        if wanted is not None and len(values) == 1 and not isinstance(values[0], tuple(types)):
+            raise UnityError(f"unity-opt: {given}: {name} is {values[0]}; it must be {wanted}")
+
+
+_KINDS = (
+    ({bool}, "true or false"),
+    ({int}, "a whole number"),
+    ({float}, "a number with a decimal point"),
+    ({int, float}, "a number"),
+    ({str}, "a word"),
+)
+"""What an argument's types are called."""
+
+
 def _search_options(text: str) -> dict[str, str | int | float]:
     """Given `joint,optimizer=adam` returns what pcg-search takes. Raises `UnityError` for what it does not."""
     strategy, *settings = text.split(",")
     found: dict[str, str | int | float] = {"strategy": strategy}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        kind = {"optimizer": str, "seed": int, "budget": int, "beta": float, "alpha": float}.get(key)
+        kind = {"optimizer": str, "seed": int, "budget": int, "beta": float, "alpha": float, "rules": str}.get(key)
         if not equals or kind is None:
-            raise UnityError(f"unity-opt: --search: {setting!a} is no optimizer=, seed=, budget=, alpha= or beta=")
+            raise UnityError(
+                f"unity-opt: --search: {setting!a} is no optimizer=, rules=, seed=, budget=, alpha= or beta="
+            )
         try:
             found[key] = kind(value)
         except ValueError as error:
