@@ -33,10 +33,10 @@ class TritonTarget(Target):
     A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and its hyperparameters,
     as by `pcg-differentiate`, collectives fused. One that is a whole step already takes neither. `matmul` says what
     multiplies matrices: `triton`, or `torch` (cuBLAS); `convolution` what convolves: `torch` (cuDNN), or `triton`;
-    `kernels` what does the rest: with `torch`, all is plain PyTorch, which is what to run on CPUs. All-reduces of
-    gradients of fewer than `bucket` bytes are done together. `tune` is a table of `unity-tune`: where it has
-    measured an operator on these shapes, the faster implementation is taken. With `fuse`, operators that one kernel of
-    Triton's computes together are one line.
+    `kernels` what does the rest: with `torch`, all is plain PyTorch, which is what to run on CPUs. Syncs of
+    gradients and gathers of weights of fewer than `bucket` bytes are done together. `tune` is a table of `unity-tune`:
+    where it has measured an operator on these shapes, the faster implementation is taken. With `fuse`, operators that
+    one kernel of Triton's computes together are one line.
     """
 
     name = "triton"
