@@ -146,6 +146,19 @@ def cnn_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(h.flatten(1) @ w["fc"], batch["labels"])
 
 
+def normed() -> Graph:
+    """A bias before a batch norm, which takes it off again: its gradient is 0, but for rounding."""
+    x, labels = data("x", 8, 4, 6, 6), data("labels", 8, dtype="i64")
+    h = convolved(x.result, "conv", 8, 3)
+    h = apply("add", [h, apply("reshape", [weight("conv.bias", 8)], {"shape": (8, 1, 1)}).result]).result
+    center = apply("batch_mean", [h]).result
+    stats = apply("batch_stats", [h, center]).results
+    h = apply("batch_norm", [h, *stats, center, weight("bn.weight", 8), weight("bn.bias", 8)], {"eps": 1e-5}).result
+    h = apply("reshape", [apply("relu", [h]).result], {"shape": (8, 288)}).result
+    logits = apply("matmul", [h, weight("fc", 288, 6)]).result
+    return Graph("normed", (x, labels), (apply("cross_entropy", [logits, labels.result]).result,))
+
+
 def attention() -> Graph:
     """Attention over heads of which two share their keys, causal, and what saves of it the backward reads."""
     x, y = data("x", 4, 6, 16), data("y", 4, 6, 16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from models import MODELS, by_hand, machine
+from models import MODELS, by_hand, machine, normed
 from ranks import Ranks, check, gradients
 from zoo import SMALL
 from zoo import by_hand as zoo_by_hand
@@ -55,6 +55,14 @@ def test_equals_pytorch(ranks: Ranks, model: str, where: str, plan: str):
     assert grads.keys() == want.keys()
     for name, grad in grads.items():
         np.testing.assert_allclose(grad, want[name], rtol=1e-4, atol=1e-5 * np.abs(want[name]).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_gradient_that_is_rounding_alone_is_not_wrong(ranks: Ranks, optimizer: str):
+    text = program(normed(), "ideal:2", "data-parallel", optimizer, kernels="torch")
+    assert ranks.run(text, 2, check) == [[]] * 2
+    strict = text.replace("ROUNDING = 4", "ROUNDING = 0")
+    assert any("gradient of conv.bias differs" in line for line in ranks.run(strict, 2, check)[0])
 
 
 @pytest.mark.parametrize(("where", "plan"), [("ideal:2x2", "joint"), ("ideal:2", "random-0")])

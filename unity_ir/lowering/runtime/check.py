@@ -30,6 +30,18 @@ from PyTorch in double precision may be, as a part of the tensor's length. Else 
 """
 
 
+ROUNDING = 4
+"""A gradient that cancels, as a bias's before a batch norm, may be so many times as far off as PyTorch's in float32."""
+
+
+def rounding(plain, batch):
+    """How far each gradient in `plain` is at most from what plain PyTorch makes in float32 of the same weights."""
+    single = {n: p.detach().float().requires_grad_() for n, p in plain.items()}
+    loss = reference(single, {n: b.float() if b.is_floating_point() else b for n, b in batch.items()})
+    found = torch.autograd.grad(loss, list(single.values()), allow_unused=True)
+    return {n: 0.0 if g is None else float((g.double() - plain[n].grad).abs().max()) for n, g in zip(single, found)}
+
+
 def check(ctx, steps, seed, data):
     """
     Train `steps` steps and compare with plain PyTorch in double precision: the loss, every gradient by name, and at the
@@ -47,8 +59,10 @@ def check(ctx, steps, seed, data):
     optimizer = kind(plain.values(), **options)
     # Where a gradient is rounding noise, Adam turns its sign into a whole step; such entries may differ by that much.
     noise = {n: torch.zeros(s.shape, dtype=torch.bool) for n, s in WEIGHTS.items()}
+    drift = dict.fromkeys(WEIGHTS, 0.0)
 
-    def compare(what, got, apart, want, slack=None):
+    def compare(what, got, apart, want, slack=None, rounded=None):
+        """Return what rounding excuses, of a difference that is more than that of other entries; 0 where none is."""
         loose = NORM_TOLERANCES.get(COARSEST)
         got, want = got.double().cpu(), want.detach()
         scale = float(want.abs().max()) if want.numel() else 0.0
@@ -60,10 +74,15 @@ def check(ctx, steps, seed, data):
             close = float(off.norm()) <= loose * float(want.norm()) + 1e-6
         else:
             close = bool((off <= bound).all())
+        excused = 0.0
+        if not close and rounded is not None:
+            excused = ROUNDING * rounded()
+            close = bool((off <= bound + excused).all())
         if not close:
             wrong.append(f"{what} differs from PyTorch's by {float(off.max()):.3g} (its largest entry is {scale:.3g})")
         if not apart <= 1e-5 * scale + 1e-12:
             wrong.append(f"{what} is not the same on devices that should hold the same: {apart:.3g} apart")
+        return excused
 
     for t in range(steps):
         batch = data.batch(t)
@@ -77,11 +96,17 @@ def check(ctx, steps, seed, data):
             want.backward()
         compare(f"step {t}: loss", *whole(ctx, loss, LOSS), want)
         for n, spec in WEIGHTS.items():
-            compare(f"step {t}: gradient of {n}", *whole(ctx, grads[n], spec), plain[n].grad)
-            noise[n] |= plain[n].grad.abs() <= 1e-3 * plain[n].grad.abs().max()
+            excused = compare(
+                f"step {t}: gradient of {n}",
+                *whole(ctx, grads[n], spec),
+                plain[n].grad,
+                rounded=lambda n=n, batch=batch: rounding(plain, batch)[n],
+            )
+            drift[n] += settings["lr"] * excused
+            noise[n] |= plain[n].grad.abs() <= max(1e-3 * plain[n].grad.abs().max(), excused)
         update(weights, grads, moments, t + 1)
         optimizer.step()
     for n, spec in WEIGHTS.items():
-        slack = noise[n].double() * 2 * settings["lr"] * steps if name != "sgd" else None
+        slack = noise[n].double() * 2 * settings["lr"] * steps if name != "sgd" else drift[n]
         compare(f"after {steps} steps: weight {n}", *whole(ctx, weights.get(n), spec), plain[n], slack)
     return wrong
