@@ -284,6 +284,4 @@ def blocks(m: int, n: int, k: int, form: str, dtype: str) -> tuple[int, int, int
     exact = dtype == "f32"
     block_m = min(64, max(16, power_of_two(m)))
     block_n = min(32 if exact and form == "weight" else 64, max(16, power_of_two(n)))
-    # Where a gradient by the image is written from takes the most of addresses.
-    warps = 8 if exact and form == "data" else 4
-    return block_m, block_n, min(16 if exact else 32, max(16, power_of_two(k))), warps, 3
+    return block_m, block_n, min(16 if exact else 32, max(16, power_of_two(k))), 4, 3

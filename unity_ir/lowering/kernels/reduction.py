@@ -33,13 +33,10 @@ from unity_ir.tdl.syntax import (
 TILE = 4096
 """Elements of a tile: the interpreter's time is per tile, whatever its size, and 16 warps hold a few of them."""
 TILES_OF_WARPS = 2
-"""
-As many warps as a tile so many times as large would have: with 16 elements a thread the assembler spills a few, but not
-where a tile read at once makes several results.
-"""
+"""As many warps as a tile so many times as large would have: with 16 elements a thread the assembler spills a few."""
 LONGEST_ROW = 16384
 """Rows up to this long are one tile, loaded once; longer ones are read in a loop, once per reduction."""
-LOOPED = 1024
+LOOPED = 2048
 """Columns of a tile in such a loop: what is kept from tile to tile takes registers beside it."""
 ROWS_IN_A_SEGMENT = 64
 """Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
@@ -141,7 +138,7 @@ def _kernel(stages: Sequence[Stage], parts: int) -> Step:
     grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
     tile = tiling.rows * max(tiling.columns.values(), default=1)
     helpers = _MULTIPLY if any(n.reducer == "prod" for n in nodes) else ""
-    threads = warps(tile if len(stages) > 1 and not body.loops else TILES_OF_WARPS * tile)
+    threads = warps(TILES_OF_WARPS * tile)
     return body.kernel.step(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
 
 
