@@ -79,7 +79,8 @@ def NAME(p, g, m, v, step, lr, beta1, beta2, eps, weight_decay=0.0):
 _ADAM_TORCH = '''\
 def NAME_torch(p, g, m, v, step, lr, beta1, beta2, eps, weight_decay=0.0):
     """One step (from 1 on) of torch.optim.CLASS, in place: m and v are the running means of g and g * g."""
-    p.mul_(1.0 - lr * weight_decay)
+    if weight_decay:
+        p.mul_(1.0 - lr * weight_decay)
     m.mul_(beta1).add_(g, alpha=1.0 - beta1)
     v.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
     root_correction = (1.0 - beta2**step) ** 0.5
