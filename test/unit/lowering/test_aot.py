@@ -242,6 +242,44 @@ def test_groups_of_operators(target: str) -> None:
         assert violations(job, outcome, target) == [], (job.compiled, outcome)
 
 
+EDGES: list[Case] = [
+    ("matmul_nt", ((256, 1000), (4096, 1000)), {}, "bf16"),
+    ("matmul", ((256, 4096), (4096, 1000)), {}, "bf16"),
+    ("conv2d_data_grad", ((8, 32, 147, 147), (32, 32, 3, 3)), {**_UNIT, "sizes": (149, 149)}, "f32"),
+    ("conv2d_data_grad", ((8, 64, 7, 7), (64, 64, 3, 3)), {**_UNIT, "padding": (1, 1), "sizes": (7, 7)}, "f32"),
+    ("batch_norm_grad", (*((64, 24, 17, 17),) * 2, *((1, 24),) * 3, (24,)), {}, "f32"),
+    ("batch_norm_grad", (*((8, 192, 71, 71),) * 2, *((1, 192),) * 3, (192,)), {}, "bf16"),
+    ("batch_norm_grad", (*((64, 64, 7, 7),) * 2, *((1, 64),) * 3, (64,)), {}, "bf16"),
+]
+
+
+def normalised(shape: tuple[int, ...], dtype: str) -> Graph:
+    """A residual block's end: images normalised, added to others, rectified."""
+    x, y, center = (leaf("input", tensor_type(shape, dtype), name=name) for name in ("x", "y", "target"))
+    w, b = (leaf("weight", tensor_type(shape[1:2], dtype), name=name) for name in ("w", "b"))
+    mean = apply("batch_mean", [x.result]).result
+    stats = apply("batch_stats", [x.result, mean]).results
+    value = apply("batch_norm", [x.result, *stats, mean, w.result, b.result], {"eps": 1e-5}).result
+    value = apply("relu", [apply("add", [value, y.result]).result]).result
+    return Graph("normalised", (x, y, center, w, b), (apply("mse", [value, center.result]).result,))
+
+
+@pytest.mark.parametrize("target", SHARED_LIMITS)
+def test_what_just_fits_registers(target: str) -> None:
+    """Whose tiles or warps were chosen because with others the assembler spilled."""
+    on, jobs = load("box:1"), [Job(one.kernels[c.kernel], c) for one in map(made, EDGES) for c in one.compiled]
+    for shape in ((64, 256, 7, 7), (8, 192, 71, 71)):
+        for dtype in ("f32", "bf16"):
+            program = with_savings(lower(differentiate(normalised(shape, dtype), Optimizer(), on.mesh), on))
+            fused = [i for i in with_fusions(program, lambda piece: "triton").body if isinstance(i, Fused)]
+            assert fused
+            for piece in (piece_of(program, i) for i in fused):
+                one = launcher(piece.line, piece.dtypes, "triton", piece.divided)
+                jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled]
+    for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
+        assert violations(job, outcome, target) == [], (job.compiled, outcome)
+
+
 def test_every_operator(drawn: Any) -> None:
     def elements(bound: Bound) -> int:
         return math.prod(bound.extents.values())

@@ -284,4 +284,6 @@ def blocks(m: int, n: int, k: int, form: str, dtype: str) -> tuple[int, int, int
     exact = dtype == "f32"
     block_m = min(64, max(16, power_of_two(m)))
     block_n = min(32 if exact and form == "weight" else 64, max(16, power_of_two(n)))
-    return block_m, block_n, min(16 if exact else 32, max(16, power_of_two(k))), 4, 3
+    # Of few columns, a gradient by the image holds more addresses than products.
+    warps = 8 if exact and form == "data" and block_n == 32 else 4
+    return block_m, block_n, min(16 if exact else 32, max(16, power_of_two(k))), warps, 3

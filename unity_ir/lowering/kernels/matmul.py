@@ -80,7 +80,11 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
     half = x.dtype != "f32" and all(s % 8 == 0 or s == 1 for s in strides)
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
     exact = x.dtype == "f32"
+    wanted = expects(sizes, (of.x_strides, of.w_strides), x.dtype)
     block_m, block_n, block_k, warps, stages = blocks(sizes, half, exact, epilogue.flops > LIGHT)
+    if "pipelined" not in wanted:
+        # What is on its way to shared memory is in registers.
+        block_k = min(block_k, 32)
     batched = sizes["b"] > 1
     integers = {
         "M": sizes["m"],
@@ -117,7 +121,7 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
         stages,
         stage.allocation,
         tuple(each.allocation for each in more),
-        expects(of.sizes, (of.x_strides, of.w_strides), x.dtype),
+        wanted,
         "product",
     )
 

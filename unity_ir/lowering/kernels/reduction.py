@@ -33,11 +33,17 @@ from unity_ir.tdl.syntax import (
 TILE = 4096
 """Elements of a tile: the interpreter's time is per tile, whatever its size, and 16 warps hold a few of them."""
 TILES_OF_WARPS = 2
-"""As many warps as a tile so many times as large would have: with 16 elements a thread the assembler spills a few."""
+"""
+As many warps as a tile so many times as large would have: with 16 elements a thread the assembler spills a few, but not
+where all that makes several results is of the same columns, read at once.
+"""
 LONGEST_ROW = 16384
 """Rows up to this long are one tile, loaded once; longer ones are read in a loop, once per reduction."""
 LOOPED = 2048
-"""Columns of a tile in such a loop: what is kept from tile to tile takes registers beside it."""
+"""
+Columns of a tile in such a loop: what is kept from tile to tile takes registers beside it, and where columns are of
+several dims so do their indices, so that it is half as many.
+"""
 ROWS_IN_A_SEGMENT = 64
 """Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
 TILES_PER_PROGRAM = 8
@@ -138,7 +144,8 @@ def _kernel(stages: Sequence[Stage], parts: int) -> Step:
     grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
     tile = tiling.rows * max(tiling.columns.values(), default=1)
     helpers = _MULTIPLY if any(n.reducer == "prod" for n in nodes) else ""
-    threads = warps(TILES_OF_WARPS * tile)
+    shared = len(stages) > 1 and len(tiling.columns) == 1 and not body.loops
+    threads = warps(tile if shared else TILES_OF_WARPS * tile)
     return body.kernel.step(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
 
 
@@ -313,9 +320,14 @@ def _tiling(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, 
         return _Tiling(min(count, tile // max(widths.values())), widths)
     widths = {g: power_of_two(prod(g)) for g in groups}
     looped = max(widths.values()) > LONGEST_ROW
-    widths = {g: w if w <= LONGEST_ROW else LOOPED for g, w in widths.items()}
+    widths = {g: w if w <= LONGEST_ROW else (LOOPED if _flat(g) else LOOPED // 2) for g, w in widths.items()}
     height = 1 if looped else max(1, min(count, tile // max(widths.values())))
     return _Tiling(height, widths)
+
+
+def _flat(sizes: tuple[int, ...]) -> bool:
+    """Whether columns are those of one dim."""
+    return sum(size > 1 for size in sizes) <= 1
 
 
 def _turns(expr: Expr) -> bool:
