@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -20,7 +21,7 @@ from unity_ir.lowering.kernels.layout import Names, needs_int64, operand_shapes
 from unity_ir.lowering.kernels.matmul import matmul_step
 from unity_ir.lowering.kernels.optimizer import optimizer_launcher
 from unity_ir.lowering.kernels.pointwise import are_together, pointwise_step, reads_nothing_of
-from unity_ir.lowering.kernels.reduction import have_rows_in_common, reduction_steps
+from unity_ir.lowering.kernels.reduction import have_rows_in_common, is_split, reduction_steps
 from unity_ir.lowering.kernels.rewrite import canonical, map_children, outermost, reductions, simplified, without_ones
 from unity_ir.lowering.kernels.scatter import scatter_step, scattered
 from unity_ir.lowering.kernels.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
@@ -32,6 +33,7 @@ from unity_ir.lowering.windows import masked
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.functions import FUSED
+from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
     Access,
@@ -400,8 +402,9 @@ class _Results:
     Results taken apart into what single kernels compute.
 
     What a kernel cannot do at once is computed before, into a tensor of its own: the factors of a matrix product, a
-    matrix product inside a larger expression, a reduction inside another whose variable it depends on, and reductions
-    for which different variables are rows. What is wanted twice is computed once, whatever its variables are called.
+    matrix product inside a larger expression, a reduction inside another whose variable it depends on, reductions for
+    which different variables are rows, and those that several programs make. What is wanted twice is computed once,
+    whatever its variables are called.
     """
 
     def __init__(self, bound: Bound, buffers: Mapping[str, Buffer], names: Names, starts: Mapping[str, str]):
@@ -413,8 +416,14 @@ class _Results:
         self.finals: list[Buffer] = []
         self._computed: dict[tuple[Expr, str], tuple[str, tuple[int, ...]]] = {}
         """Buffers by what they hold, and which of its free variables each dim is."""
+        nodes = (node for result in bound.results for node in reductions(result.expr))
+        self._uses = Counter(canonical(node, self.extents, starts)[0] for node in nodes)
+        """In how many of the results a reduction is."""
 
     def add(self, result: Result, output: Buffer) -> None:
+        expr = result.expr
+        if isinstance(expr, Reduce) and self._uses[canonical(expr, self.extents, self.starts)[0]] > 1:
+            result = replace(result, expr=self._without_split(expr))
         self._add(result, output)
         self.finals.append(output)
 
@@ -429,6 +438,9 @@ class _Results:
                 expr = map_children(expr, self._without_reductions)
             else:
                 expr = self._with_equal_rows(expr)
+                # The whole expression is split over programs by its own kernel.
+                whole = isinstance(expr, Reduce)
+                expr = map_children(expr, self._without_split) if whole else self._without_split(expr)
             result = Result(result.name, result.indices, expr)
         self.parts.append((result, output))
 
@@ -508,6 +520,12 @@ class _Results:
         others = rows - {found[expr]} if isinstance(expr, Reduce) and expr in found else rows
         first = max(others, key=lambda r: (not r, prod(self.extents[n] for n in r)))
         return self._with_equal_rows(self._without(expr, {r for r, own in found.items() if own == first}))
+
+    def _without_split(self, expr: Expr) -> Expr:
+        """Long reductions of few rows become reads."""
+        if isinstance(expr, Reduce) and gather(expr) is None and is_split(expr, self.extents):
+            return self._compute_before(expr)
+        return map_children(expr, self._without_split)
 
     def _without(self, expr: Expr, those: Container[Expr]) -> Expr:
         if expr in those:

@@ -47,7 +47,12 @@ several dims so do their indices, so that it is half as many.
 ROWS_IN_A_SEGMENT = 64
 """Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
 TILES_PER_PROGRAM = 8
-"""A reduction of more tiles than this is split over programs, whose partial results a second kernel reduces."""
+"""
+A reduction of more tiles than this is split over programs, whose partial results a second kernel reduces, unless there
+are programs enough.
+"""
+AT_WORK = 2**19
+"""Elements that programs have to be reading at any time to keep a large GPU's memory busy: its rate times its delay."""
 MOST_PARTS = 1024
 
 _NEUTRAL: Mapping[str, str] = {"sum": "0.0", "prod": "1.0", "max": '-float("inf")', "min": 'float("inf")'}
@@ -73,30 +78,36 @@ def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
     The kernels of a stage with reducers, none of which depends on a variable that another one around it binds, and of
     `more` stages over the same rows.
 
-    One kernel, or two where a single long reduction is split over programs.
+    One kernel, or two where long reductions are split over programs.
     """
-    parts = 1 if more else _parts(stage)
+    stages = (stage, *more)
+    parts = _parts(stages)
     if parts == 1:
-        return [_kernel((stage, *more), 1)]
-    assert isinstance(stage.expr, Reduce)
-    names = tuple(n for i in stage.result.indices for n in index_names(i))
+        return [_kernel(stages, 1)]
     part = "part"
     while part in stage.extents:
         part += "_"
-    buffer = Buffer(stage.names.new(f"{stage.output.name}_parts"), "f32", "torch.float32")
     extents = {**stage.extents, part: parts}
-    partial = Result(buffer.name, (Var(part), *(Var(n) for n in names)), stage.expr)
-    read = Access(buffer.name, partial.indices)
-    total = Result(stage.result.name, stage.result.indices, Reduce(stage.expr.reducer, (Var(part),), read))
-    first = replace(
-        stage,
-        result=partial,
-        output=buffer,
-        extents=extents,
-        kernel=f"{stage.kernel.removesuffix('_kernel')}_parts_kernel",
-    )
-    second = replace(stage, result=total, extents=extents, buffers={buffer.name: buffer})
-    return [_kernel((first,), parts), *reduction_steps(second)]
+    first: list[Stage] = []
+    second: list[Stage] = []
+    for each in stages:
+        assert isinstance(each.expr, Reduce)
+        names = tuple(n for i in each.result.indices for n in index_names(i))
+        buffer = Buffer(each.names.new(f"{each.output.name}_parts"), "f32", "torch.float32")
+        kernel = f"{each.kernel.removesuffix('_kernel')}_parts_kernel"
+        partial = Result(buffer.name, (Var(part), *(Var(n) for n in names)), each.expr)
+        read = Access(buffer.name, partial.indices)
+        total = Result(each.result.name, each.result.indices, Reduce(each.expr.reducer, (Var(part),), read))
+        first.append(replace(each, result=partial, output=buffer, extents=extents, kernel=kernel))
+        second.append(replace(each, result=total, extents=extents, buffers={buffer.name: buffer}))
+    return [_kernel(first, parts), *reduction_steps(second[0], second[1:])]
+
+
+def is_split(node: Reduce, extents: Mapping[str, int]) -> bool:
+    """Whether a reduction is to be computed by itself: so long that it is read in a loop, by too few programs."""
+    rows = prod(extents[n] for n in free_variables(node))
+    sizes = _sizes(node, extents)
+    return prod(sizes) > LONGEST_ROW and rows * _looped(sizes) < AT_WORK
 
 
 def have_rows_in_common(one: Stage, other: Stage) -> bool:
@@ -106,6 +117,8 @@ def have_rows_in_common(one: Stage, other: Stage) -> bool:
     needed = [_needed((each,)) for each in (one, other) if reductions(each.expr)]
     if not needed or any(each != needed[0] for each in needed):
         return False
+    if _parts((one,)) != _parts((other,)):
+        return False
     names = [_names(each) for each in (one, other)]
     rows = [[n for n in each if n in needed[0]] for each in names]
     columns = [[n for n in each if n not in needed[0]] for each in names]
@@ -113,17 +126,19 @@ def have_rows_in_common(one: Stage, other: Stage) -> bool:
     return rows[0] == rows[1] and len(rows[0]) == len(needed[0]) and alike
 
 
-def _parts(stage: Stage) -> int:
-    """Over how many programs to split the reduction that the whole expression is; 1 for any other expression."""
-    if not isinstance(stage.expr, Reduce):
+def _parts(stages: Sequence[Stage]) -> int:
+    """Over how many programs to split the reductions that the whole expressions are; 1 for any other expressions."""
+    nodes = [each.expr for each in stages if isinstance(each.expr, Reduce) and reductions(each.expr) == [each.expr]]
+    rows, columns = _variables(stages)
+    if len(nodes) < len(stages) or columns or len(_passes(nodes)) > 1:
         return 1
-    rows, columns = _variables((stage,))
-    if columns:
+    tiling = _tiling(stages, rows, columns)
+    sizes = _sizes(nodes[0], stages[0].extents)
+    width = tiling.columns[sizes]
+    tiles = -(-prod(sizes) // width)
+    if tiles <= TILES_PER_PROGRAM or prod(stages[0].extents[n] for n in rows) * width >= AT_WORK:
         return 1
-    tiling = _tiling((stage,), rows, columns)
-    sizes = _sizes(stage.expr, stage.extents)
-    tiles = -(-prod(sizes) // tiling.columns[sizes])
-    return min(MOST_PARTS, -(-tiles // TILES_PER_PROGRAM)) if tiles > TILES_PER_PROGRAM else 1
+    return min(MOST_PARTS, -(-tiles // TILES_PER_PROGRAM))
 
 
 def _kernel(stages: Sequence[Stage], parts: int) -> Step:
@@ -136,17 +151,28 @@ def _kernel(stages: Sequence[Stage], parts: int) -> Step:
     body = _Body(stages, rows, tiling, parts)
     body.writer.share([each.expr for each in stages])
     nodes = list(dict.fromkeys(node for each in stages for node in reductions(each.expr)))
-    for node in nodes:
-        body.reduce(node)
-    part = stages[0].result.indices[:1] if parts > 1 else ()
-    for number, each in enumerate(stages):
-        body.store(number, columns if set(columns) & set(_names(each)) else (), part)
+    for together in _passes(nodes):
+        body.reduce(together)
+    over = [columns if set(columns) & set(_names(each)) else () for each in stages]
+    for each in dict.fromkeys(over):
+        body.store([number for number, own in enumerate(over) if own == each], each)
     grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
     tile = tiling.rows * max(tiling.columns.values(), default=1)
     helpers = _MULTIPLY if any(n.reducer == "prod" for n in nodes) else ""
     shared = len(stages) > 1 and len(tiling.columns) == 1 and not body.loops
-    threads = warps(tile if shared else TILES_OF_WARPS * tile)
+    threads = warps(tile // 2 if shared else TILES_OF_WARPS * tile)
     return body.kernel.step(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
+
+
+def _passes(nodes: Sequence[Reduce]) -> list[list[Reduce]]:
+    """The reductions, inner ones first, those together that one pass over the same columns can compute."""
+    left, done, found = list(nodes), set[Reduce](), list[list[Reduce]]()
+    while left:
+        together = [n for n in left if n.names == left[0].names and done.issuperset(reductions(n.body))]
+        left = [n for n in left if n not in together]
+        done.update(together)
+        found.append(together)
+    return found
 
 
 class _Body:
@@ -223,27 +249,32 @@ class _Body:
 
     # -- statements
 
-    def reduce(self, node: Reduce) -> None:
-        """Computes one reduction, whose inner ones are known."""
+    def reduce(self, nodes: Sequence[Reduce]) -> None:
+        """Computes reductions over the same columns, whose inner ones are known."""
         writer = self.writer
-        sizes = _sizes(node, self.stage.extents)
-        wish = f"{node.reducer}_{'_'.join(node.names)}"
-        axis = self.single(node.names, sizes)
+        names = nodes[0].names
+        sizes = _sizes(nodes[0], self.stage.extents)
+        wishes = [f"{node.reducer}_{'_'.join(names)}" for node in nodes]
+        axis = self.single(names, sizes)
         if axis is not None:
-            writer.axes.append(axis)
-            tile = self.masked(node, axis)
-            writer.axes.pop()
-            writer.define(node, wish, self.reduced(node.reducer, tile.text))
+            for node, wish in zip(nodes, wishes, strict=True):
+                writer.axes.append(axis)
+                tile = self.masked(node, axis)
+                writer.axes.pop()
+                writer.define(node, wish, self.reduced(node.reducer, tile.text))
             return
         shape = f"({self.rows}, {self.width(sizes)})" if self.two_dimensional else f"({self.width(sizes)},)"
-        total = self.kernel.names.new(f"{node.reducer}s")
-        writer.emit(f"{total} = tl.full({shape}, {_NEUTRAL[node.reducer]}, tl.float32)")
+        totals = [self.kernel.names.new(f"{node.reducer}s") for node in nodes]
+        for node, total in zip(nodes, totals, strict=True):
+            writer.emit(f"{total} = tl.full({shape}, {_NEUTRAL[node.reducer]}, tl.float32)")
         start, head = self.loop(sizes)
         with writer.block(head):
-            axis = self.columns(node.names, sizes, start)
+            axis = self.columns(names, sizes, start)
             writer.axes.append(axis)
-            writer.emit(f"{total} = {_MERGE[node.reducer].format(total, self.masked(node, axis).at(UNARY))}")
-        writer.define(node, wish, self.reduced(node.reducer, total))
+            for node, total in zip(nodes, totals, strict=True):
+                writer.emit(f"{total} = {_MERGE[node.reducer].format(total, self.masked(node, axis).at(UNARY))}")
+        for node, wish, total in zip(nodes, wishes, totals, strict=True):
+            writer.define(node, wish, self.reduced(node.reducer, total))
 
     def masked(self, node: Reduce, axis: Axis) -> Text:
         """The body over the whole tile, with what changes nothing where there are no elements."""
@@ -261,33 +292,36 @@ class _Body:
             return f"tl.reduce({tile}, {along})"
         return f"tl.{reducer}({tile}, {along})"
 
-    def store(self, number: int, columns: tuple[str, ...], part: tuple[object, ...]) -> None:
-        """Stores a result, over its own columns if it has some."""
-        writer = self.writer
-        extents = self.stage.extents
-        result, out = self.stages[number].result, self.kernel.out(number)
-        expr = result.expr
-        sizes = tuple(extents[n] for n in columns)
-        where = address(result.indices, extents)
-        if part:
-            # The part is no axis of the tile: its share of the address is added to the pointer.
-            stride = self.row_count
-            pointer = self.kernel.writer.pointers[Kernel.OUT]
-            writer.emit(f"{pointer} += {self.part} * {stride}" if stride > 1 else f"{pointer} += {self.part}")
-            where = address(result.indices[1:], extents)
+    def store(self, numbers: Sequence[int], columns: tuple[str, ...]) -> None:
+        """Stores results, over their own columns if they have some."""
+        sizes = tuple(self.stage.extents[n] for n in columns)
         if prod(sizes) == 1:
-            writer.store(out, where, writer.value(expr).text)
+            self.store_elements(numbers)
             return
         axis = self.single(columns, sizes)
         if axis is not None:
-            writer.axes.append(axis)
-            writer.store(out, where, writer.value(expr).text)
-            writer.axes.pop()
+            self.writer.axes.append(axis)
+            self.store_elements(numbers)
+            self.writer.axes.pop()
             return
         start, head = self.loop(sizes)
-        with writer.block(head):
-            writer.axes.append(self.columns(columns, sizes, start))
-            writer.store(out, where, writer.value(expr).text)
+        with self.writer.block(head):
+            self.writer.axes.append(self.columns(columns, sizes, start))
+            self.store_elements(numbers)
+
+    def store_elements(self, numbers: Sequence[int]) -> None:
+        """Stores those of the tile."""
+        for number in numbers:
+            result = self.stages[number].result
+            indices = result.indices
+            if self.parts > 1:
+                # The part is no axis of the tile: its share of the address is added to the pointer.
+                stride = self.row_count
+                pointer = self.writer.pointers[self.kernel.out(number)]
+                self.writer.emit(f"{pointer} += {self.part} * {stride}" if stride > 1 else f"{pointer} += {self.part}")
+                indices = indices[1:]
+            value = self.writer.value(result.expr).text
+            self.writer.store(self.kernel.out(number), address(indices, self.stage.extents), value)
 
 
 def _variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -320,14 +354,14 @@ def _tiling(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, 
         return _Tiling(min(count, tile // max(widths.values())), widths)
     widths = {g: power_of_two(prod(g)) for g in groups}
     looped = max(widths.values()) > LONGEST_ROW
-    widths = {g: w if w <= LONGEST_ROW else (LOOPED if _flat(g) else LOOPED // 2) for g, w in widths.items()}
+    widths = {g: w if w <= LONGEST_ROW else _looped(g) for g, w in widths.items()}
     height = 1 if looped else max(1, min(count, tile // max(widths.values())))
     return _Tiling(height, widths)
 
 
-def _flat(sizes: tuple[int, ...]) -> bool:
-    """Whether columns are those of one dim."""
-    return sum(size > 1 for size in sizes) <= 1
+def _looped(sizes: tuple[int, ...]) -> int:
+    """Columns of a tile of a row that is read in a loop."""
+    return LOOPED if sum(size > 1 for size in sizes) <= 1 else LOOPED // 2
 
 
 def _turns(expr: Expr) -> bool:

@@ -183,7 +183,10 @@ def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
 
 
 def without_ones(bound: Bound) -> Bound:
-    """The line with one variable for every dim of size 1 that is read, so that equal reads are written the same."""
+    """
+    The line with one variable for every dim of size 1 that is read, and none that is reduced, so that what is equal is
+    written the same.
+    """
     one = "one"
     while one in bound.extents:
         one += "_"
@@ -200,6 +203,9 @@ def without_ones(bound: Bound) -> Bound:
     def visit(expr: Expr) -> Expr:
         if isinstance(expr, Access):
             return Access(expr.tensor, tuple(map(index, expr.indices)))
+        if isinstance(expr, Reduce):
+            longer = tuple(Var(n) for n in expr.names if extents[n] > 1)
+            return Reduce(expr.reducer, longer or expr.indices, visit(expr.body))
         return map_children(expr, visit)
 
     return replace(bound, results=tuple(replace(r, expr=visit(r.expr)) for r in bound.results), extents=extents)
