@@ -14,8 +14,10 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import NoReturn
@@ -58,6 +60,15 @@ class Asked:
     without: list[str] = field(default_factory=list[str])
     """Models of which there is no program."""
 
+    def add(self, other: Asked) -> None:
+        """What else is asked for."""
+        for name, job in other.jobs.items():
+            self.jobs[name] = merged(self.jobs[name], job) if name in self.jobs else job
+            self.models.setdefault(name, {}).update(other.models[name])
+        self.programs += other.programs
+        self.refused |= other.refused
+        self.without += other.without
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -71,37 +82,51 @@ class Row:
 
 
 def ask(
-    models: Sequence[str], plans: Sequence[str], types: Sequence[str], machines: Sequence[str], convolution: str
+    models: Sequence[str],
+    plans: Sequence[str],
+    types: Sequence[str],
+    machines: Sequence[str],
+    convolution: str,
+    processes: int = 1,
 ) -> Asked:
     """
     The kernels of the programs of models: each plan, on the first of `machines` that has one, each element type, with
-    the updates of Adam in the last.
+    the updates of Adam in the last. Several `processes` take a model each.
     """
+    asked = Asked()
+    one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)
+    if processes == 1 or len(models) == 1:
+        for found in map(one, models):
+            asked.add(found)
+        return asked
+    with ProcessPoolExecutor(processes) as pool:
+        for found in pool.map(one, models):
+            asked.add(found)
+    return asked
+
+
+def _ask(model: str, plans: Sequence[str], types: Sequence[str], machines: Sequence[str], convolution: str) -> Asked:
     asked, loaded = Asked(), [load(name) for name in machines]
-    for model in models:
-        graph, found = from_text(model), False
-        for plan in plans:
-            planned = _planned(asked, graph, model, plan, loaded)
-            if planned is None:
+    graph = from_text(model)
+    for plan in plans:
+        planned = _planned(asked, graph, model, plan, loaded)
+        if planned is None:
+            continue
+        placed, on = planned
+        for dtype in types:
+            what = f"{model}, {plan}, {dtype}"
+            typed = in_type(placed, dtype)
+            optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
+            try:
+                step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
+                emitted = emit(lower(step, on), erase(typed), convolution=convolution)
+            except UnityError as error:
+                asked.refused[what] = str(error)
                 continue
-            placed, on = planned
-            for dtype in types:
-                what = f"{model}, {plan}, {dtype}"
-                typed = in_type(placed, dtype)
-                optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
-                try:
-                    step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
-                    emitted = emit(lower(step, on), erase(typed), convolution=convolution)
-                except UnityError as error:
-                    asked.refused[what] = str(error)
-                    continue
-                found = True
-                asked.programs.append(f"{what}, {on.mesh.devices} GPUs")
-                for name, job in jobs(emitted).items():
-                    asked.jobs[name] = merged(asked.jobs[name], job) if name in asked.jobs else job
-                    asked.models.setdefault(name, {})[model] = None
-        if not found:
-            asked.without.append(model)
+            found = jobs(emitted)
+            asked.add(Asked(found, {name: {model: None} for name in found}, [f"{what}, {on.mesh.devices} GPUs"]))
+    if not asked.programs:
+        asked.without.append(model)
     return asked
 
 
@@ -270,7 +295,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--types", default=",".join(TYPES), help="element types (default: %(default)s)")
     parser.add_argument("--targets", default=",".join(SHARED_LIMITS), help="GPUs (default: %(default)s)")
     parser.add_argument("--convolution", default="triton", help="kernels of convolutions, or torch (default: triton)")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="compilers at once (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="processes at once (default: %(default)s)"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), metavar="S", help="begin no kernel after these")
     parser.add_argument("--cache", type=Path, default=Path("build/aot.sqlite"), metavar="FILE", help="what is known")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file")
@@ -285,7 +312,7 @@ def check(options: Namespace) -> int:
     plans = [p for p in options.plans.split(",") if p]
     if options.jobs < 1:
         raise UnityError("unity-aot: --jobs is 1 or more")
-    asked = ask(options.models or names(), plans, types, options.machine or MACHINES, options.convolution)
+    asked = ask(options.models or names(), plans, types, options.machine or MACHINES, options.convolution, options.jobs)
     rows = list(compiled(asked, targets, options))
     show(rows, asked, options.all)
     for what, reason in asked.refused.items():
