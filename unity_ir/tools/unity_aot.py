@@ -295,9 +295,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--types", default=",".join(TYPES), help="element types (default: %(default)s)")
     parser.add_argument("--targets", default=",".join(SHARED_LIMITS), help="GPUs (default: %(default)s)")
     parser.add_argument("--convolution", default="triton", help="kernels of convolutions, or torch (default: triton)")
-    parser.add_argument(
-        "--jobs", type=int, default=2, metavar="N", help="processes at once (default: %(default)s)"
-    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at once (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=float("inf"), metavar="S", help="begin no kernel after these")
     parser.add_argument("--cache", type=Path, default=Path("build/aot.sqlite"), metavar="FILE", help="what is known")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file")
