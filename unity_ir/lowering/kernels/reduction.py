@@ -46,11 +46,8 @@ several dims so do their indices, so that it is half as many.
 """
 ROWS_IN_A_SEGMENT = 64
 """Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
-TILES_PER_PROGRAM = 8
-"""
-A reduction of more tiles than this is split over programs, whose partial results a second kernel reduces, unless there
-are programs enough.
-"""
+SHORT = 8
+"""Tiles up to which a row is left to one program, however few there are."""
 AT_WORK = 2**19
 """Elements that programs have to be reading at any time to keep a large GPU's memory busy: its rate times its delay."""
 MOST_PARTS = 1024
@@ -136,9 +133,8 @@ def _parts(stages: Sequence[Stage]) -> int:
     sizes = _sizes(nodes[0], stages[0].extents)
     width = tiling.columns[sizes]
     tiles = -(-prod(sizes) // width)
-    if tiles <= TILES_PER_PROGRAM or prod(stages[0].extents[n] for n in rows) * width >= AT_WORK:
-        return 1
-    return min(MOST_PARTS, -(-tiles // TILES_PER_PROGRAM))
+    at_work = prod(stages[0].extents[n] for n in rows) * width
+    return 1 if tiles <= SHORT else min(MOST_PARTS, tiles, -(-AT_WORK // at_work))
 
 
 def _kernel(stages: Sequence[Stage], parts: int) -> Step:
