@@ -281,11 +281,20 @@ def test_a_seed_is_one_of_the_generators(ranks: Ranks, text: str):
     assert written.startswith("mlp: --seed is from")
 
 
+def test_what_has_done_more_steps_is_told(refusal: Callable[..., str], main: Main, tmp_path: Path):
+    folder = str(tmp_path / "c")
+    main("--steps", "2", "--save", folder)
+    assert refusal("--load", folder, "--steps", "1") == (
+        f"mlp: the run in {folder} has done 2 steps, more than the 1 of --steps"
+    )
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
         (["--steps", "-1"], "--steps and --save-every count steps; --check takes at least one"),
         (["--steps", "x"], "argument --steps: invalid int value: 'x'"),
+        (["--check", "--load", "c", "--check-nan"], "--check trains nothing; leave out --load, --check-nan"),
         (["--no-such"], "unrecognized arguments: --no-such"),
         (["--backend", "mpi"], "argument --backend: invalid choice: 'mpi'"),
     ],

@@ -74,6 +74,10 @@ def train(ctx, options, data, seed, folder):
 # --- the command line
 
 
+ONLY_TRAINING = ("save", "save_every", "load", "weights", "weights_out", "profile", "check_nan")
+"""Options that a check of the program has no use for."""
+
+
 def arguments():
     """The options of the program."""
     parser = argparse.ArgumentParser(description=f"{NAME}: training step for {WORLD} ranks", prog=NAME)
@@ -100,6 +104,9 @@ def arguments():
     options = parser.parse_args()
     if options.steps < (1 if options.check else 0) or options.save_every < 0:
         parser.error("--steps and --save-every count steps; --check takes at least one")
+    trains = [f"--{n.replace('_', '-')}" for n in ONLY_TRAINING if options.check and getattr(options, n)]
+    if trains:
+        parser.error(f"--check trains nothing; leave out {', '.join(trains)}")
     if options.weights and options.load:
         parser.error("--weights starts from step 0, and --load goes on; one of them")
     if abs(options.seed or 0) > MOST_SEED:
@@ -164,6 +171,8 @@ def main():
     seed = found[1]["seed"] if found else options.seed or 0
     if options.seed not in (None, seed):
         fail(f"the run in {folder} has seed {seed}, not {options.seed}; leave --seed out")
+    if found and found[1]["step"] > options.steps:
+        fail_alike(f"the run in {folder} has done {found[1]['step']} steps, more than the {options.steps} of --steps")
     torch.manual_seed(seed)
     check_writable(ctx, options)
     data = Data(options.data, seed)
