@@ -51,25 +51,16 @@ AND = " + "
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An operator's line over a piece, what it reads and makes, and the mesh axes that divide its variables."""
+    """A line over a piece, of one operator or several, and what it reads and makes."""
 
     line: Bound
     operands: tuple[Register, ...]
     results: tuple[Register, ...]
     axes: Mapping[str, Axes]
+    """The mesh axes that divide its variables; of several operators, those used as values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Composed:
-    """A line of several operators, the registers it reads and makes, and the axes of the variables used as values."""
-
-    line: Bound
-    operands: tuple[Register, ...]
-    results: tuple[Register, ...]
-    axes: Mapping[str, Axes]
-
-
-def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Composed | None:
+def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
     """
     The parts, in order, as one line over the variables of the last, which reads all others; None if there is none.
 
@@ -102,7 +93,7 @@ class _Composer:
         self.written: dict[tuple[Register, tuple[Place, ...]], Expr] = {}
         """What a part makes, by the place at which it is read."""
 
-    def composed(self, kept: Sequence[Register]) -> Composed:
+    def composed(self, kept: Sequence[Register]) -> Part:
         last = self.parts[-1]
         shared = {n for r in last.line.results for i in r.indices for n in index_names(i)}
         self.extents = {n: size for n, size in last.line.extents.items() if n in shared}
@@ -125,7 +116,7 @@ class _Composer:
         operator = AND.join(part.line.operator for part in self.parts)
         extents = MappingProxyType(self.extents)
         line = Bound(operator, tuple(self.tensors.values()), tuple(results), extents, MappingProxyType({}))
-        return Composed(line, tuple(self.tensors), tuple(kept), self.axes)
+        return Part(line, tuple(self.tensors), tuple(kept), self.axes)
 
     def expr(self, expr: Expr, part: Part, where: dict[str, Place], space: int) -> Expr:
         """An expression of a part, computed at `space` places, with its variables where they are in the line of all."""

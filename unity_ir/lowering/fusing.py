@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.composed import AND, Composed, Part, composed
+from unity_ir.lowering.composed import AND, Part, composed
 from unity_ir.lowering.kernels.launcher import launcher
 from unity_ir.lowering.kernels.step import Launcher
 from unity_ir.lowering.schedule import crosses, piece_bytes
@@ -62,7 +62,7 @@ class _Fuser:
     parts: dict[Compute, Part] = field(default_factory=dict[Compute, Part])
     made: dict[object, Launcher | None] = field(default_factory=dict[object, Launcher | None])
     """Launchers by what they are made of; None where no kernel of Triton's is to be."""
-    lines: dict[object, Composed | None] = field(default_factory=dict[object, Composed | None])
+    lines: dict[object, Part | None] = field(default_factory=dict[object, Part | None])
 
     def __post_init__(self) -> None:
         body = self.program.body
@@ -141,7 +141,7 @@ class _Fuser:
         assert line is not None
         return self._instruction(members, line)
 
-    def _instruction(self, members: Sequence[Compute], line: Composed) -> Fused:
+    def _instruction(self, members: Sequence[Compute], line: Part) -> Fused:
         assignment = tuple(
             next((name for name, axes in line.axes.items() if axis in axes), COPY)
             for axis in range(len(self.program.mesh.sizes))
@@ -233,7 +233,7 @@ class _Fuser:
         )
         return wired, tuple(tensors), tuple(numbers[r] for r in self._kept(members))
 
-    def _line(self, members: Sequence[Compute]) -> Composed | None:
+    def _line(self, members: Sequence[Compute]) -> Part | None:
         key = self._key(members)
         numbers = list(dict.fromkeys(r for m in members for r in (*m.operands, *m.results)))
         if key not in self.lines:
