@@ -10,32 +10,42 @@ dialects, passes and targets as any xDSL driver does, through `unity_ir.universe
 from __future__ import annotations
 
 import os
-import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
-from errno import EISDIR
+from collections.abc import Mapping
 from inspect import signature
 from io import BytesIO, StringIO
-from tempfile import NamedTemporaryFile
-from types import MappingProxyType, NoneType
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeGuard, get_args, get_type_hints
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
 from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
-from xdsl.irdl import IRDLOperation, OptPropertyDef
 from xdsl.parser import Parser
 from xdsl.passes import PassPipeline
-from xdsl.utils.arg_spec import ArgSpec, parse_pipeline, parse_spec
+from xdsl.utils.arg_spec import parse_pipeline, parse_spec
 from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError, VerifyException
-from xdsl.utils.lexer import Input, Span
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError, UnityReport
+from unity_ir.tools.opt_arguments import (
+    add_arguments,
+    check_arguments,
+    did_you_mean,
+    expanded,
+    search_options,
+    usage_error,
+)
+from unity_ir.tools.opt_files import Kept, staged_files, write_files
+from unity_ir.tools.opt_messages import (
+    check_strings,
+    missing_property,
+    name_operation,
+    one_line,
+    parse_error,
+    printable,
+)
 
 if TYPE_CHECKING:
     from unity_ir.frontends.torch import Imported
@@ -63,73 +73,8 @@ class UnityOpt(xDSLOptMain):
     def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
         super().register_all_arguments(arg_parser)
         arg_parser.prog = "unity-opt"
-        arg_parser.error = _usage_error
-        arg_parser.add_argument(
-            "--model",
-            metavar="NAME[,key=value...]",
-            help="read a model of the zoo instead of a file: gpt2, llama3_8b, ...; keys such as batch=4,layers=2",
-        )
-        arg_parser.add_argument(
-            "--from-torch",
-            metavar="PACKAGE.MODULE:FUNCTION",
-            help="import a PyTorch module instead of a file: the function returns (module, example inputs) or "
-            "(module, example inputs, loss)",
-        )
-        arg_parser.add_argument(
-            "--weights-out",
-            metavar="FILE.safetensors",
-            help="with --from-torch: write the module's weights, by their full names, and its tables to a file",
-        )
-        arg_parser.add_argument(
-            "--mixed-precision",
-            metavar="TYPE",
-            help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32",
-        )
-        arg_parser.add_argument(
-            "--search",
-            metavar="STRATEGY",
-            help="search for the best parallel graph before the passes: --search (joint), or a baseline, as "
-            "--search=data-parallel; the message for an unknown one lists all. Options of pcg-search may follow: "
-            "--search=joint,optimizer=adam",
-        )
-        arg_parser.add_argument(
-            "--explain",
-            metavar="OPERATOR",
-            help="with --search: print what was chosen for an operator, by its name in the printed graph (matmul1) or "
-            "number, what it costs, and the best plan with each alternative forced, to stderr",
-        )
-        arg_parser.add_argument("--no-split", action="store_true", help="of --search=unity: do not split the graph")
-        arg_parser.add_argument(
-            "--no-cache", action="store_true", help="of --search=unity: keep nothing from one candidate to the next"
-        )
-        arg_parser.add_argument(
-            "--machine",
-            metavar="M",
-            help="the machine to search for and to cost on: 2gpu, box:N, dgx-h100[:N], summit:N, .., or a .toml file; "
-            "the message for an unknown one lists all",
-        )
-        arg_parser.add_argument(
-            "--profile",
-            metavar="FILE",
-            help="cost on what unity-profile (FILE.sqlite) or unity-tune (FILE.json) has measured, rather than on the "
-            "profile that comes with the package",
-        )
-        arg_parser.add_argument(
-            "--derivation-out",
-            metavar="FILE",
-            help="write the rule applications a search has found, which the pass apply-derivation{file=...} does again",
-        )
-        arg_parser.add_argument(
-            "--stats", action="store_true", help="after the passes, print what each function costs to stderr"
-        )
-        arg_parser.add_argument(
-            "--trace",
-            metavar="FILE.json",
-            help="after the passes, simulate an iteration and write it as a trace for Perfetto or chrome://tracing",
-        )
-        arg_parser.add_argument(
-            "--timeline", metavar="FILE.svg", help="after the passes, simulate an iteration and write it as a picture"
-        )
+        arg_parser.error = usage_error
+        add_arguments(arg_parser)
 
     # Reading
 
@@ -144,7 +89,7 @@ class UnityOpt(xDSLOptMain):
             raise UnityError(f"{self.get_input_name()}: byte {error.start} is not UTF-8 text") from error
         if not text.strip():
             raise UnityError(f"{self.get_input_name()}: the file is empty; the empty module is `builtin.module {{}}`")
-        _check_strings(text, self.get_input_name())
+        check_strings(text, self.get_input_name())
         parser = Parser(self.ctx, text, self.get_input_name())
         try:
             return parser.parse_module(not self.args.no_implicit_module)
@@ -229,10 +174,8 @@ class UnityOpt(xDSLOptMain):
         specs = list(parse_pipeline(self.args.passes))
         for spec in specs:
             if spec.name not in self.available_passes:
-                raise UnityError(
-                    f"unity-opt: unknown pass {spec.name}{_did_you_mean(spec.name, self.available_passes)}"
-                )
-            _check_arguments(f"-p {self.args.passes}", spec, self.available_passes[spec.name]())
+                raise UnityError(f"unity-opt: unknown pass {spec.name}{did_you_mean(spec.name, self.available_passes)}")
+            check_arguments(f"-p {self.args.passes}", spec, self.available_passes[spec.name]())
         try:
             super().setup_pipeline()
         except ValueError as error:
@@ -241,7 +184,7 @@ class UnityOpt(xDSLOptMain):
         if self.args.search is not None:
             search: Any = self.available_passes["pcg-search"]()
             switches = {"no_split": self.args.no_split, "no_cache": self.args.no_cache}
-            options = {**_search_options(self.args.search), **switches, "explain": self.args.explain}
+            options = {**search_options(self.args.search), **switches, "explain": self.args.explain}
             first = search(machine=self.args.machine, **options)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
         if self.args.mixed_precision is not None:
@@ -278,7 +221,7 @@ class UnityOpt(xDSLOptMain):
         factory: Any = self.available_targets[spec.name]
         if spec.parameters and not signature(factory).parameters:
             kind: Any = factory()
-            _check_arguments(f"-t {self.args.target}", spec, kind)
+            check_arguments(f"-t {self.args.target}", spec, kind)
             try:
                 kind.from_spec(spec)
             except ValueError as error:
@@ -290,10 +233,10 @@ class UnityOpt(xDSLOptMain):
         except VerifyException as error:
             if self.args.verify_diagnostics:
                 raise
-            raise UnityError(f"{self.get_input_name()}: {_name_operation(prog, error)}") from error
+            raise UnityError(f"{self.get_input_name()}: {name_operation(prog, error)}") from error
         except KeyError:
             # xDSL verifies what is inside an operation first, which may look at properties that are missing.
-            missing = _missing_property(prog)
+            missing = missing_property(prog)
             if missing is None:
                 raise
             raise VerifyException(missing) from None
@@ -352,7 +295,7 @@ class UnityOpt(xDSLOptMain):
     def prepare_output(self) -> IO[str]:
         if self.args.output_file is None:
             return sys.stdout
-        self.output = _Kept()
+        self.output = Kept()
         return self.output
 
     def write_output_file(self) -> None:
@@ -361,57 +304,14 @@ class UnityOpt(xDSLOptMain):
             texts[self.args.output_file] = self.output.getvalue()
         if self.derivation is not None:
             texts[self.args.derivation_out] = self.derivation
-        staged = _staged(texts)
+        staged = staged_files(texts)
         try:
             if self.imported is not None and self.args.weights_out is not None:
                 self.imported.save(self.args.weights_out)
-            _write(texts, staged)
+            write_files(texts, staged)
         finally:
             for left in staged.values():
                 os.unlink(left)
-
-
-def _check_arguments(given: str, spec: ArgSpec, kind: Any) -> None:
-    """Refuse what a pass or target has no argument for, or what is not of the argument's type, by its name."""
-    known = [field.name for field in fields(kind) if field.init and field.name != "name"]
-    hints = get_type_hints(kind)
-    for name, values in spec.parameters.items():
-        key = name.replace("-", "_")
-        if key not in known:
-            has = ", ".join(known) or "none"
-            raise UnityError(f"unity-opt: {given}: {spec.name} has no argument {name}; it has {has}")
-        types = set(get_args(hints[key]) or (hints[key],)) - {NoneType}
-        wanted = next((words for of, words in _KINDS if types == of), None)
-        if wanted is not None and len(values) == 1 and not isinstance(values[0], tuple(types)):
-            raise UnityError(f"unity-opt: {given}: {name} is {values[0]}; it must be {wanted}")
-
-
-_KINDS = (
-    ({bool}, "true or false"),
-    ({int}, "a whole number"),
-    ({float}, "a number with a decimal point"),
-    ({int, float}, "a number"),
-    ({str}, "a word"),
-)
-"""What an argument's types are called."""
-
-
-def _search_options(text: str) -> dict[str, str | int | float]:
-    """Given `joint,optimizer=adam` returns what pcg-search takes. Raises `UnityError` for what it does not."""
-    strategy, *settings = text.split(",")
-    found: dict[str, str | int | float] = {"strategy": strategy}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        kind = {"optimizer": str, "seed": int, "budget": int, "beta": float, "alpha": float, "rules": str}.get(key)
-        if not equals or kind is None:
-            raise UnityError(
-                f"unity-opt: --search: {setting!a} is no optimizer=, rules=, seed=, budget=, alpha= or beta="
-            )
-        try:
-            found[key] = kind(value)
-        except ValueError as error:
-            raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be a number") from error
-    return found
 
 
 def derivation_text(module: ModuleOp) -> str:
@@ -425,56 +325,6 @@ def derivation_text(module: ModuleOp) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _staged(texts: Mapping[str, str]) -> dict[str, str]:
-    """
-    Files beside those to write that have their texts, by those' paths. Raises `UnityError`, and leaves none, if one
-    cannot be written.
-    """
-    staged: dict[str, str] = {}
-    path = ""
-    try:
-        for path, text in texts.items():
-            if os.path.isdir(path):
-                raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
-            if os.path.exists(path) and not os.path.isfile(path):
-                # A pipe or a terminal, which is there and takes what it gets.
-                continue
-            real = os.path.realpath(path)
-            mode = os.stat(real).st_mode if os.path.exists(real) else 0o666 & ~_umask()
-            with NamedTemporaryFile("w", encoding="utf-8", dir=os.path.dirname(real), delete=False) as file:
-                staged[path] = file.name
-                file.write(text)
-            os.chmod(file.name, mode)
-    except BaseException as error:
-        for left in staged.values():
-            os.unlink(left)
-        if isinstance(error, OSError):
-            raise UnityError(f"{path}: {error.strerror}") from error
-        raise
-    return staged
-
-
-def _write(texts: Mapping[str, str], staged: dict[str, str]) -> None:
-    """Give what is staged its names, after which it is not any more. Raises `UnityError` where that fails."""
-    for path, text in texts.items():
-        try:
-            if path in staged:
-                os.replace(staged[path], os.path.realpath(path))
-                del staged[path]
-            else:
-                with open(path, "w", encoding="utf-8") as file:
-                    file.write(text)
-        except OSError as error:
-            raise UnityError(f"{path}: {error.strerror}") from error
-
-
-def _umask() -> int:
-    """The permissions new files do not get."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _certificate(func: FuncOp) -> tuple[list[str] | None, float | None]:
     """The derivation and the bound a search has left on a function."""
     derivation, bound = func.attributes.get("pcg.derivation"), func.attributes.get("pcg.bound")
@@ -486,82 +336,6 @@ def _is_array(attribute: Attribute | None) -> TypeGuard[ArrayAttr[Attribute]]:
     return isinstance(attribute, ArrayAttr)
 
 
-_STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"|"')
-"""A comment, a whole string, or the quote of a broken one."""
-
-
-def _check_strings(text: str, name: str) -> None:
-    """Find strings that do not end: xDSL's lexer takes a time exponential in their length."""
-    for match in _STRING.finditer(text):
-        if match[0] == '"':
-            raise ParseError(Span(*match.span(), Input(text, name)), "the string has no end, or an unknown escape")
-
-
-class _Kept(StringIO):
-    """Text that is still there after closing, which the driver does even when it failed."""
-
-    def close(self) -> None:
-        pass
-
-
-def _usage_error(message: str) -> NoReturn:
-    raise UnityError(f"unity-opt: {message}; see unity-opt --help")
-
-
-def _did_you_mean(name: str, known: Sequence[str] | Any) -> str:
-    near = get_close_matches(name, list(known), n=3)
-    return f"; did you mean {' or '.join(near)}" if near else ""
-
-
-def _name_operation(module: ModuleOp, error: VerifyException) -> str:
-    """What does not verify, beginning with the operation: xDSL's own rules do not name it."""
-    text = _one_line(str(error))
-    if re.match(r"\w+\.\w+: ", text):
-        return text
-    for op in module.walk():
-        try:
-            op.verify(verify_nested_ops=False)
-        except VerifyException:
-            return f"{op.name}: {text}"
-    return text
-
-
-def _missing_property(module: ModuleOp) -> str | None:
-    """Given a `func.func` without a type, returns `func.func: property function_type is missing; add it`."""
-    for op in module.walk():
-        if isinstance(op, IRDLOperation):
-            for name, definition in op.get_irdl_definition().properties.items():
-                if name not in op.properties and not isinstance(definition, OptPropertyDef):
-                    return f"{op.name}: property {name} is missing; add it"
-    return None
-
-
-def _one_line(text: str) -> str:
-    """White space as single blanks; characters that would steer the terminal, escaped."""
-    return _printable(" ".join(text.split()))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _parse_error(error: ParseError, tool: UnityOpt | None) -> str:
-    """`file:line:col: message`, with near names for an operation there is not."""
-    message = _one_line(error.msg)
-    if message == "Could not parse entire input!":
-        message = "expected an operation"
-    unknown = re.fullmatch(r"Operation (\S+) is not registered", message)
-    if unknown is not None and tool is not None:
-        known = [op.name for op in tool.ctx.loaded_ops]
-        message = f"{unknown[1]}: unknown operation{_did_you_mean(unknown[1], known)}"
-    return f"{error.span.get_location()}: {message}"
-
-
-def _expand(argv: Sequence[str]) -> list[str]:
-    """`--search` alone means the default strategy; argparse would take the next word, a file, for one."""
-    return ["--search=joint" if word == "--search" else word for word in argv]
-
-
 def main(argv: list[str] | None = None) -> int:
     """
     Run the tool. Returns the exit code.
@@ -571,7 +345,7 @@ def main(argv: list[str] | None = None) -> int:
     verification = Attribute.__post_init__
     tool = None
     try:
-        tool = UnityOpt("Unity modular optimizer driver", _expand(sys.argv[1:] if argv is None else argv))
+        tool = UnityOpt("Unity modular optimizer driver", expanded(sys.argv[1:] if argv is None else argv))
         tool.run()
         tool.write_output_file()
         sys.stdout.flush()
@@ -580,18 +354,18 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ParseError as error:
-        message = _parse_error(error, tool)
+        message = parse_error(error, [op.name for op in tool.ctx.loaded_ops] if tool else [])
     except DiagnosticException as error:
-        message = _one_line(f"{tool.get_input_name()}: {error}" if tool is not None else str(error))
+        message = one_line(f"{tool.get_input_name()}: {error}" if tool is not None else str(error))
     except KeyboardInterrupt:
         print("unity-opt: interrupted", file=sys.stderr)
         return 130
     except UnityReport as error:
-        message = "\n".join(map(_printable, str(error).splitlines()))
+        message = "\n".join(map(printable, str(error).splitlines()))
     except UnityError as error:
-        message = _one_line(str(error))
+        message = one_line(str(error))
     except ArgSpecParseError as error:
-        message = f"unity-opt: {_one_line(str(error))}"
+        message = f"unity-opt: {one_line(str(error))}"
     except OSError as error:
         message = f"{error.filename}: {error.strerror}" if error.filename else f"unity-opt: {error}"
     else:

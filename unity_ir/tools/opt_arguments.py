@@ -1,0 +1,141 @@
+"""The command line of `unity-opt`: its own options, and what is said of options of passes, targets and the search."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from xdsl.utils.arg_spec import ArgSpec
+
+from unity_ir.errors import UnityError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The options beside those of xDSL's driver."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME[,key=value...]",
+        help="read a model of the zoo instead of a file: gpt2, llama3_8b, ...; keys such as batch=4,layers=2",
+    )
+    parser.add_argument(
+        "--from-torch",
+        metavar="PACKAGE.MODULE:FUNCTION",
+        help="import a PyTorch module instead of a file: the function returns (module, example inputs) or "
+        "(module, example inputs, loss)",
+    )
+    parser.add_argument(
+        "--weights-out",
+        metavar="FILE.safetensors",
+        help="with --from-torch: write the module's weights, by their full names, and its tables to a file",
+    )
+    parser.add_argument(
+        "--mixed-precision",
+        metavar="TYPE",
+        help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32",
+    )
+    parser.add_argument(
+        "--search",
+        metavar="STRATEGY",
+        help="search for the best parallel graph before the passes: --search (joint), or a baseline, as "
+        "--search=data-parallel; the message for an unknown one lists all. Options of pcg-search may follow: "
+        "--search=joint,optimizer=adam",
+    )
+    parser.add_argument(
+        "--explain",
+        metavar="OPERATOR",
+        help="with --search: print what was chosen for an operator, by its name in the printed graph (matmul1) or "
+        "number, what it costs, and the best plan with each alternative forced, to stderr",
+    )
+    parser.add_argument("--no-split", action="store_true", help="of --search=unity: do not split the graph")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="of --search=unity: keep nothing from one candidate to the next"
+    )
+    parser.add_argument(
+        "--machine",
+        metavar="M",
+        help="the machine to search for and to cost on: 2gpu, box:N, dgx-h100[:N], summit:N, .., or a .toml file; "
+        "the message for an unknown one lists all",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="cost on what unity-profile (FILE.sqlite) or unity-tune (FILE.json) has measured, rather than on the "
+        "profile that comes with the package",
+    )
+    parser.add_argument(
+        "--derivation-out",
+        metavar="FILE",
+        help="write the rule applications a search has found, which the pass apply-derivation{file=...} does again",
+    )
+    parser.add_argument(
+        "--stats", action="store_true", help="after the passes, print what each function costs to stderr"
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        help="after the passes, simulate an iteration and write it as a trace for Perfetto or chrome://tracing",
+    )
+    parser.add_argument(
+        "--timeline", metavar="FILE.svg", help="after the passes, simulate an iteration and write it as a picture"
+    )
+
+
+def expanded(argv: Sequence[str]) -> list[str]:
+    """`--search` alone means the default strategy; argparse would take the next word, a file, for one."""
+    return ["--search=joint" if word == "--search" else word for word in argv]
+
+
+def check_arguments(given: str, spec: ArgSpec, kind: Any) -> None:
+    """Refuse what a pass or target has no argument for, or what is not of the argument's type, by its name."""
+    known = [field.name for field in fields(kind) if field.init and field.name != "name"]
+    hints = get_type_hints(kind)
+    for name, values in spec.parameters.items():
+        key = name.replace("-", "_")
+        if key not in known:
+            has = ", ".join(known) or "none"
+            raise UnityError(f"unity-opt: {given}: {spec.name} has no argument {name}; it has {has}")
+        types = set(get_args(hints[key]) or (hints[key],)) - {NoneType}
+        wanted = next((words for of, words in _KINDS if types == of), None)
+        if wanted is not None and len(values) == 1 and not isinstance(values[0], tuple(types)):
+            raise UnityError(f"unity-opt: {given}: {name} is {values[0]}; it must be {wanted}")
+
+
+_KINDS = (
+    ({bool}, "true or false"),
+    ({int}, "a whole number"),
+    ({float}, "a number with a decimal point"),
+    ({int, float}, "a number"),
+    ({str}, "a word"),
+)
+"""What an argument's types are called."""
+
+
+def search_options(text: str) -> dict[str, str | int | float]:
+    """Given `joint,optimizer=adam` returns what pcg-search takes. Raises `UnityError` for what it does not."""
+    strategy, *settings = text.split(",")
+    found: dict[str, str | int | float] = {"strategy": strategy}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        kind = {"optimizer": str, "seed": int, "budget": int, "beta": float, "alpha": float, "rules": str}.get(key)
+        if not equals or kind is None:
+            raise UnityError(
+                f"unity-opt: --search: {setting!a} is no optimizer=, rules=, seed=, budget=, alpha= or beta="
+            )
+        try:
+            found[key] = kind(value)
+        except ValueError as error:
+            raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be a number") from error
+    return found
+
+
+def usage_error(message: str) -> NoReturn:
+    raise UnityError(f"unity-opt: {message}; see unity-opt --help")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(near)}" if near else ""

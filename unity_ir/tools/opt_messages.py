@@ -1,0 +1,66 @@
+"""What is wrong with a module, in one line that names the place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.irdl import IRDLOperation, OptPropertyDef
+from xdsl.utils.exceptions import ParseError, VerifyException
+from xdsl.utils.lexer import Input, Span
+
+from unity_ir.tools.opt_arguments import did_you_mean
+
+_STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"|"')
+"""A comment, a whole string, or the quote of a broken one."""
+
+
+def check_strings(text: str, name: str) -> None:
+    """Find strings that do not end: xDSL's lexer takes a time exponential in their length."""
+    for match in _STRING.finditer(text):
+        if match[0] == '"':
+            raise ParseError(Span(*match.span(), Input(text, name)), "the string has no end, or an unknown escape")
+
+
+def name_operation(module: ModuleOp, error: VerifyException) -> str:
+    """What does not verify, beginning with the operation: xDSL's own rules do not name it."""
+    text = one_line(str(error))
+    if re.match(r"\w+\.\w+: ", text):
+        return text
+    for op in module.walk():
+        try:
+            op.verify(verify_nested_ops=False)
+        except VerifyException:
+            return f"{op.name}: {text}"
+    return text
+
+
+def missing_property(module: ModuleOp) -> str | None:
+    """Given a `func.func` without a type, returns `func.func: property function_type is missing; add it`."""
+    for op in module.walk():
+        if isinstance(op, IRDLOperation):
+            for name, definition in op.get_irdl_definition().properties.items():
+                if name not in op.properties and not isinstance(definition, OptPropertyDef):
+                    return f"{op.name}: property {name} is missing; add it"
+    return None
+
+
+def one_line(text: str) -> str:
+    """White space as single blanks; characters that would steer the terminal, escaped."""
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def parse_error(error: ParseError, known: Iterable[str]) -> str:
+    """`file:line:col: message`, with near names, of those `known`, for an operation there is not."""
+    message = one_line(error.msg)
+    if message == "Could not parse entire input!":
+        message = "expected an operation"
+    unknown = re.fullmatch(r"Operation (\S+) is not registered", message)
+    if unknown is not None:
+        message = f"{unknown[1]}: unknown operation{did_you_mean(unknown[1], known)}"
+    return f"{error.span.get_location()}: {message}"
