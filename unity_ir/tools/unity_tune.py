@@ -2,7 +2,8 @@
 `unity-tune`: measures Triton's and PyTorch's implementation of every operator of models' programs, on the GPU at hand.
 
     unity-tune bert_large,layers=1 --types bf16 --out h200.json
-    unity-opt model.pcg -t 'triton{tune="h200.json"}'
+    unity-tune plan.pcg --machine=dgx-h200 --out h200.json
+    unity-opt plan.pcg -t 'triton{tune="h200.json"}'
     unity-opt model.pcg --search --machine=dgx-h200,profile=h200.json      # measured with --machine=dgx-h200:1
 
 What a table has is not measured again, so one that was stopped goes on. Without a GPU Triton is its interpreter, whose
@@ -28,24 +29,39 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.spmd import Program, lower
 from unity_ir.lowering.tuning import IMPLEMENTATIONS, Table, read_table
 from unity_ir.machine import load
-from unity_ir.models import from_text
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.layout import devices_of
+from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.search.run import run
+from unity_ir.tools.graphs import read_graphs
 
 if TYPE_CHECKING:
     from unity_ir.lowering.tune_measure import Candidate, Measure
 
 
-def programs(models: Sequence[str], types: Sequence[str], plan: str, machine: str) -> Iterator[Program]:
-    """The training steps of models, in each element type."""
+def programs(
+    models: Sequence[str], types: Sequence[str], plan: str, machine: str, mixed: str | None = None
+) -> Iterator[Program]:
+    """
+    The training steps of models of the zoo or of files, in each element type, or in their own if none is given; then in
+    precision mixed with `mixed`. What is parallel already is taken as it is, all else as `plan` has it.
+    """
     on = load(machine)
-    for model in models:
-        placed = run(from_text(model), on, plan).graph
-        for dtype in types:
-            yield lower(fuse_collectives(differentiate(in_type(placed, dtype), Optimizer(), on.mesh)), on)
+
+    def step(graph: Graph) -> Program:
+        return lower(fuse_collectives(differentiate(graph, Optimizer(), on.mesh)), on)
+
+    for graph in (graph for model in models for graph in read_graphs(model)):
+        if graph.updates:
+            raise UnityError(f"unity-tune: @{graph.name} is a whole training step; give the forward")
+        placed = graph if devices_of(graph) > 1 else run(graph, on, plan).graph
+        for typed in [in_type(placed, dtype) for dtype in types] or [placed]:
+            yield step(typed)
+        if mixed is not None:
+            yield step(run(mixed_precision(erase(graph), mixed), on, plan).graph)
 
 
 def tune(wanted: Iterable[Candidate], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
@@ -94,10 +110,13 @@ class _Parser(ArgumentParser):
 def _parser() -> ArgumentParser:
     parser = _Parser(prog="unity-tune", description="Measures what operators' implementations take, for emission.")
     parser.add_argument("--version", action="version", version=f"unity-tune {__version__}")
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="of the zoo, such as gpt2,layers=2")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="of the zoo, such as gpt2,layers=2, or FILE.pcg")
     parser.add_argument("--machine", default="box:1", metavar="M", help="whose plan (default: %(default)s)")
-    parser.add_argument("--plan", default="data-parallel", help="the strategy (default: %(default)s)")
-    parser.add_argument("--types", default="f32", help="element types, such as f32,bf16 (default: %(default)s)")
+    parser.add_argument(
+        "--plan", default="data-parallel", help="the strategy (default: %(default)s); of no use for a file that has one"
+    )
+    parser.add_argument("--types", default="", help="element types, such as f32,bf16 (default: the model's own)")
+    parser.add_argument("--mixed-precision", metavar="TYPE", help="measure what computes in bf16 (or f16) of f32, too")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the table to make or add to")
     parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="begin nothing after these")
     return parser
@@ -123,7 +142,8 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
         raise UnityError(f"unity-tune: {options.out} was measured with another {', '.join(different)}; name a new file")
     table.about = about
     types = [t for t in options.types.split(",") if t]
-    wanted = candidates(programs(options.models, types, options.plan, options.machine))
+    # All before the first is measured: what is wrong with one is said at once.
+    wanted = candidates(list(programs(options.models, types, options.plan, options.machine, options.mixed_precision)))
     before, interrupted = len(table.seconds), False
     refused: dict[str, str] = {}
     with OnGPU() if measure is None else nullcontext(measure) as timed:

@@ -13,7 +13,7 @@ from unity_ir.cost.time import seconds
 from unity_ir.cost.work import kernel_of
 from unity_ir.errors import UnityError
 from unity_ir.lowering.program import emit
-from unity_ir.lowering.tune_measure import Candidate
+from unity_ir.lowering.tune_measure import Candidate, candidates
 from unity_ir.lowering.tuning import Table, read_table
 from unity_ir.machine import load
 from unity_ir.models import build, from_text
@@ -56,6 +56,26 @@ def test_each_operator_is_measured_once(tmp_path: Path) -> None:
     other = Timer(triton=1.0, torch=1.0)
     assert len(tuned(path, other, "--types", "bf16").seconds) == 2 * len(table.seconds)
     assert all("bf16" in c.key for c in other.asked)
+
+
+def test_a_file_s_plan_is_taken_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, table, timer = tmp_path / "plan.pcg", tmp_path / "t.json", Timer(triton=1.0, torch=1.0)
+    assert unity_opt.main([f"--model={MODEL}", "--search=expert", "--machine=box:2", "-o", str(plan)]) == 0
+    assert unity_tune.main([str(plan), "--machine=box:2", "--out", str(table)], timer) == 0
+    (program,) = unity_tune.programs([MODEL], [], "expert", "box:2")
+    assert [c.key for c in timer.asked] == [c.key for c in candidates([program])]
+    capsys.readouterr()
+    assert unity_tune.main([str(plan), "--machine=box:1", "--out", str(table)], timer) == 1
+    assert "its view names device 1, but the machine has 1 devices" in capsys.readouterr().err
+
+
+def test_mixed_precision_has_casts_and_products_of_its_own(tmp_path: Path) -> None:
+    timer = Timer(triton=1.0, torch=1.0)
+    tuned(tmp_path / "t.json", timer, "--mixed-precision=bf16", "--machine=dgx-h100:1", "--plan=joint")
+    keys = [c.key for c in timer.asked]
+    for types in ("f32", "bf16"):
+        assert any(k.startswith("matmul") and set(k.split()[1:]) == {types} for k in keys), keys
+    assert any(k.startswith("cast") for k in keys)
 
 
 def test_operands_are_those_of_the_operator(tmp_path: Path) -> None:
