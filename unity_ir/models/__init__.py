@@ -40,7 +40,14 @@ def build(name: str, **keys: int | str) -> Graph:
                 raise UnityError(f"--model: {name}: {key} is {value!a}; it must be a number")
         elif value < 1:
             raise UnityError(f"--model: {name}: {key} is {value}; it must be 1 or more")
-    return function(**keys)
+    try:
+        return function(**keys)
+    except UnityError as error:
+        if not keys or str(error).startswith("--model"):
+            raise
+        # An operator that does not know which sizes were asked for.
+        said = ", ".join(f"{key}={value}" for key, value in keys.items())
+        raise UnityError(f"--model: {name} with {said}: {error}") from error
 
 
 def from_text(text: str) -> Graph:
