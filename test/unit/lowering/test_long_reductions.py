@@ -8,7 +8,7 @@ from covered import bound_of, operand_dtypes
 from kernel_checks import check, random_operands
 
 from unity_ir.lowering.kernels.launcher import launcher
-from unity_ir.lowering.kernels.reduction import AT_WORK, LOOPED
+from unity_ir.lowering.kernels.tiling import AT_WORK, LOOPED
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line
 

@@ -8,49 +8,33 @@ that no reduction depends on. Without atomics, so that results do not depend on 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from unity_ir.lowering.kernels.expression import SUM, UNARY, Axis, Text
-from unity_ir.lowering.kernels.layout import address, power_of_two
+from unity_ir.lowering.kernels.layout import address
 from unity_ir.lowering.kernels.rewrite import reductions, rename
-from unity_ir.lowering.kernels.step import Buffer, Kernel, Stage, Step, warps
+from unity_ir.lowering.kernels.step import Buffer, Kernel, Stage, Step
+from unity_ir.lowering.kernels.tiling import (
+    Tiling,
+    names_of,
+    parts_of,
+    passes,
+    sizes_of,
+    tiling_of,
+    variables,
+    warps_of,
+)
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     Access,
-    Call,
     Expr,
     Reduce,
     Result,
-    Segments,
     Var,
-    accesses,
-    children,
     index_names,
 )
-
-TILE = 4096
-"""Elements of a tile: the interpreter's time is per tile, whatever its size, and 16 warps hold a few of them."""
-TILES_OF_WARPS = 2
-"""
-As many warps as a tile so many times as large would have: with 16 elements a thread the assembler spills a few, but not
-where all that makes several results is of the same columns, read at once.
-"""
-LONGEST_ROW = 16384
-"""Rows up to this long are one tile, loaded once; longer ones are read in a loop, once per reduction."""
-LOOPED = 2048
-"""
-Columns of a tile in such a loop: what is kept from tile to tile takes registers beside it, and where columns are of
-several dims so do their indices, so that it is half as many.
-"""
-ROWS_IN_A_SEGMENT = 64
-"""Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
-SHORT = 8
-"""Tiles up to which a row is left to one program, however few there are."""
-AT_WORK = 2**19
-"""Elements that programs have to be reading at any time to keep a large GPU's memory busy: its rate times its delay."""
-MOST_PARTS = 1024
 
 _NEUTRAL: Mapping[str, str] = {"sum": "0.0", "prod": "1.0", "max": '-float("inf")', "min": 'float("inf")'}
 _MERGE: Mapping[str, str] = {
@@ -62,14 +46,6 @@ _MERGE: Mapping[str, str] = {
 _MULTIPLY = "@triton.jit\ndef multiply(a, b):\n    return a * b\n\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class _Tiling:
-    rows: int
-    """Rows of a tile."""
-    columns: Mapping[tuple[int, ...], int]
-    """Columns of a tile, for each list of extents that is flattened into columns."""
-
-
 def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
     """
     The kernels of a stage with reducers, none of which depends on a variable that another one around it binds, and of
@@ -78,7 +54,7 @@ def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
     One kernel, or two where long reductions are split over programs.
     """
     stages = (stage, *more)
-    parts = _parts(stages)
+    parts = parts_of(stages)
     if parts == 1:
         return [_kernel(stages, 1)]
     part = "part"
@@ -100,81 +76,31 @@ def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
     return [_kernel(first, parts), *reduction_steps(second[0], second[1:])]
 
 
-def is_split(node: Reduce, extents: Mapping[str, int]) -> bool:
-    """Whether a reduction is to be computed by itself: so long that it is read in a loop, by too few programs."""
-    rows = prod(extents[n] for n in free_variables(node))
-    sizes = _sizes(node, extents)
-    return prod(sizes) > LONGEST_ROW and rows * _looped(sizes) < AT_WORK
-
-
-def have_rows_in_common(one: Stage, other: Stage) -> bool:
-    """Whether one kernel can compute both: over the same rows, and the same columns or none."""
-    if any(isinstance(i, Segments) for each in (one, other) for i in each.result.indices):
-        return False
-    needed = [_needed((each,)) for each in (one, other) if reductions(each.expr)]
-    if not needed or any(each != needed[0] for each in needed):
-        return False
-    if _parts((one,)) != _parts((other,)):
-        return False
-    names = [_names(each) for each in (one, other)]
-    rows = [[n for n in each if n in needed[0]] for each in names]
-    columns = [[n for n in each if n not in needed[0]] for each in names]
-    alike = not columns[0] or not columns[1] or columns[0] == columns[1]
-    return rows[0] == rows[1] and len(rows[0]) == len(needed[0]) and alike
-
-
-def _parts(stages: Sequence[Stage]) -> int:
-    """Over how many programs to split the reductions that the whole expressions are; 1 for any other expressions."""
-    nodes = [each.expr for each in stages if isinstance(each.expr, Reduce) and reductions(each.expr) == [each.expr]]
-    rows, columns = _variables(stages)
-    if len(nodes) < len(stages) or columns or len(_passes(nodes)) > 1:
-        return 1
-    tiling = _tiling(stages, rows, columns)
-    sizes = _sizes(nodes[0], stages[0].extents)
-    width = tiling.columns[sizes]
-    tiles = -(-prod(sizes) // width)
-    at_work = prod(stages[0].extents[n] for n in rows) * width
-    return 1 if tiles <= SHORT else min(MOST_PARTS, tiles, -(-AT_WORK // at_work))
-
-
 def _kernel(stages: Sequence[Stage], parts: int) -> Step:
-    """With several `parts`, the first of the only result's variables is the program's part of the reduction."""
-    rows, columns = _variables(stages)
+    """With several `parts`, the first of every result's variables is the program's part of the reductions."""
+    rows, columns = variables(stages)
     if parts > 1:
         columns = ()
-    tiling = _tiling(stages, rows, columns)
+    tiling = tiling_of(stages, rows, columns)
     stages = _unified(stages, rows, columns)
     body = _Body(stages, rows, tiling, parts)
     body.writer.share([each.expr for each in stages])
     nodes = list(dict.fromkeys(node for each in stages for node in reductions(each.expr)))
-    for together in _passes(nodes):
+    for together in passes(nodes):
         body.reduce(together)
-    over = [columns if set(columns) & set(_names(each)) else () for each in stages]
+    over = [columns if set(columns) & set(names_of(each)) else () for each in stages]
     for each in dict.fromkeys(over):
         body.store([number for number, own in enumerate(over) if own == each], each)
     grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
-    tile = tiling.rows * max(tiling.columns.values(), default=1)
     helpers = _MULTIPLY if any(n.reducer == "prod" for n in nodes) else ""
-    shared = len(stages) > 1 and len(tiling.columns) == 1 and not body.loops
-    threads = warps(tile // 2 if shared else TILES_OF_WARPS * tile)
+    threads = warps_of(tiling, len(stages), body.loops)
     return body.kernel.step(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
-
-
-def _passes(nodes: Sequence[Reduce]) -> list[list[Reduce]]:
-    """The reductions, inner ones first, those together that one pass over the same columns can compute."""
-    left, done, found = list(nodes), set[Reduce](), list[list[Reduce]]()
-    while left:
-        together = [n for n in left if n.names == left[0].names and done.issuperset(reductions(n.body))]
-        left = [n for n in left if n not in together]
-        done.update(together)
-        found.append(together)
-    return found
 
 
 class _Body:
     """The statements of a reduction kernel."""
 
-    def __init__(self, stages: Sequence[Stage], rows: tuple[str, ...], tiling: _Tiling, parts: int):
+    def __init__(self, stages: Sequence[Stage], rows: tuple[str, ...], tiling: Tiling, parts: int):
         self.stages = stages
         stage = self.stage = stages[0]
         self.loops = 0
@@ -249,7 +175,7 @@ class _Body:
         """Computes reductions over the same columns, whose inner ones are known."""
         writer = self.writer
         names = nodes[0].names
-        sizes = _sizes(nodes[0], self.stage.extents)
+        sizes = sizes_of(nodes[0], self.stage.extents)
         wishes = [f"{node.reducer}_{'_'.join(names)}" for node in nodes]
         axis = self.single(names, sizes)
         if axis is not None:
@@ -318,68 +244,6 @@ class _Body:
                 indices = indices[1:]
             value = self.writer.value(result.expr).text
             self.writer.store(self.kernel.out(number), address(indices, self.stage.extents), value)
-
-
-def _variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The results' variables that reductions depend on, and the others."""
-    names = max(map(_names, stages), key=len)
-    needed = _needed(stages)
-    return tuple(n for n in names if n in needed), tuple(n for n in names if n not in needed)
-
-
-def _names(stage: Stage) -> tuple[str, ...]:
-    return tuple(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
-
-
-def _needed(stages: Sequence[Stage]) -> frozenset[str]:
-    """The variables that reductions depend on."""
-    free = frozenset[str]().union(*(free_variables(r) for each in stages for r in reductions(each.expr)))
-    return frozenset(n for n in free if stages[0].extents[n] > 1)
-
-
-def _tiling(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, ...]) -> _Tiling:
-    """Tiles of about `TILE` elements that are read in whole segments of memory."""
-    extents = stages[0].extents
-    groups = {_sizes(r, extents) for each in stages for r in reductions(each.expr)}
-    if columns:
-        groups.add(tuple(extents[n] for n in columns))
-    count = power_of_two(prod(extents[n] for n in rows))
-    tile = TILE // 2 if any(_turns(each.expr) for each in stages) else TILE
-    if _rows_are_neighbours(stages, rows):
-        widths = {g: min(power_of_two(prod(g)), tile // ROWS_IN_A_SEGMENT) for g in groups}
-        return _Tiling(min(count, tile // max(widths.values())), widths)
-    widths = {g: power_of_two(prod(g)) for g in groups}
-    looped = max(widths.values()) > LONGEST_ROW
-    widths = {g: w if w <= LONGEST_ROW else _looped(g) for g, w in widths.items()}
-    height = 1 if looped else max(1, min(count, tile // max(widths.values())))
-    return _Tiling(height, widths)
-
-
-def _looped(sizes: tuple[int, ...]) -> int:
-    """Columns of a tile of a row that is read in a loop."""
-    return LOOPED if sum(size > 1 for size in sizes) <= 1 else LOOPED // 2
-
-
-def _turns(expr: Expr) -> bool:
-    """Whether it has a sine or cosine, which take registers of their own for large angles."""
-    return (isinstance(expr, Call) and expr.function in ("sin", "cos")) or any(map(_turns, children(expr)))
-
-
-def _rows_are_neighbours(stages: Sequence[Stage], rows: tuple[str, ...]) -> bool:
-    """Whether stepping through the largest operand in memory order goes from row to row."""
-    best, found = 0, False
-    extents = stages[0].extents
-    for access in (a for each in stages for a in accesses(each.expr)):
-        strides = address(access.indices, extents).strides
-        size = prod(extents[n] for n in strides)
-        if strides and size > best:
-            fastest = min(strides, key=lambda n: strides[n])
-            best, found = size, fastest in rows
-    return found
-
-
-def _sizes(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(extents[n] for n in node.names)
 
 
 def _spans(expr: Expr, names: tuple[str, ...], extents: Mapping[str, int]) -> bool:
