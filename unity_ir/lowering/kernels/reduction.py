@@ -73,7 +73,8 @@ def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
         total = Result(each.result.name, each.result.indices, Reduce(each.expr.reducer, (Var(part),), read))
         first.append(replace(each, result=partial, output=buffer, extents=extents, kernel=kernel))
         second.append(replace(each, result=total, extents=extents, buffers={buffer.name: buffer}))
-    return [_kernel(first, parts), *reduction_steps(second[0], second[1:])]
+    # The parts are few, however short their tiles.
+    return [_kernel(first, parts), _kernel(second, 1)]
 
 
 def _kernel(stages: Sequence[Stage], parts: int) -> Step:
