@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unity_ir.tdl.syntax import Access, Call, Const, Expr, Name, Reduce, Var
+from unity_ir.tdl.syntax import Access, Call, Const, Expr, Name, Reduce, Var, index_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,17 @@ def pick(expr: Expr) -> Pick | None:
 
 
 def gather(expr: Expr) -> Pick | None:
-    """A sum over the very variable that is picked: one element is read where there were to be all of them."""
+    """
+    A sum over the very variable that is picked: one element is read where there were to be all of them.
+
+    The integers do not depend on it.
+    """
     match expr:
         case Reduce("sum", (Var(name),), body):
             found = pick(body)
-            return found if found is not None and found.variable == name else None
+            if found is None or found.variable != name or any(name in index_names(i) for i in found.at.indices):
+                return None
+            return found
         case _:
             return None
 

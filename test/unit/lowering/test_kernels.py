@@ -170,6 +170,14 @@ LINES: list[tuple[str, Any]] = [
         "picked(t: int, x)  out[b] = exp(sum[c](where(eq(c, t[b]), x[b, c] * c, 0))) / sum[c](exp(x[b, c]))",
         ((9,), (9, 33)),
     ),
+    # Of one pick inside of another, of what ids that are out of range pick, and of ids at the place that is picked.
+    (
+        "pairs(t: int, s: int, w)"
+        "  out[b] = sum[v](where(eq(v, t[b]), sum[u](where(eq(u, s[b]), w[v, u], 0)), 0)) / max[k](w[k, k])",
+        ((9,), (9,), (9, 9)),
+    ),
+    ("known(t: int, x, w)  out[b] = sum[v](where(eq(v, t[b]), x[b], 0)) + sum[v](w[v])", ((30,), (30,), (6,))),
+    ("fixed(t: int, x)  out[] = sum[v](where(eq(v, t[v]), x[v], 0))", ((3,), (3,))),
 ]
 
 

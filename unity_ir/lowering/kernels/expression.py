@@ -11,6 +11,7 @@ from math import isinf
 from unity_ir.errors import UnityError
 from unity_ir.lowering.kernels.layout import Address, Names, Run, address, runs
 from unity_ir.lowering.kernels.rewrite import canonical, is_work, rename
+from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import Pick, gather
 from unity_ir.tdl.syntax import (
     Access,
@@ -389,7 +390,8 @@ class Writer:
         self.axes.append(Axis(index, (variable,), inside))
         body = self.value(rename(picked.body, {picked.variable: variable})).text
         self.axes.pop()
-        if isinstance(picked.body, Access) and extent > 1:
+        if isinstance(picked.body, Access) and extent > 1 and picked.variable in free_variables(picked.body):
+            # Its load is masked.
             return Text(body)
         return Text(f"tl.where({inside}, {body}, 0.0)")
 

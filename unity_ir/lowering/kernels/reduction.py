@@ -263,12 +263,15 @@ def _unified(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str,
     def kind(names: tuple[str, ...]) -> tuple[tuple[int, str | None], ...]:
         return tuple((extents[n], starts.get(n)) for n in names)
 
-    # One that reads a picked element has no tile to share, but variables of its own.
-    common = {(False, kind(columns)): columns} if columns else {}
+    # One that reads a picked element has no tile to share, but variables of its own, and others than those around it.
+    common: dict[tuple[frozenset[str] | None, object], tuple[str, ...]]
+    common = {(None, kind(columns)): columns} if columns else {}
     taken = {*rows, *columns}
+    picked = set[str]()
 
-    def bind(node: Reduce, _: Mapping[str, str]) -> Mapping[str, str]:
-        key = gather(node) is not None, kind(node.names)
+    def bind(node: Reduce, names: Mapping[str, str]) -> Mapping[str, str]:
+        around = None if gather(node) is None else frozenset(picked.intersection(names.values()))
+        key = around, kind(node.names)
         new = common.get(key)
         if new is None:
             fresh: list[str] = []
@@ -282,6 +285,7 @@ def _unified(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str,
                     starts[own] = starts[name]
                 fresh.append(own)
             new = common[key] = tuple(fresh)
+        picked.update(new if around is not None else ())
         return dict(zip(node.names, new, strict=True))
 
     results = [replace(each.result, expr=rename(each.expr, {}, bind)) for each in stages]
