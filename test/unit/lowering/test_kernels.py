@@ -178,6 +178,7 @@ LINES: list[tuple[str, Any]] = [
     ),
     ("known(t: int, x, w)  out[b] = sum[v](where(eq(v, t[b]), x[b], 0)) + sum[v](w[v])", ((30,), (30,), (6,))),
     ("fixed(t: int, x)  out[] = sum[v](where(eq(v, t[v]), x[v], 0))", ((3,), (3,))),
+    ("nonzero(x)  out: bool[i] = max[k](x[i, k])", ((9, 7),)),
 ]
 
 
@@ -346,10 +347,12 @@ def test_refusals() -> None:
     with pytest.raises(UnityError, match="use triton or torch"):
         launcher(bound, ("f32",), "cuda")
     assert KERNEL_FUNCTIONS | {"identity"} == set(FUNCTIONS)
-    bound = bind(parse_line("odd(x)  out[i] = x[i] * log(2 - 3)"), ((4,),), {})
-    for impl in ("triton", "torch"):
-        with pytest.raises(UnityError, match=r"^pcg\.odd: log\(-1\) is not a number"):
-            launcher(bound, ("f32",), impl)
+    for expression, message in (("log(2 - 3)", r"log\(-1\)"), ("prod[k](2)", "prod of 2")):
+        line = f"odd(x)  out[i] = x[i] * {expression}" + "  where size(k) = 2000" * ("k" in expression)
+        bound = bind(parse_line(line), ((4,),), {})
+        for impl in ("triton", "torch"):
+            with pytest.raises(UnityError, match=rf"^pcg\.odd: {message} is not a number"):
+                launcher(bound, ("f32",), impl)
     with pytest.raises(UnityError, match="no triton optimizer lion"):
         optimizer_launcher("lion")
 

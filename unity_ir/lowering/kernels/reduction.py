@@ -244,6 +244,9 @@ class _Body:
                 self.writer.emit(f"{pointer} += {self.part} * {stride}" if stride > 1 else f"{pointer} += {self.part}")
                 indices = indices[1:]
             value = self.writer.value(result.expr).text
+            if self.stages[number].output.dtype == "bool":
+                # Stored as a byte, which is to be 0 or 1.
+                value = f"({value}) != 0"
             self.writer.store(self.kernel.out(number), address(indices, self.stage.extents), value)
 
 

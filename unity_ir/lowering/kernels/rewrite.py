@@ -243,8 +243,9 @@ class _Fold:
                 return expr if reducer != "sum" and _has_window(body, expr.names) else body
             case Reduce(reducer, _, Const(value)):
                 count = prod(self.bound.extents[n] for n in expr.names)
-                value = value * count if reducer == "sum" else value**count if reducer == "prod" else value
-                return self.number(value, f"{reducer} of {value:g}")
+                with np.errstate(over="ignore"):
+                    power = float(np.float64(value) ** count) if reducer == "prod" else value
+                return self.number(value * count if reducer == "sum" else power, f"{reducer} of {value:g}")
             case _:
                 return expr
 
