@@ -261,7 +261,9 @@ def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]
 
 
 def _launcher_of(name: str, source: str, steps: Sequence[Step]) -> Launcher:
-    kernels = {s.kernel: s.text for s in steps}
+    kernels: dict[str, str] = {}
+    for step in steps:
+        assert kernels.setdefault(step.kernel, step.text) == step.text, f"two kernels are called {step.kernel}"
     return Launcher(name, source, kernels, tuple(s.compiled for s in steps), tuple(s.launch for s in steps))
 
 

@@ -77,7 +77,7 @@ def tiling_of(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str
     count = power_of_two(prod(extents[n] for n in rows))
     tile = TILE // 2 if any(_turns(each.expr) for each in stages) else TILE
     if _rows_are_neighbours(stages, rows):
-        widths = {g: min(power_of_two(prod(g)), tile // ROWS_IN_A_SEGMENT) for g in groups}
+        widths = {g: min(power_of_two(prod(g)), tile // min(count, ROWS_IN_A_SEGMENT)) for g in groups}
         return Tiling(min(count, tile // max(widths.values())), widths)
     widths = {g: power_of_two(prod(g)) for g in groups}
     looped = max(widths.values()) > LONGEST_ROW
