@@ -96,9 +96,7 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
     for name in rows[0]:
         table.add_column(name)
     for row in rows:
-        table.add_row(
-            *(f"{v:,.2f}" if isinstance(v, float) else f"{v:,}" if type(v) is int else str(v) for v in row.values())
-        )
+        table.add_row(*map(shown, row.values()))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

@@ -101,7 +101,7 @@ def prepare(file: Path, ranks: int, machine: str, folder: Path) -> tuple[float, 
     from unity_ir.pcg.differentiate import differentiate
     from unity_ir.pcg.fuse_collectives import fuse_collectives
     from unity_ir.pcg.graph import Optimizer, erase
-    from unity_ir.tools.unity_profile import read_graphs
+    from unity_ir.tools.graphs import read_graphs
 
     on = load(machine)
     (plan,) = read_graphs(str(file))

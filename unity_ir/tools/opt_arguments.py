@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
@@ -134,8 +133,3 @@ def search_options(text: str) -> dict[str, str | int | float]:
 
 def usage_error(message: str) -> NoReturn:
     raise UnityError(f"unity-opt: {message}; see unity-opt --help")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, list(known), n=3)
-    return f"; did you mean {' or '.join(near)}" if near else ""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.irdl import IRDLOperation, OptPropertyDef
 from xdsl.utils.exceptions import ParseError, VerifyException
 from xdsl.utils.lexer import Input, Span
-
-from unity_ir.tools.opt_arguments import did_you_mean
 
 _STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"|"')
 """A comment, a whole string, or the quote of a broken one."""
@@ -64,3 +63,8 @@ def parse_error(error: ParseError, known: Iterable[str]) -> str:
     if unknown is not None:
         message = f"{unknown[1]}: unknown operation{did_you_mean(unknown[1], known)}"
     return f"{error.span.get_location()}: {message}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(near)}" if near else ""

@@ -15,6 +15,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -32,6 +33,7 @@ from unity_ir.lowering.aot_check import CHECKS, Cache, compile_jobs, jobs, merge
 from unity_ir.lowering.kernels.step import Compiled
 from unity_ir.lowering.program import emit
 from unity_ir.lowering.spmd import lower
+from unity_ir.lowering.tuning import IMPLEMENTATIONS
 from unity_ir.machine import load
 from unity_ir.machine.model import Machine
 from unity_ir.models import from_text, names
@@ -39,7 +41,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
-from unity_ir.search.run import run
+from unity_ir.search.run import STRATEGIES, run
 
 PLANS = ("data-parallel", "expert", "joint")
 TYPES = ("f32", "bf16")
@@ -99,9 +101,12 @@ def ask(
         for found in map(one, models):
             asked.add(found)
         return asked
-    with ProcessPoolExecutor(processes) as pool:
-        for found in pool.map(one, models):
-            asked.add(found)
+    try:
+        with ProcessPoolExecutor(processes) as pool:
+            for found in pool.map(one, models):
+                asked.add(found)
+    except BrokenProcessPool as error:
+        raise UnityError("unity-aot: a process was killed, perhaps for its memory; take fewer --jobs") from error
     return asked
 
 
@@ -275,7 +280,7 @@ class _Parser(ArgumentParser):
 
 def _list(known: Sequence[str], what: str, text: str) -> list[str]:
     found = [name for name in text.split(",") if name]
-    for name in found:
+    for name in found or [text]:
         if name not in known:
             raise UnityError(f"unity-aot: no {what} {name!a}; known are {', '.join(known)}")
     return found
@@ -307,9 +312,15 @@ def check(options: Namespace) -> int:
     """Collect, compile, report."""
     targets = _list(list(SHARED_LIMITS), "target", options.targets)
     types = _list(("f32", "bf16", "f16"), "element type", options.types)
-    plans = [p for p in options.plans.split(",") if p]
-    if options.jobs < 1:
-        raise UnityError("unity-aot: --jobs is 1 or more")
+    plans = _list(STRATEGIES, "plan", options.plans)
+    _list(IMPLEMENTATIONS, "implementation", options.convolution)
+    if options.jobs < 1 or not options.seconds >= 0:
+        raise UnityError("unity-aot: --jobs is 1 or more, --seconds 0 or more")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        raise UnityError(f"unity-aot: {options.json}: there is no folder {options.json.parent}")
+    for model in options.models:
+        # At once, rather than in a process of its own.
+        from_text(model)
     asked = ask(options.models or names(), plans, types, options.machine or MACHINES, options.convolution, options.jobs)
     rows = list(compiled(asked, targets, options))
     show(rows, asked, options.all)

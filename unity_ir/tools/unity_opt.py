@@ -32,7 +32,6 @@ from unity_ir.errors import UnityError, UnityReport
 from unity_ir.tools.opt_arguments import (
     add_arguments,
     check_arguments,
-    did_you_mean,
     expanded,
     search_options,
     usage_error,
@@ -40,6 +39,7 @@ from unity_ir.tools.opt_arguments import (
 from unity_ir.tools.opt_files import Kept, staged_files, write_files
 from unity_ir.tools.opt_messages import (
     check_strings,
+    did_you_mean,
     missing_property,
     name_operation,
     one_line,

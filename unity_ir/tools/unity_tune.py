@@ -4,7 +4,7 @@
     unity-tune bert_large,layers=1 --types bf16 --out h200.json
     unity-tune plan.pcg --machine=dgx-h200 --out h200.json
     unity-opt plan.pcg -t 'triton{tune="h200.json"}'
-    unity-opt model.pcg --search --machine=dgx-h200,profile=h200.json      # measured with --machine=dgx-h200:1
+    unity-opt model.pcg --search --machine=dgx-h200,profile=h200.json
 
 What a table has is not measured again, so one that was stopped goes on. Without a GPU Triton is its interpreter, whose
 time says nothing, so there is nothing to choose: programs for CPUs are all PyTorch, `-t triton{kernels=torch}`.
@@ -32,7 +32,7 @@ from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.layout import devices_of
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.search.run import run
@@ -57,11 +57,14 @@ def programs(
     for graph in (graph for model in models for graph in read_graphs(model)):
         if graph.updates:
             raise UnityError(f"unity-tune: @{graph.name} is a whole training step; give the forward")
-        placed = graph if devices_of(graph) > 1 else run(graph, on, plan).graph
+        is_plan = devices_of(graph) > 1
+        if is_plan and mixed is not None:
+            raise UnityError(f"unity-tune: @{graph.name} is a plan already; search with --mixed-precision")
+        placed = graph if is_plan else run(graph, on, plan).graph
         for typed in [in_type(placed, dtype) for dtype in types] or [placed]:
             yield step(typed)
         if mixed is not None:
-            yield step(run(mixed_precision(erase(graph), mixed), on, plan).graph)
+            yield step(run(mixed_precision(graph, mixed), on, plan).graph)
 
 
 def tune(wanted: Iterable[Candidate], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
@@ -142,8 +145,10 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
         raise UnityError(f"unity-tune: {options.out} was measured with another {', '.join(different)}; name a new file")
     table.about = about
     types = [t for t in options.types.split(",") if t]
+    if not options.out.absolute().parent.is_dir():
+        raise UnityError(f"unity-tune: {options.out}: there is no folder {options.out.parent}")
     # All before the first is measured: what is wrong with one is said at once.
-    wanted = candidates(list(programs(options.models, types, options.plan, options.machine, options.mixed_precision)))
+    wanted = list(candidates(programs(options.models, types, options.plan, options.machine, options.mixed_precision)))
     before, interrupted = len(table.seconds), False
     refused: dict[str, str] = {}
     with OnGPU() if measure is None else nullcontext(measure) as timed:

@@ -1,5 +1,6 @@
 """Rows so long that they are read in loops: how often, and by how many programs, where there are few of them."""
 
+import re
 from typing import Any
 
 import pytest
@@ -79,6 +80,31 @@ def test_what_is_split_is_read_once(name: str, case: Case, launches: int) -> Non
     bound = bound_of(name, case)
     made = launcher(bound, operand_dtypes(bound))
     assert [each.passes for each in made.launches] == [1] * launches
+
+
+@pytest.mark.parametrize(
+    ("line", "shapes", "least"),
+    [
+        # Under other names, over rows that are neighbours in memory.
+        ("two(x)  mean[c] = sum[n](x[c, n]);  top[c] = max[m](x[c, m])", ((3, 70001),), 3 * 35),
+        ("columns(x)  out[n, c] = x[n, c] * sum[m](x[m, c])", ((17000, 512),), 8 * 16),
+    ],
+)
+def test_whatever_is_long_is_split(line: str, shapes: Any, least: int) -> None:
+    made = launcher(bind(parse_line(line), shapes, {}), ("f32",))
+    assert max(each.programs for each in made.launches if each.kind == "rows") >= least
+    assert all(each.passes == 1 for each in made.launches)
+
+
+def test_positions_after_the_last_part_fit() -> None:
+    """A loop's end is computed before it is cut to the row's."""
+    line = parse_line("total(x)  out[] = sum[n](x[n])")
+    for size in (2**31 - 2**17, 2**31 - 2**20):
+        first, _ = launcher(bind(line, ((size,),), {}), ("f32",)).compiled
+        (text,) = (t for n, t in launcher(bind(line, ((size,),), {}), ("f32",)).kernels.items() if n == first.kernel)
+        span = int(re.findall(r"\(part \+ 1\) \* (\d+)", text)[0])
+        parts = -(-size // span)
+        assert "tl.int64" in text or max(parts, AT_WORK // LOOPED) * span < 2**31
 
 
 def test_few_rows_are_split_over_programs() -> None:

@@ -134,6 +134,12 @@ def test_something_wrong_or_left_out_is_an_error(
     ("options", "message"),
     [
         (["nothing"], "--model: no model 'nothing'"),
+        (["mlp", "--targets", ","], "unity-aot: no target ','; known are cuda:80"),
+        (["mlp", "--plans", "best"], "unity-aot: no plan 'best'; known are joint"),
+        (["mlp", "--convolution", "zz"], "unity-aot: no implementation 'zz'; known are triton, torch"),
+        (["mlp", "nosuch", "--jobs", "2"], "--model: no model 'nosuch'; known are alexnet"),
+        (["mlp", "--seconds", "nan"], "unity-aot: --jobs is 1 or more, --seconds 0 or more"),
+        (["mlp", "--json", "no/x.json"], "unity-aot: no/x.json: there is no folder no"),
         (["mlp", "--targets", "tpu"], "unity-aot: no target 'tpu'; known are cuda:80"),
         (["mlp", "--types", "f8"], "unity-aot: no element type 'f8'"),
         (["mlp", "--jobs", "0"], "unity-aot: --jobs is 1 or more"),
@@ -166,3 +172,11 @@ def test_a_plan_that_fits_no_machine_is_of_the_next(
     found = json.loads(report.read_text())
     assert (found["programs"], found["not emitted"]) == ([f"{two}, data-parallel, f32, 2 GPUs"], {})
     assert found["machines"] == ["dgx-h100", "2gpu"]
+
+
+def test_several_processes_ask_for_the_same() -> None:
+    models = [MODEL, MODEL.replace("16", "32", 1)]
+    one, two = (unity_aot.ask(models, ["data-parallel"], ["f32"], ["2gpu"], "triton", n) for n in (1, 2))
+    assert one == two
+    assert any(len(of) == 2 for of in one.models.values())
+    assert len(one.programs) == 2

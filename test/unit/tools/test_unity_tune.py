@@ -69,6 +69,44 @@ def test_a_file_s_plan_is_taken_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     assert "its view names device 1, but the machine has 1 devices" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("builtin.module {}", "it has no function of pcg operations"),
+        (
+            '"func.func"() <{sym_name = "f"}> ({ "func.return"() : () -> () }) : () -> ()',
+            "func.func: property function_type is missing; add it",
+        ),
+        ("func.func @f() { pcg.matmull }", "pcg.matmull: unknown operation; did you mean pcg.matmul"),
+    ],
+)
+def test_files_without_a_model_are_refused(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.pcg"
+    path.write_text(text)
+    assert unity_tune.main([str(path), "--out", str(tmp_path / "t.json")], Timer(triton=1.0, torch=1.0)) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_what_cannot_be_written_is_told_before_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timer, path = Timer(triton=1.0, torch=1.0), tmp_path / "no" / "t.json"
+    assert unity_tune.main([MODEL, "--out", str(path)], timer) == 1
+    assert capsys.readouterr().err == f"unity-tune: {path}: there is no folder {path.parent}\n"
+    assert not timer.asked
+
+
+def test_a_plan_has_its_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, timer = tmp_path / "plan.pcg", Timer(triton=1.0, torch=1.0)
+    assert unity_opt.main([f"--model={MODEL}", "--search=expert", "--machine=dgx-h100:1", "-o", str(plan)]) == 0
+    options = [str(plan), "--machine=dgx-h100:1", "--mixed-precision=bf16", "--out", str(tmp_path / "t.json")]
+    assert unity_tune.main(options, timer) == 1
+    assert "is a plan already; search with --mixed-precision" in capsys.readouterr().err
+
+
 def test_mixed_precision_has_casts_and_products_of_its_own(tmp_path: Path) -> None:
     timer = Timer(triton=1.0, torch=1.0)
     tuned(tmp_path / "t.json", timer, "--mixed-precision=bf16", "--machine=dgx-h100:1", "--plan=joint")

@@ -150,8 +150,9 @@ def needs_int64(bound: Bound) -> bool:
     """Whether a position in some operand or result, or of some reduction, may be beyond 32 bits."""
     shapes = [*operand_shapes(bound).values(), *bound.result_shapes]
     shapes += [tuple(bound.extents[n] for n in r.names) for result in bound.results for r in _reductions(result.expr)]
-    # The last block of positions may end a tile after the last element.
-    return any(prod(s) > 2**31 - 2**17 for s in shapes)
+    # The last block of positions may end a tile after the last element, the last part of a long row as much as is read
+    # at any time (`tiling.AT_WORK`).
+    return any(prod(s) > 2**31 - 2**20 for s in shapes)
 
 
 def _reductions(expr: Expr) -> list[Reduce]:

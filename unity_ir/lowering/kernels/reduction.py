@@ -1,8 +1,7 @@
 """
-Kernels with reductions: a tile of rows by columns per program.
+Kernels with reductions: a tile of rows by columns per program (`tiling`).
 
-Rows are the result's variables that the reductions depend on, columns the variables reduced, or those of the result
-that no reduction depends on. Without atomics, so that results do not depend on timing.
+Without atomics, so that results do not depend on timing.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def _kernel(stages: Sequence[Stage], parts: int) -> Step:
     rows, columns = variables(stages)
     if parts > 1:
         columns = ()
-    tiling = tiling_of(stages, rows, columns)
+    tiling = tiling_of([each.expr for each in stages], stages[0].extents, rows, columns)
     stages = _unified(stages, rows, columns)
     body = _Body(stages, rows, tiling, parts)
     body.writer.share([each.expr for each in stages])

@@ -68,15 +68,16 @@ def _needed(stages: Sequence[Stage]) -> frozenset[str]:
     return frozenset(n for n in free if stages[0].extents[n] > 1)
 
 
-def tiling_of(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, ...]) -> Tiling:
+def tiling_of(
+    exprs: Sequence[Expr], extents: Mapping[str, int], rows: tuple[str, ...], columns: tuple[str, ...]
+) -> Tiling:
     """Tiles of about `TILE` elements that are read in whole segments of memory."""
-    extents = stages[0].extents
-    groups = {sizes_of(r, extents) for each in stages for r in reductions(each.expr)}
+    groups = {sizes_of(r, extents) for each in exprs for r in reductions(each)}
     if columns:
         groups.add(tuple(extents[n] for n in columns))
     count = power_of_two(prod(extents[n] for n in rows))
-    tile = TILE // 2 if any(_turns(each.expr) for each in stages) else TILE
-    if _rows_are_neighbours(stages, rows):
+    tile = TILE // 2 if any(map(_turns, exprs)) else TILE
+    if _rows_are_neighbours(exprs, extents, rows):
         widths = {g: min(power_of_two(prod(g)), tile // min(count, ROWS_IN_A_SEGMENT)) for g in groups}
         return Tiling(min(count, tile // max(widths.values())), widths)
     widths = {g: power_of_two(prod(g)) for g in groups}
@@ -96,11 +97,10 @@ def _turns(expr: Expr) -> bool:
     return (isinstance(expr, Call) and expr.function in ("sin", "cos")) or any(map(_turns, children(expr)))
 
 
-def _rows_are_neighbours(stages: Sequence[Stage], rows: tuple[str, ...]) -> bool:
+def _rows_are_neighbours(exprs: Sequence[Expr], extents: Mapping[str, int], rows: tuple[str, ...]) -> bool:
     """Whether stepping through the largest operand in memory order goes from row to row."""
     best, found = 0, False
-    extents = stages[0].extents
-    for access in (a for each in stages for a in accesses(each.expr)):
+    for access in (a for each in exprs for a in accesses(each)):
         strides = address(access.indices, extents).strides
         size = prod(extents[n] for n in strides)
         if strides and size > best:
@@ -114,10 +114,9 @@ def sizes_of(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def is_split(node: Reduce, extents: Mapping[str, int]) -> bool:
-    """Whether a reduction is to be computed by itself: so long that it is read in a loop, by too few programs."""
-    rows = prod(extents[n] for n in free_variables(node))
-    sizes = sizes_of(node, extents)
-    return prod(sizes) > LONGEST_ROW and rows * _looped(sizes) < AT_WORK
+    """Whether several programs are to make each row of a reduction, so that it has to be computed by itself."""
+    rows = tuple(n for n in free_variables(node) if extents[n] > 1)
+    return _parts([node], extents, rows) > 1
 
 
 def have_rows_in_common(one: Stage, other: Stage) -> bool:
@@ -127,7 +126,7 @@ def have_rows_in_common(one: Stage, other: Stage) -> bool:
     needed = [_needed((each,)) for each in (one, other) if reductions(each.expr)]
     if not needed or any(each != needed[0] for each in needed):
         return False
-    if parts_of((one,)) != parts_of((other,)):
+    if len({parts_of((one,)), parts_of((other,)), parts_of((one, other))}) > 1:
         return False
     names = [names_of(each) for each in (one, other)]
     rows = [[n for n in each if n in needed[0]] for each in names]
@@ -138,15 +137,19 @@ def have_rows_in_common(one: Stage, other: Stage) -> bool:
 
 def parts_of(stages: Sequence[Stage]) -> int:
     """Over how many programs to split the reductions that the whole expressions are; 1 for any other expressions."""
+    extents = stages[0].extents
     nodes = [each.expr for each in stages if isinstance(each.expr, Reduce) and reductions(each.expr) == [each.expr]]
     rows, columns = variables(stages)
-    if len(nodes) < len(stages) or columns or len(passes(nodes)) > 1:
+    if len(nodes) < len(stages) or columns or len({sizes_of(n, extents) for n in nodes}) > 1:
         return 1
-    tiling = tiling_of(stages, rows, columns)
-    sizes = sizes_of(nodes[0], stages[0].extents)
-    width = tiling.columns[sizes]
-    tiles = -(-prod(sizes) // width)
-    at_work = prod(stages[0].extents[n] for n in rows) * width
+    return _parts(nodes, extents, rows)
+
+
+def _parts(nodes: Sequence[Reduce], extents: Mapping[str, int], rows: tuple[str, ...]) -> int:
+    """Over how many programs to split reductions of the same sizes: where rows are long, and tiles too few."""
+    sizes = sizes_of(nodes[0], extents)
+    width = tiling_of(nodes, extents, rows, ()).columns[sizes]
+    tiles, at_work = -(-prod(sizes) // width), prod(extents[n] for n in rows) * width
     return 1 if tiles <= SHORT else min(MOST_PARTS, tiles, -(-AT_WORK // at_work))
 
 

@@ -136,7 +136,7 @@ def goes_on_from(options):
 def check_writable(ctx, options):
     """End now, rather than after the training, if what it is to write cannot be written."""
     wrong = None
-    if ctx.rank == 0 and not options.check:
+    if ctx.rank == 0:
         for path, folder in ((options.save, True), (options.weights_out, False), (options.profile, False)):
             wrong = wrong or (path and why_not_written(Path(path), folder))
     said = [wrong]
@@ -166,7 +166,7 @@ def main():
     if options.deterministic:
         deterministic()
     ctx = build(options.backend or ("nccl" if torch.cuda.is_available() else "gloo"))
-    folder = None if options.check else goes_on_from(options)
+    folder = goes_on_from(options)
     found = newest(folder) if folder else None
     seed = found[1]["seed"] if found else options.seed or 0
     if options.seed not in (None, seed):
