@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -42,6 +41,7 @@ from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.search.run import STRATEGIES, run
+from unity_ir.tools.command_line import Parser, exit_code
 
 PLANS = ("data-parallel", "expert", "joint")
 TYPES = ("f32", "bf16")
@@ -273,11 +273,6 @@ def report(rows: Sequence[Row], asked: Asked, options: Namespace) -> dict[str, o
 # --- the command line
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
-
-
 def _list(known: Sequence[str], what: str, text: str) -> list[str]:
     found = [name for name in text.split(",") if name]
     for name in found or [text]:
@@ -286,8 +281,8 @@ def _list(known: Sequence[str], what: str, text: str) -> list[str]:
     return found
 
 
-def _parser() -> ArgumentParser:
-    parser = _Parser(prog="unity-aot", description="Compiles the kernels of models' programs ahead of time.")
+def _parser() -> Parser:
+    parser = Parser(prog="unity-aot", description="Compiles the kernels of models' programs ahead of time.")
     parser.add_argument("--version", action="version", version=f"unity-aot {__version__}")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="of the zoo, such as gpt2,layers=2 (default: all)")
     parser.add_argument(
@@ -337,15 +332,7 @@ def check(options: Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
-    try:
-        return check(_parser().parse_args(argv))
-    except UnityError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}" if error.filename else f"unity-aot: {error}", file=sys.stderr)
-    return 1
+    return exit_code(_parser(), check, argv)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -23,7 +23,7 @@ from math import inf
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -48,6 +48,7 @@ from unity_ir.search.run import run
 from unity_ir.search.space import Spaces
 from unity_ir.search.tables import operator_table
 from unity_ir.tdl.kinds import KINDS
+from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.graphs import read_graphs
 
 if TYPE_CHECKING:
@@ -306,13 +307,8 @@ def write(path: Path, text: str) -> None:
 # --- the command line
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
-
-
-def _parser() -> ArgumentParser:
-    parser = _Parser(prog="unity-profile", description="Measures operators and collectives for the cost model.")
+def _parser() -> Parser:
+    parser = Parser(prog="unity-profile", description="Measures operators and collectives for the cost model.")
     parser.add_argument("--version", action="version", version=f"unity-profile {__version__}")
     parser.add_argument(
         "models",
@@ -399,15 +395,7 @@ def _print(found: Mapping[str, Fit], path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
-    try:
-        return profile(_parser().parse_args(argv))
-    except UnityError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}" if error.filename else f"unity-profile: {error}", file=sys.stderr)
-    return 1
+    return exit_code(_parser(), profile, argv)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -28,16 +28,12 @@ from unity_ir.rules.generate.report import rows, summary
 from unity_ir.rules.generate.run import Report, generate
 from unity_ir.rules.generate.space import PARALLEL, Space
 from unity_ir.rules.text import rule_text
+from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.import_rules import import_collection, import_options
 from unity_ir.tools.library_rules import SUBCOMMANDS as LIBRARY
 
 OPERATORS = "matmul,add,mul,relu,concat,split,transpose"
 """Those of `generate` where none are named."""
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UnityError(f"unity-rules: {message}; see unity-rules --help")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -111,10 +107,10 @@ SUBCOMMANDS: Mapping[str, tuple[str, Callable[[ArgumentParser], None], Callable[
 """By name: what it does, its options, and the function that does it and returns the exit code."""
 
 
-def _parser() -> ArgumentParser:
-    parser = _Parser(prog="unity-rules", description="Makes, proves and shows substitutions.")
+def _parser() -> Parser:
+    parser = Parser(prog="unity-rules", description="Makes, proves and shows substitutions.")
     parser.add_argument("--version", action="version", version=f"unity-rules {__version__}")
-    commands: Any = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    commands: Any = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     for name, (text, options, _) in SUBCOMMANDS.items():
         options(commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}."))
     return parser
@@ -122,17 +118,8 @@ def _parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
-    try:
-        options = _parser().parse_args(argv)
-        return SUBCOMMANDS[options.command][2](options)
-    except UnityError as error:
-        print(error, file=sys.stderr)
-    except KeyboardInterrupt:
-        print("unity-rules: stopped; with the same --state it goes on from there", file=sys.stderr)
-        return 130
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}" if error.filename else f"unity-rules: {error}", file=sys.stderr)
-    return 1
+    again = "stopped; with the same --state it goes on from there"
+    return exit_code(_parser(), lambda options: SUBCOMMANDS[options.command][2](options), argv, again)
 
 
 if __name__ == "__main__":

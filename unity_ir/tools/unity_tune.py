@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import platform
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table as Shown
@@ -36,6 +36,7 @@ from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.layout import devices_of
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.search.run import run
+from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.graphs import read_graphs
 
 if TYPE_CHECKING:
@@ -105,13 +106,8 @@ def describe(machine: str) -> dict[str, str]:
     }
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
-
-
-def _parser() -> ArgumentParser:
-    parser = _Parser(prog="unity-tune", description="Measures what operators' implementations take, for emission.")
+def _parser() -> Parser:
+    parser = Parser(prog="unity-tune", description="Measures what operators' implementations take, for emission.")
     parser.add_argument("--version", action="version", version=f"unity-tune {__version__}")
     parser.add_argument("models", nargs="+", metavar="MODEL", help="of the zoo, such as gpt2,layers=2, or FILE.pcg")
     parser.add_argument("--machine", default="box:1", metavar="M", help="whose plan (default: %(default)s)")
@@ -178,15 +174,7 @@ def show(table: Table) -> None:
 
 def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> int:
     """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
-    try:
-        return work(_parser().parse_args(argv), measure)
-    except UnityError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}" if error.filename else f"unity-tune: {error}", file=sys.stderr)
-    return 1
+    return exit_code(_parser(), lambda options: work(options, measure), argv)
 
 
 if __name__ == "__main__":
