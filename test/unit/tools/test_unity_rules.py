@@ -46,7 +46,7 @@ def test_two_processes_find_what_one_does(tmp_path: Path):
     ("argv", "message"),
     [
         ([], "unity-rules: the following arguments are required: command; see unity-rules --help"),
-        (["generate", "--size", "x"], "unity-rules generate: argument --size: invalid int value: 'x'; see unity-rules gen"),
+        (["generate", "--size", "x"], "unity-rules generate: argument --size: invalid int value: 'x'"),
         (["generate", "--operators", "rellu"], "pcg.rellu: unknown operator; did you mean relu"),
         (["generate", "--operators", ""], "unity-rules: no operators are given; name one, such as relu"),
         (["generate", "--jobs", "0"], "unity-rules: --jobs is 1 or more"),
