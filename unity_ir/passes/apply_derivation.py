@@ -8,6 +8,8 @@ from pathlib import Path
 from unity_ir.errors import UnityError
 from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.graph import Graph
+from unity_ir.rules.derivation import Derivations
+from unity_ir.rules.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,34 @@ class ApplyDerivation(GraphPass):
     rules: str | None = None
     """A file of rules to find them in, instead of the library."""
 
+    unproved: bool = False
+    """Apply rules even if they are not proved; the function then names them."""
+
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
-        from unity_ir.rules.derivation import parse_derivations, replay
-        from unity_ir.rules.library import group, read
+        from unity_ir.rules.derivation import replay
+
+        found = self._steps()
+        return replay(graph, (*found.get("", ()), *found.get(graph.name, ())), self._known(), self.unproved)
+
+    def unproved_rules(self) -> tuple[str, ...]:
+        from unity_ir.rules.library import find
+        from unity_ir.rules.trust import unproved
+
+        if not self.unproved:
+            return ()
+        names = dict.fromkeys(step.rule for steps in self._steps().values() for step in steps)
+        return tuple(case for name in names for case in unproved(find(name, self._known())))
+
+    def _steps(self) -> Derivations:
+        from unity_ir.rules.derivation import parse_derivations
 
         try:
             text = Path(self.file).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise UnityError(f"{self.file}: byte {error.start} is not UTF-8 text") from error
-        found = parse_derivations(text, self.file)
-        known = None if self.rules is None else group(read(self.rules))
-        return replay(graph, (*found.get("", ()), *found.get(graph.name, ())), known)
+        return parse_derivations(text, self.file)
+
+    def _known(self) -> dict[str, Rule] | None:
+        from unity_ir.rules.library import group, read
+
+        return None if self.rules is None else group(read(self.rules))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from unity_ir.errors import UnityError
 from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.graph import Graph
+from unity_ir.rules.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,18 @@ class ApplyRule(GraphPass):
     given: str = ""
     """Values for symbols that no match gives: `"d=2,e=4"`."""
 
+    unproved: bool = False
+    """Apply it even if it is not proved; the function then says so."""
+
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         from unity_ir.rules.check import free
         from unity_ir.rules.derivation import apply_at, parse_given
-        from unity_ir.rules.library import find, group, read
+        from unity_ir.rules.trust import check_trusted
 
         if self.function not in (None, graph.name):
             return graph
-        rule = find(self.rule, None if self.file is None else group(read(self.file)))
+        rule = self._rule()
+        check_trusted(rule, self.unproved, graph)
         given = dict(parse_given(self.given))
         if self.at is not None:
             return apply_at(graph, rule, self.at, given)
@@ -53,3 +58,13 @@ class ApplyRule(GraphPass):
             )
             raise UnityError(f"{rule.name}: applies nowhere in @{graph.name}{hint}")
         return after
+
+    def unproved_rules(self) -> tuple[str, ...]:
+        from unity_ir.rules.trust import unproved
+
+        return unproved(self._rule()) if self.unproved else ()
+
+    def _rule(self) -> Rule:
+        from unity_ir.rules.library import find, group, read
+
+        return find(self.rule, None if self.file is None else group(read(self.file)))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
@@ -16,6 +16,9 @@ from unity_ir.dialects.machine import module_machine
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph
+
+UNPROVED = "pcg.unproved"
+"""The function attribute that names rules which were applied without a proof."""
 
 ModuleMachine = Callable[[], Machine | None]
 
@@ -28,12 +31,18 @@ class GraphPass(ModulePass, ABC):
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """The graph to take the place of this one. `machine()` is the module's, if it has one."""
 
+    def unproved_rules(self) -> tuple[str, ...]:
+        """The rules it has applied without a proof, which the function then names."""
+        return ()
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for func in pcg_functions(op):
             try:
                 graph = to_graph(func)
                 new = self.rewrite(graph, lambda: module_machine(op))
                 if new is not graph:
-                    replace_function(func, new)
+                    made = replace_function(func, new)
+                    if names := self.unproved_rules():
+                        made.attributes[UNPROVED] = ArrayAttr(map(StringAttr, names))
             except UnityError as error:
                 raise PassFailedException(str(error)) from error

@@ -7,6 +7,7 @@ from functools import cache
 from unity_ir.errors import UnityError
 from unity_ir.rules.library import families, family, find, group, rules
 from unity_ir.rules.rule import Rule
+from unity_ir.rules.trust import check_trusted
 
 SEARCHED = (
     "fuse-activation",
@@ -23,6 +24,9 @@ SEARCHED = (
 
 FAMILIES = ("algebraic", "conv", "embedding")
 """The families they are in: no other text is read for them."""
+
+UNPROVED = "unproved"
+"""Among the names: rules are taken even if they are not proved."""
 
 WITHOUT = "~"
 """Before the name of what is left out."""
@@ -41,16 +45,22 @@ def selected(text: str) -> tuple[Rule, ...]:
     The rules that are asked for, in the order they are tried.
 
     Names are put together with `+`: `common` (those in `SEARCHED`), `library` (all, these first), `none`, a family, a
-    rule; `~` before a name leaves it out: `library+~fuse-activation`. Raises `UnityError` for unknown names.
+    rule; `~` before a name leaves it out: `library+~fuse-activation`. Rules are proved, but for the word `unproved`
+    among the names. Raises `UnityError` for unknown names, and for rules that are not proved.
     """
     found: dict[str, Rule] = {}
-    for name in filter(None, (n.strip() for n in text.split("+"))):
+    names = [n for n in (n.strip() for n in text.split("+")) if n]
+    for name in names:
+        if name == UNPROVED:
+            continue
         some = _named(name.removeprefix(WITHOUT))
         for rule in some:
             if name.startswith(WITHOUT):
                 found.pop(rule.name, None)
             else:
                 found.setdefault(rule.name, rule)
+    for rule in found.values():
+        check_trusted(rule, UNPROVED in names)
     return tuple(found.values())
 
 

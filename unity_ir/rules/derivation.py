@@ -22,6 +22,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.rules.library import find
 from unity_ir.rules.pattern import Bindings
 from unity_ir.rules.rule import Rule
+from unity_ir.rules.trust import check_trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +91,19 @@ def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -
     raise UnityError(f"{rule.name}: does not apply at {at} of @{graph.name}; {hint}")
 
 
-def replay(graph: Graph, steps: Iterable[Application], known: dict[str, Rule] | None = None) -> Graph:
+def replay(
+    graph: Graph, steps: Iterable[Application], known: dict[str, Rule] | None = None, unproved: bool = False
+) -> Graph:
     """
     The graph after a derivation; `known` are rules beside which the library's are not looked for.
 
-    Raises `UnityError` for unknown rules, and steps that cannot be done.
+    Raises `UnityError` for unknown rules, rules without a proof unless `unproved`, and steps that cannot be done.
     """
     for number, step in enumerate(steps, 1):
         try:
-            graph = apply_at(graph, find(step.rule, known), step.at, dict(step.given))
+            rule = find(step.rule, known)
+            check_trusted(rule, unproved, graph)
+            graph = apply_at(graph, rule, step.at, dict(step.given))
         except UnityError as error:
             raise UnityError(f"step {number}: {error}") from error
     return graph

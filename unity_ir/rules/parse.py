@@ -148,8 +148,10 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
     def strings(self, *items: Token) -> tuple[str, ...]:
         return tuple(s[1:-1] for s in items)
 
-    def proof(self, verdict: Token, seconds: float, assumed: tuple[str, ...] | None) -> ProofRecord:
-        return ProofRecord(verdict[1:-1], seconds, assumed or ())
+    def proof(
+        self, verdict: Token, seconds: float, assumed: tuple[str, ...] | None, digest: Token | None
+    ) -> ProofRecord:
+        return ProofRecord(verdict[1:-1], seconds, assumed or (), digest[1:-1] if digest else "")
 
     def attributes(self, *flags: bool | ProofRecord | None) -> _Flags:
         return _Flags(True in flags, next((f for f in flags if isinstance(f, ProofRecord)), None))

@@ -91,6 +91,8 @@ class ProofRecord:
     verdict: str
     seconds: float
     assumed: tuple[str, ...] = ()
+    digest: str = ""
+    """Of what the proof is of: see `rules.trust`."""
 
 
 @dataclass(frozen=True, slots=True)

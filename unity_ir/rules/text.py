@@ -71,7 +71,8 @@ def rule_text(rule: Substitution) -> str:
 
 def _proof_text(proof: ProofRecord) -> str:
     assumed = f", assumed = [{', '.join(map(_quoted, proof.assumed))}]" if proof.assumed else ""
-    return f"proof = {{verdict = {_quoted(proof.verdict)}, seconds = {proof.seconds!r}{assumed}}}"
+    digest = f", digest = {_quoted(proof.digest)}" if proof.digest else ""
+    return f"proof = {{verdict = {_quoted(proof.verdict)}, seconds = {proof.seconds!r}{assumed}{digest}}}"
 
 
 def applications(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Operation, int]]:

@@ -70,9 +70,11 @@ class Spelled:
     """Windows of results, and the sizes of their dims."""
 
 
-def spell(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue]) -> Spelled:
-    """The line spelled out as at these shapes and attributes. Raises `UnityError` as `bind` does."""
-    return Binder(line, shapes, check_attributes(line, attributes), (), keep=True).spell()
+def spell(
+    line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()
+) -> Spelled:
+    """The line spelled out as at these shapes, attributes and element types. Raises `UnityError` as `bind` does."""
+    return Binder(line, shapes, check_attributes(line, attributes), dtypes, keep=True).spell()
 
 
 class Binder(Extents):

@@ -13,6 +13,7 @@ from rich.table import Table
 from unity_ir.rules.foreign import Imported, import_rules
 from unity_ir.rules.pattern import ProofRecord, Substitution
 from unity_ir.rules.text import rule_text
+from unity_ir.rules.trust import digest
 
 
 def import_options(parser: ArgumentParser) -> None:
@@ -24,11 +25,15 @@ def import_options(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print verdicts as JSON")
 
 
+PROVED = ("proved", "almost everywhere")
+"""Verdicts on rules that are written."""
+
+
 def import_collection(options: Namespace) -> int:
     """Runs `unity-rules import`. Raises `UnityError` where the file is no collection."""
     report = import_rules(options.collection, options.seed)
     if options.output is not None:
-        proved = [_recorded(r, r.rule) for r in report.rules if r.verdict == "proved" and r.rule is not None]
+        proved = [_recorded(r, r.rule) for r in report.rules if r.verdict in PROVED and r.rule is not None]
         text = "\n\n".join(map(rule_text, proved))
         options.output.write_text(f"// The rules of {options.collection.name} that are proved.\n\n{text}\n", "utf-8")
     if options.json:
@@ -39,11 +44,11 @@ def import_collection(options: Namespace) -> int:
     for heading in ("rule", "verdict", "why"):
         table.add_column(heading, no_wrap=heading != "why")
     for rule in report.rules:
-        if options.all or rule.verdict != "proved":
+        if options.all or rule.verdict not in PROVED:
             table.add_row(rule.name, rule.verdict, rule.detail)
     Console().print(table)
     return 0
 
 
 def _recorded(imported: Imported, rule: Substitution) -> Substitution:
-    return replace(rule, proof=ProofRecord(imported.verdict, round(imported.seconds, 3)))
+    return replace(rule, proof=ProofRecord(imported.verdict, round(imported.seconds, 3), (), digest(rule)))

@@ -23,6 +23,7 @@ from unity_ir.rules.pattern import ProofRecord, Substitution
 from unity_ir.rules.proof.obligations import obligations
 from unity_ir.rules.proof.prove import Proof, prove
 from unity_ir.rules.text import rule_text, side_text
+from unity_ir.rules.trust import LIBRARY, digest, kept_text
 
 Subcommand = tuple[str, Callable[[ArgumentParser], None], Callable[[Namespace], int]]
 
@@ -81,8 +82,12 @@ def _show(options: Namespace) -> int:
     return 0
 
 
+CLAIM = "for all sizes, degrees, attributes and element types at which both sides are well typed, gradients included"
+"""What is proved of a rule."""
+
+
 def _words(proof: Proof) -> str:
-    detail = f": {proof.detail}" if proof.detail else " for all sizes, degrees and attributes"
+    detail = f": {proof.detail}" if proof.detail else f" {CLAIM}"
     return f"{proof.verdict}{detail} ({1000 * proof.seconds:.0f} ms)"
 
 
@@ -94,22 +99,25 @@ def _prove_options(parser: ArgumentParser) -> None:
 
 
 def _prove(options: Namespace) -> int:
-    """Proves the rules of a file. The exit code is 1 if any is not proved."""
+    """Proves the rules of a file. The exit code is 1 if any may not be applied before a graph is differentiated."""
     proofs = [(rule, prove(rule)) for rule in library.read(options.file)]
     for rule, proof in proofs:
         print(f"{rule.name}: {_words(proof)}")
     if options.output is not None:
         texts = [
-            rule_text(replace(rule, proof=ProofRecord(proof.verdict, round(proof.seconds, 3))))
+            rule_text(replace(rule, proof=ProofRecord(proof.verdict, round(proof.seconds, 3), (), digest(rule))))
             for rule, proof in proofs
-            if proof.proved
+            if proof.trainable
         ]
         options.output.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-    return 0 if all(proof.proved for _, proof in proofs) else 1
+    return 0 if all(proof.trainable for _, proof in proofs) else 1
 
 
 def _check_options(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print counts and times as JSON")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help=f"write the verdicts on the library's rules: its {LIBRARY}"
+    )
 
 
 def _check(options: Namespace) -> int:
@@ -118,12 +126,14 @@ def _check(options: Namespace) -> int:
     begin = perf_counter()
     found: dict[str, list[tuple[str, Proof]]] = {"rules of the library": [], "parallelization of operators": []}
     quiet = not console.is_terminal
-    for rule in track(library.load(), "library", console=console, transient=True, disable=quiet):
-        found["rules of the library"].append((rule.name, prove(rule)))
+    proofs = [(r, prove(r)) for r in track(library.load(), "library", console=console, transient=True, disable=quiet)]
+    found["rules of the library"] = [(rule.name, proof) for rule, proof in proofs]
+    if options.write is not None:
+        options.write.write_text(kept_text(proofs), encoding="utf-8")
     for operator in track(operators().values(), "operators", console=console, transient=True, disable=quiet):
         found["parallelization of operators"] += [(f"{o.operator}: {o.about}", o.proof) for o in obligations(operator)]
-    failed = [(name, proof) for proofs in found.values() for name, proof in proofs if not proof.proved]
-    counts = {what: dict(Counter(p.verdict for _, p in proofs)) for what, proofs in found.items()}
+    failed = [(name, proof) for those in found.values() for name, proof in those if not proof.trainable]
+    counts = {what: dict(Counter(p.verdict for _, p in those)) for what, those in found.items()}
     seconds = perf_counter() - begin
     if options.json:
         names = [{"name": name, "verdict": p.verdict, "detail": p.detail} for name, p in failed]

@@ -31,6 +31,7 @@ def from_rule(rule: Substitution) -> RuleOp:
                 "verdict": StringAttr(rule.proof.verdict),
                 "seconds": FloatAttr(rule.proof.seconds, f64),
                 "assumed": ArrayAttr(map(StringAttr, rule.proof.assumed)),
+                **({"digest": StringAttr(rule.proof.digest)} if rule.proof.digest else {}),
             }
         )
     return RuleOp.create(properties=properties, regions=[_region(rule, rule.source), _region(rule, rule.target)])
@@ -119,7 +120,10 @@ def _proof(attribute: DictionaryAttr) -> ProofRecord:
     texts = [a.data for a in _items(assumed) if isinstance(a, StringAttr)]
     if not isinstance(verdict, StringAttr) or not isinstance(seconds, FloatAttr):
         raise UnityError(f"subst.rule: the proof is {attribute}; it must have a verdict and seconds")
-    return ProofRecord(verdict.data, seconds.value.data, tuple(texts))
+    digest = found.get("digest")
+    return ProofRecord(
+        verdict.data, seconds.value.data, tuple(texts), digest.data if isinstance(digest, StringAttr) else ""
+    )
 
 
 def _items(attribute: Attribute | None) -> Sequence[Attribute]:

@@ -60,7 +60,9 @@ class RuleOp(IRDLOperation):
     exact = opt_prop_def(UnitAttr)
     """It only moves and copies numbers: both sides round alike."""
     proof = opt_prop_def(DictionaryAttr)
-    """`verdict`, `seconds` and what was `assumed`; absent where nothing has been proved."""
+    """
+    `verdict`, `seconds`, what was `assumed` and the `digest` of what was proved. Nothing is applied because of it.
+    """
 
     source = region_def("single_block")
     target = region_def("single_block")

@@ -85,6 +85,8 @@ def identity(ones: Term, size: str) -> Result:
 
     j is counted: all the ones, less those from j on.
     """
+    # As numbers of 64 bits, of which every position is one.
+    ones = op("cast", ones, to="f64")
     from_here_on = op("cumsum_grad", ones, dim=0, size=size, degrees="1")
     row = op("cast", op("sub", op("reduce_sum", ones, dim=0), from_here_on), to="i64")
     return op("cast", op("one_hot", row, classes=size), to="f64")

@@ -24,9 +24,10 @@ from unity_ir.rules.axioms.parallel import statements
 from unity_ir.rules.axioms.taso import axioms
 from unity_ir.rules.pattern import Attribute, Input, Operation, Parameter, Substitution, Term
 from unity_ir.rules.poly import Poly, number, symbol
+from unity_ir.rules.proof.cases import given_names, inputs_at, pack_ranks, spelled_at, tensors
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.lines import Lines
-from unity_ir.rules.proof.prove import Proof, given_names, inputs_at, pack_ranks, spelled_at, tensors
+from unity_ir.rules.proof.prove import Proof
 from unity_ir.rules.proof.sides import packs
 from unity_ir.tdl.syntax import AttrValue
 
@@ -142,7 +143,8 @@ def _integer(poly: Poly, symbols: Mapping[str, Any]) -> Any:
 def _instance(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str], free: bool) -> _Instance:
     """A rule in Z3's words; `free` if its inputs and sizes are to be quantified."""
     kind = z3.FreshConst if free else None
-    lines = Lines(dict(spelled_at(rule, ranks, given)), given)
+    sample, _ = spelled_at(rule, ranks, given)
+    lines = Lines(dict(sample), given)
     fixed = {f"#{p}": number(rank) for p, rank in ranks.items()}
     known = inputs_at(rule, ranks)
     names = [s for s in lines.sample if not s.startswith("#")] + [p for p, v in given.items() if not isinstance(v, str)]

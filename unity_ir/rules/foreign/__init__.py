@@ -24,8 +24,9 @@ from unity_ir.rules.proof.prove import prove
 @dataclass(frozen=True, slots=True)
 class Imported:
     """
-    A rule, and what became of it: `proved`, `refuted`, `undecided`, `ill-typed`, `disconnected` (its source is two
-    patterns), `unbound` (its target has an input that its source has not) or `unsupported`; `detail` says why.
+    A rule, and what became of it: a verdict of the prover (`rules.proof.prove`), `ill-typed`, `disconnected` (its
+    source is two patterns), `unbound` (its target has an input that its source has not) or `unsupported`; `detail`
+    says why.
     """
 
     name: str

@@ -31,6 +31,8 @@ def rows(report: Report) -> list[tuple[str, str, str, str]]:
         ("minimal", counts.minimal, "", ""),
         ("  for all sizes", counts.generalised, "", ""),
         ("  proved", counts.proved, "", ""),
+        ("  proved but at ties", counts.almost_everywhere, "", ""),
+        ("  proved forward only", counts.forward_only, "", ""),
         ("  undecided", counts.undecided, "", ""),
         ("  refuted", counts.refuted, "", ""),
         ("  superfluous", counts.superfluous, "", ""),

@@ -29,6 +29,7 @@ from unity_ir.rules.pattern import Attribute, Input, Operation, ProofRecord, Sub
 from unity_ir.rules.pattern import Result as PatternResult
 from unity_ir.rules.proof.prove import Proof
 from unity_ir.rules.text import rule_text
+from unity_ir.rules.trust import digest
 
 BATCH = 8
 """Equations proved at once; the same for any number of processes, so that the outcome is, too."""
@@ -61,6 +62,10 @@ class Counts:
     generalised: int = 0
     """With symbols for sizes."""
     proved: int = 0
+    almost_everywhere: int = 0
+    """Values are proved equal; gradients are, but perhaps at ties."""
+    forward_only: int = 0
+    """Values are proved equal, gradients are not."""
     undecided: int = 0
     refuted: int = 0
     superfluous: int = 0
@@ -69,6 +74,11 @@ class Counts:
     """Of several results, proved."""
     ranks: int = 0
     """Of all rules, those that hold for any number of leading dims."""
+
+    def add(self, proof: Proof) -> None:
+        """Counts a verdict."""
+        name = proof.verdict.replace(" ", "_")
+        setattr(self, name, getattr(self, name) + 1)
 
 
 @dataclass
@@ -200,8 +210,8 @@ class _Run:
                     self.counts.generalised -= 1
                     continue
                 self.proofs.append(proof.seconds)
-                setattr(self.counts, proof.verdict, getattr(self.counts, proof.verdict) + 1)
-                if proof.proved:
+                self.counts.add(proof)
+                if proof.forward:
                     rules.add(made.rule)
                     accepted.append((number, proof.seconds))
                     kept.append((pairs[number], _proved(made, proof)))
@@ -225,7 +235,7 @@ class _Run:
         made = [g for i, (_, g) in enumerate(kept) if i not in drop]
         wide = self._not_composite(joined, [g.rule for g in made])
         proofs = provers([g.rule for g in wide])
-        proved = [_proved(g, p) for g, p in zip(wide, proofs, strict=True) if p.proved]
+        proved = [_proved(g, p) for g, p in zip(wide, proofs, strict=True) if p.forward]
         self.counts.joined = len(proved)
         self.proofs += [p.seconds for p in proofs]
         return list(self._any_rank([*made, *proved], provers))
@@ -250,13 +260,14 @@ class _Run:
         self.progress("any number of dims", 0, len(tried))
         found: dict[int, Substitution] = {}
         for (i, rule), proof in zip(tried, provers([r for _, r in tried]), strict=True):
-            if proof.proved:
+            if proof.forward:
                 found.setdefault(i, replace(rule, proof=_record(proof)))
         self.counts.ranks = len(found)
         yield from (found.get(i, g.rule) for i, g in enumerate(rules))
 
 
 def _record(proof: Proof) -> ProofRecord:
+    """The record of a proof; what it is of is said once the rule has its last form."""
     return ProofRecord(proof.verdict, round(proof.seconds, 3))
 
 
@@ -276,7 +287,8 @@ def _named(rules: Sequence[Substitution]) -> list[Substitution]:
         name = "-".join(ops)
         counts[name] = counts.get(name, 0) + 1
         rule = _without_defaults(rule)
-        out.append(replace(rule, name=name if counts[name] == 1 else f"{name}-{counts[name]}"))
+        proof = rule.proof and replace(rule.proof, digest=digest(rule))
+        out.append(replace(rule, name=name if counts[name] == 1 else f"{name}-{counts[name]}", proof=proof))
     return out
 
 

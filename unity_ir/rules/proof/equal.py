@@ -35,7 +35,10 @@ CASES = 64
 """Cases a proof may split into."""
 
 BINDERS = 5
-"""Bound indices of one sum whose orders are tried."""
+"""Bound indices of one sum all of whose orders are tried."""
+
+COMMUTATIVE = ("+", "*")
+"""Functions of two arguments in either order: arithmetic, where it is told how it rounds."""
 
 
 class Undecided(Exception):
@@ -52,31 +55,33 @@ class Verdict:
 
 def equal(left: Form, right: Form, facts: Facts) -> Verdict:
     """Whether two forms are equal wherever the facts hold."""
+    if left == right:
+        return Verdict(True)
     difference = (*left, *scaled(right, -1))
     try:
-        cases = list(_cases(difference, facts))
+        for case, settled in _cases(difference, facts):
+            rest = _cancelled(settled, case)
+            if rest:
+                return Verdict(False, f"these do not cancel: {'; '.join(map(mono_text, rest[:4]))}")
     except Undecided as reason:
         return Verdict(False, str(reason))
-    for case in cases:
-        rest = _cancelled(_settled(difference, case), case)
-        if rest:
-            return Verdict(False, f"these do not cancel: {'; '.join(map(mono_text, rest[:4]))}")
     return Verdict(True)
 
 
-def _cases(form: Form, facts: Facts) -> Iterator[Facts]:
-    """Facts with every guard on free indices decided."""
-    pending = [facts]
+def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
+    """Facts with every guard on free indices decided, and the form where they hold."""
+    pending = [(facts, form)]
     made = 0
     while pending:
-        case = pending.pop()
-        guard = next(_open_guards(_settled(form, case), case), None)
+        case, before = pending.pop()
+        settled = _settled(before, case)
+        guard = next(_open_guards(settled, case), None)
         if guard is None:
-            yield case
+            yield case, settled
             continue
         for constraints in ((guard,), *((c,) for c in guard.negated())):
             if not case.contradict(constraints):
-                pending.append(case.also(constraints))
+                pending.append((case.also(constraints), settled))
                 made += 1
         if made > CASES:
             raise Undecided(f"more than {CASES} cases of guards")
@@ -178,9 +183,7 @@ def _as(one: Mono, other: Mono, facts: Facts) -> Mono | None:
         return None
     if sorted(map(_shape, one.factors), key=repr) != sorted(map(_shape, other.factors), key=repr):
         return None
-    if len(one.binders) > BINDERS:
-        return None
-    for names in permutations(one.binders):
+    for names in _orders(one.binders):
         values = {old: symbol(new) for old, new in zip(other.binders, names, strict=True)}
         domain = frozenset(c.substitute(values) for c in other.domain)
         factors = [substitute_factor(f, values) for f in other.factors]
@@ -188,6 +191,11 @@ def _as(one: Mono, other: Mono, facts: Facts) -> Mono | None:
         if _pair_up(list(one.factors), factors, inner):
             return Mono(other.coefficient, one.binders, domain, one.factors)
     return None
+
+
+def _orders(binders: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Orders of bound indices; of many only that of their names, which normal forms give by where they first occur."""
+    return permutations(binders) if len(binders) <= BINDERS else iter((binders,))
 
 
 def _pair_up(left: list[Factor], right: list[Factor], facts: Facts) -> bool:
@@ -211,8 +219,9 @@ def _same(one: Factor, other: Factor, facts: Facts) -> bool:
             return all(x == y or facts.imply(Constraint(x - y, equal=True)) for x, y in zip(a, b, strict=True))
         case Value(a), Value(b):
             return facts.imply(Constraint(symbol(a) - symbol(b), equal=True))
-        case Apply(_, a), Apply(_, b):
-            return all(_zero(x, y, facts) for x, y in zip(a, b, strict=True))
+        case Apply(function, a), Apply(_, b):
+            orders = (b, b[::-1]) if function in COMMUTATIVE else (b,)
+            return any(all(_zero(x, y, facts) for x, y in zip(a, o, strict=True)) for o in orders)
         case Extreme(_, a), Extreme(_, b):
             return _same_extremes(a, b, facts)
         case _:
@@ -231,9 +240,9 @@ def _same_extremes(left: Sequence[Bound], right: Sequence[Bound], facts: Facts) 
 
 
 def _same_bound(one: Bound, other: Bound, facts: Facts) -> bool:
-    if len(one.binders) != len(other.binders) or len(one.binders) > BINDERS:
+    if len(one.binders) != len(other.binders):
         return False
-    for names in permutations(one.binders):
+    for names in _orders(one.binders):
         values = {old: symbol(new) for old, new in zip(other.binders, names, strict=True)}
         domain = frozenset(c.substitute(values) for c in other.domain)
         alike = one.domain == domain or (

@@ -21,6 +21,7 @@ from typing import TypeAlias
 from unity_ir.rules.poly import Poly, number, symbol
 
 _numbers = count()
+"""Numbers of fresh symbols."""
 
 REAL = "$"
 """What the symbols of attributes begin with that are no integers: nothing is concluded from how they compare."""
@@ -29,6 +30,15 @@ REAL = "$"
 def fresh(stem: str) -> str:
     """A symbol nothing else has."""
     return f"{stem.split('#')[0]}#{next(_numbers)}"
+
+
+def restart() -> None:
+    """
+    Begin to number fresh symbols anew, so that equal claims are about equal symbols and their questions have been
+    answered before. Forms from before and after may not be mixed.
+    """
+    global _numbers
+    _numbers = count()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,13 @@ from unity_ir.rules.proof.forms import (
     summed,
     times,
 )
-from unity_ir.rules.proof.tensors import PADDING, Position, Tensor, Undivided, divided, padded, reshaped
+from unity_ir.rules.proof.normal import CONDITIONS
+from unity_ir.rules.proof.tensors import PADDING, Position, Tensor, Undivided, divided, padded, reshaped, unbroadcast
 from unity_ir.tdl import syntax
 from unity_ir.tdl.bind import Spelled, spell
+from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
+    NOT_FLOATING,
     Access,
     Affine,
     AttrValue,
@@ -78,14 +81,25 @@ class Lines:
     """Sizes whose indices are made as quotient and remainder by another."""
     sizes: dict[Poly, Poly] = field(default_factory=dict[Poly, Poly])
     """The size of the dim each index runs over."""
+    rounds: bool = True
+    """
+    Casts that may change a number are functions of which nothing is known; otherwise those to floating point are
+    not.
+    """
+    exact: bool = False
+    """Additions, products and sums are functions of which nothing is known, so that equal forms round alike."""
+    detached: bool = False
+    """`detach` is a function of which nothing is known; otherwise it is the identity that it is on values."""
 
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
         """An index that runs over a dim: its position, its symbols, and their constraints."""
         inner = self.splits.get(size)
         outer = None if inner is None else divided(size, inner)
-        if inner is None or outer is None:
+        if inner is None or outer is None or inner == size:
             name = fresh(stem)
             self.sizes[symbol(name)] = size
+            if inner == size:
+                self.digits[symbol(name), size] = (ZERO, symbol(name))
             return symbol(name), [name], list(box(name, size))
         quotient, names, within = self.index(stem, outer)
         remainder, more, also = self.index(stem, inner)
@@ -93,11 +107,23 @@ class Lines:
         self.digits[position, inner] = (quotient, remainder)
         return position, [*names, *more], [*within, *also]
 
+    def multiple_and_rest(self, position: Poly, inner: Poly) -> tuple[Poly, Poly] | None:
+        """
+        Quotient and remainder of `multiple * inner + index`, where the index runs over a dim of size `inner`.
+
+        Given c + i by c with i below c, returns 1 and i.
+        """
+        rest = Poly(tuple(t for t in position.terms if divided(Poly((t,)), inner) is None))
+        multiple = divided(position - rest, inner)
+        return (multiple, rest) if multiple is not None and self.sizes.get(rest) == inner else None
+
     def apply(self, name: str, operands: Sequence[Tensor], attributes: Mapping[str, Attribute]) -> list[Tensor]:
         """
         The results of an operator. Raises `Undecided` for what forms cannot say, `UnityError` where it does not apply.
         """
         operator = find_operator(name)
+        if name == "detach" and self.detached:
+            return [_detached(operands[0])]
         if not isinstance(operator.tdl, str):
             return [self._moved(name, operands[0], attributes)]
         for clause in operator.line.clauses:
@@ -106,7 +132,7 @@ class Lines:
                 raise Undecided(f"{name}: {given} says which dims there are, but depends on sizes")
         shapes = [tuple(s.at(self.sample) for s in t.shape) for t in operands]
         values = {a: self._sample(v) for a, v in attributes.items()}
-        spelled = spell(operator.line, shapes, values)
+        spelled = spell(operator.line, shapes, values, [t.dtype for t in operands])
         return Line(self, operator, spelled, operands, attributes).results()
 
     def _moved(self, name: str, of: Tensor, attributes: Mapping[str, Attribute]) -> Tensor:
@@ -117,6 +143,8 @@ class Lines:
                 return padded(of, dim, before, after, interior)
             case "reshape", tuple() as shape:
                 return reshaped(of, shape, self.digits)
+            case "broadcast_grad", tuple() as shape:
+                return unbroadcast(of, shape)
             case _:
                 raise Undecided(f"the line of {name} depends on the sizes")
 
@@ -164,8 +192,9 @@ class Line:
         self.lines = lines
         self.spelled = spelled
         self.name = operator.name
-        self.casts = any(r.elements not in (None, "int", "bool") for r in operator.line.results)
-        """Results are of an element type that an attribute gives, and not what the line makes anyway."""
+        kinds = zip(spelled.bound.operands, operator_parameters(operator.line, spelled.bound), operands, strict=True)
+        self.dtype = next((t.dtype for p, of_any, t in kinds if p.floating or of_any), "f64")
+        """The element type of results that do not say theirs."""
         self.tensors = {p.name: t for p, t in zip(spelled.bound.operands, operands, strict=True)}
         defaults = {a.name: a.default for a in operator.line.attributes if a.default is not None}
         self.attributes: dict[str, Attribute] = {}
@@ -270,13 +299,37 @@ class Line:
         shape = tuple(self._extent(i) for i in result.indices)
 
         def element(at: Position) -> Form:
-            form = self._element(result, at)
-            if not self.casts or result.dtype != "bool":
-                return form
-            # What becomes a condition is another number.
-            return (Mono(Fraction(1), (), frozenset(), (Apply(f"as {result.dtype}", (form,)),)),)
+            return self._element(result, at)
 
-        return Tensor(shape, element)
+        if isinstance(result.expr, Access) and result.dtype is not None:
+            source = self.tensors[result.expr.tensor]
+            return converted(Tensor(shape, element, source.dtype, source.stored), result.dtype, self.lines.rounds)
+        dtype = result.dtype or self.dtype
+        stored = dtype == "bool" or (dtype == self.dtype and self._selects(result.expr))
+        return Tensor(shape, element, dtype, stored)
+
+    def _selects(self, expr: Expr) -> bool:
+        """Whether every element is an element of an operand as it is stored, a negated one, or a small number."""
+        match expr:
+            case Access(tensor):
+                return self.tensors[tensor].stored
+            case Const(value):
+                return value in (0, 1, -1)
+            case Cases(branches):
+                return all(self._selects(e) for _, e in branches)
+            case Call(function, _) if function in CONDITIONS:
+                return True
+            case Call("where", (_, yes, no)):
+                return self._selects(yes) and self._selects(no)
+            case Call("relu" | "maximum" | "minimum" | "abs", args) if self.dtype not in NOT_FLOATING:
+                return all(map(self._selects, args))
+            case ReduceExpr("max" | "min", _, body):
+                return self._selects(body)
+            case ReduceExpr("sum", _, _):
+                picked = gather(expr)
+                return picked is not None and self._selects(picked.body)
+            case _:
+                return False
 
     def _extent(self, index: object) -> Poly:
         match index:
@@ -337,7 +390,7 @@ class Line:
         if len(names) == 1:
             return {names[0]: position}
         inner = product(self.extents[n] for n in names[1:])
-        found = self.lines.digits.get((position, inner))
+        found = self.lines.digits.get((position, inner)) or self.lines.multiple_and_rest(position, inner)
         if found is None:
             raise Undivided(position, inner)
         quotient, remainder = found
@@ -360,7 +413,11 @@ class Line:
             case Call("where", (condition, yes, no)):
                 return self._where(condition, self._form(yes, where), self._form(no, where), where)
             case Call(function, args):
-                return apply(function, tuple(self._form(a, where) for a in args))
+                arguments = tuple(self._form(a, where) for a in args)
+                if self.lines.exact and function == "exp":
+                    # As a product of exponentials it would round otherwise.
+                    return (Mono(Fraction(1), (), frozenset(), (Apply(function, arguments),)),)
+                return apply(function, arguments)
             case ReduceExpr():
                 return self._reduce(expr, where)
             case _:
@@ -420,6 +477,8 @@ class Line:
         return at, [Constraint(at), Constraint(size - 1 - at)]
 
     def _binary(self, op: str, left: Form, right: Form) -> Form:
+        if self.lines.exact and (as_poly(left) is None or as_poly(right) is None):
+            return _rounded(op, left, right)
         match op:
             case "+":
                 return (*left, *right)
@@ -466,10 +525,78 @@ class Line:
                     if free <= inner.keys():
                         domain += self._inside(index, size, inner)[1]
         body = self._form(expr.body, inner)
-        if expr.reducer == "sum":
+        if expr.reducer == "sum" and not (self.lines.exact and gather(expr) is None):
             return summed(body, tuple(binders), domain)
         part = Bound(tuple(binders), frozenset(domain), body)
         return (Mono(Fraction(1), (), frozenset(), (Extreme(expr.reducer, (part,)),)),)
+
+
+def operator_parameters(line: syntax.Line, bound: syntax.Bound) -> list[bool]:
+    """For every operand of a bound line, whether the written parameter takes any element type."""
+    anything = {p.name: p.kind == "any" for p in line.parameters}
+    variadic = next((p for p in line.parameters if p.variadic), None)
+    return [anything.get(p.name, variadic is not None and variadic.kind == "any") for p in bound.operands]
+
+
+def _rounded(op: str, left: Form, right: Form) -> Form:
+    """An operation of arithmetic that rounds: a function of which no more is known than what holds to the last bit."""
+    if op == "-":
+        op, right = "+", scaled(right, -1)
+    units = {constant(1): 1, constant(-1): -1}
+    if op == "+" and not (left and right):
+        return left or right
+    if op == "*" and left in units:
+        return scaled(right, units[left])
+    if op in "*/" and right in units:
+        return scaled(left, units[right])
+    return (Mono(Fraction(1), (), frozenset(), (Apply(op, (left, right)),)),)
+
+
+_SIGNIFICANT = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
+_EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8}
+_BITS = {"i64": 63, "i32": 31, "bool": 1}
+
+
+def holds_all(source: str, target: str) -> bool:
+    """
+    Whether every number of one element type is one of another, so that a cast changes none.
+
+    Given `bf16` and `f32` returns True, given `i64` and `f64` False.
+    """
+    if source == target:
+        return True
+    if target == "bool" or (source in _SIGNIFICANT and target in _BITS):
+        return False
+    if source in _BITS:
+        return _BITS[source] <= (_BITS[target] if target in _BITS else _SIGNIFICANT[target])
+    return _SIGNIFICANT[source] <= _SIGNIFICANT[target] and _EXPONENT[source] <= _EXPONENT[target]
+
+
+def converted(of: Tensor, dtype: str, rounds: bool = True) -> Tensor:
+    """
+    A tensor cast to another element type. A cast that may change a number, as it is stored, is a function of which
+    nothing is known: rounding, wrapping and truncation are never taken for the identity.
+    """
+    steps = [] if of.stored or of.dtype == dtype else [of.dtype]
+    if not holds_all(of.dtype, dtype):
+        steps.append(dtype)
+    if not rounds:
+        steps = [dtype] if dtype in NOT_FLOATING and not holds_all(of.dtype, dtype) else []
+
+    def element(at: Position) -> Form:
+        form = of.element(at)
+        for step in steps:
+            form = (Mono(Fraction(1), (), frozenset(), (Apply(f"as {step}", (form,)),)),)
+        return form
+
+    return Tensor(of.shape, element, dtype, stored=of.stored or of.dtype != dtype)
+
+
+def _detached(of: Tensor) -> Tensor:
+    def element(at: Position) -> Form:
+        return (Mono(Fraction(1), (), frozenset(), (Apply("detach", (of.element(at),)),)),)
+
+    return Tensor(of.shape, element, of.dtype, of.stored)
 
 
 def _as_number(name: str, value: Attribute) -> Poly:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from unity_ir.rules.poly import Poly, symbol
+from unity_ir.rules.poly import ZERO, Poly, symbol
 from unity_ir.rules.proof.forms import (
     Apply,
     Bound,
@@ -36,6 +36,9 @@ from unity_ir.rules.proof.forms import (
 )
 from unity_ir.rules.proof.solver import Facts
 
+CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
+"""Functions whose values are 0 and 1."""
+
 
 def normal(form: Form, facts: Facts) -> Form:
     """The form with every monomial in normal form, those that cancel left out."""
@@ -57,6 +60,7 @@ def _normal(mono: Mono, facts: Facts) -> Form:
             coefficient *= part.coefficient
             factors += part.factors
             guards |= part.domain
+    factors = _without_repeats(factors)
     mono = _pinned(Mono(coefficient, mono.binders, mono.domain | guards, tuple(factors)))
     mono = Mono(
         mono.coefficient, mono.binders, frozenset(c for c in mono.domain if not _is_fact(c, facts)), mono.factors
@@ -89,7 +93,12 @@ def _factor(factor: Factor, facts: Facts) -> Form:
                 # It is monotone; of nothing at all there is no maximum, but relu of that would be 0.
                 moved = tuple(Bound(p.binders, p.domain, apply("relu", (p.body,))) for p in inner.parts)
                 return _factor(Extreme(inner.reducer, moved), facts)
+            if function.startswith("as ") and (held := _held(function, known[0])):
+                return held
             guard = _comparison(function, known)
+            if guard is None and function == "gt" and _as_number(known[1]) == ZERO:
+                # relu(x) > 0 is x > 0.
+                known = (_under_relu(known[0]), known[1])
             return apply(function, known) if guard is None else (Mono(Fraction(1), (), frozenset({guard})),)
         case Extreme(reducer, parts):
             done = (q for p in parts for q in extremes(reducer, p, facts))
@@ -97,6 +106,42 @@ def _factor(factor: Factor, facts: Facts) -> Form:
         case _:
             pass
     return (Mono(Fraction(1), (), frozenset(), (factor,)),)
+
+
+def _held(cast: str, form: Form) -> Form:
+    """
+    What a cast leaves as it is, since every element type holds it: a condition; positions and sizes, which 64 bits
+    hold. Empty where nothing is known.
+    """
+    number = _as_number(form)
+    if number is not None and (cast in ("as f64", "as i64") or number.constant in (0, 1)):
+        if number.constant is not None:
+            return (Mono(Fraction(number.constant)),)
+        return (Mono(Fraction(1), (), frozenset(), (Read("#", (number,)),)),)
+    match form:
+        case (Mono(coefficient, (), _, factors),) if coefficient == 1 and all(
+            isinstance(f, Apply) and f.function in CONDITIONS for f in factors
+        ):
+            return form
+        case _:
+            return ()
+
+
+def _under_relu(form: Form) -> Form:
+    match form:
+        case (Mono(coefficient, (), domain, (Apply("relu", (inner,)),)),) if coefficient == 1 and not domain:
+            return inner
+        case _:
+            return form
+
+
+def _without_repeats(factors: list[Factor]) -> list[Factor]:
+    """A condition is 0 or 1, so that once is as good as twice."""
+    out: list[Factor] = []
+    for f in factors:
+        if not (isinstance(f, Apply) and f.function in CONDITIONS and f in out):
+            out.append(f)
+    return out
 
 
 def _extreme(form: Form) -> Extreme | None:

@@ -141,7 +141,8 @@ def _symbolic(operator: Operator, divided: str | None = None) -> _Symbolic:
             numbers[classes[name]] = size
     attributes = _attributes(operator, spelled, values, extents, numbers)
     assumed: list[Constraint] = []
-    lines = Lines(numbers)
+    # Of addends, each is cast by itself: how that rounds is policy, not part of what divides the operator.
+    lines = Lines(numbers, rounds=False)
     found: dict[str, tuple[Poly, ...]] = {}
     for result in spelled.bound.results:
         for access in accesses(result.expr):

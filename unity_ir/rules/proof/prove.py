@@ -1,48 +1,55 @@
 """
-Proofs of substitutions, for all sizes, degrees and attributes.
+Proofs of substitutions, for all sizes, degrees, attributes and element types at which both sides are well typed.
 
 Parallel operators are identities on meaning, so both sides are compared without them; that both have the same boundary
-types is checked at samples. A substitution is `refuted` when some sample gives different values or no degrees above 1
-fit its types, `proved` when all results are equal as forms, and `undecided` otherwise: a proof is never guessed.
+types is checked at samples. A rule means its values and its vector-Jacobian products, since rules are applied before a
+graph is differentiated. The verdicts:
+
+- `proved`: values and gradients are equal, those at ties included;
+- `almost everywhere`: values are equal, and so gradients wherever they are derivatives; at ties they are not shown to
+be; - `forward only`: values are equal, gradients are not, or not shown to be;
+- `refuted`: at some sample values differ, or no degrees above 1 fit the types;
+- `undecided`: nothing is known. A proof is never guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
-from math import lcm
-from random import Random
+from textwrap import shorten
 from time import perf_counter
-
-import numpy as np
+from typing import Literal, TypeAlias, TypedDict
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph
-from unity_ir.pcg.interpret import Array, interpret
+from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import Attribute, Input, Operation, Pack, Substitution, Term
-from unity_ir.rules.poly import Poly, number, symbol
+from unity_ir.rules.pattern import Substitution
+from unity_ir.rules.poly import Poly, symbol
+from unity_ir.rules.proof.cases import Case, cases, inputs_at, tensors
 from unity_ir.rules.proof.equal import Undecided, equal
-from unity_ir.rules.proof.forms import Constraint
+from unity_ir.rules.proof.forms import Constraint, restart
+from unity_ir.rules.proof.gradients import Product, products
 from unity_ir.rules.proof.lines import Lines
-from unity_ir.rules.proof.sides import PACK_RANKS, degrees, ill_typed, names_function, packs, parameters, samples, sides
-from unity_ir.rules.proof.solver import Facts
-from unity_ir.rules.proof.tensors import Tensor, Undivided, named
-from unity_ir.tdl.functions import ACTIVATIONS
-
-SAMPLES = 6
-"""Samples a substitution has to survive."""
+from unity_ir.rules.proof.places import check_places
+from unity_ir.rules.proof.refute import refute, refute_gradients
+from unity_ir.rules.proof.sides import ill_typed
+from unity_ir.rules.proof.solver import Answers, Facts
+from unity_ir.rules.proof.tensors import Tensor, Undivided, zeros
 
 SPLITS = 6
 """Sizes whose indices are taken apart, one after the other, before a proof is given up."""
 
+DETAIL = 240
+"""Characters of a reason that are shown: what does not cancel may be pages."""
+
+Verdict: TypeAlias = Literal["proved", "almost everywhere", "forward only", "refuted", "undecided"]
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """`verdict` is `proved`, `refuted` or `undecided`; `detail` a counterexample or the reason."""
+    """What is known of a substitution. `detail` is a counterexample or the reason."""
 
-    verdict: str
+    verdict: Verdict
     detail: str = ""
     seconds: float = 0.0
     questions: int = 0
@@ -50,87 +57,162 @@ class Proof:
 
     @property
     def proved(self) -> bool:
+        """Whether values and gradients are equal everywhere."""
         return self.verdict == "proved"
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the rule may be applied to a graph before it is differentiated."""
+        return self.verdict in ("proved", "almost everywhere")
+
+    @property
+    def forward(self) -> bool:
+        """Whether values are equal."""
+        return self.verdict in ("proved", "almost everywhere", "forward only")
 
 
 def prove(rule: Substitution, seed: int = 0) -> Proof:
-    """The verdict on a substitution."""
+    """The verdict on a substitution. Samples are drawn with `seed`."""
     begin = perf_counter()
-    verdict, detail, questions = "undecided", "", 0
+    verdict, detail, questions = _prove(rule, seed)
+    return Proof(verdict, shorten(detail, DETAIL, placeholder=" .."), perf_counter() - begin, questions)
+
+
+def _prove(rule: Substitution, seed: int) -> tuple[Verdict, str, int]:
     try:
         counterexample = ill_typed(rule) or refute(rule, seed)
         if counterexample is not None:
-            verdict, detail = "refuted", counterexample
-        else:
-            questions = sum(_prove_at(rule, ranks, given) for ranks in pack_ranks(rule) for given in given_names(rule))
-            verdict = "proved"
+            return "refuted", counterexample, 0
+        check_places(rule)
+        found, answers = list(cases(rule)), Answers()
+        for case in found:
+            if rule.exact:
+                _exact(rule, case, answers)
+            else:
+                _split(_Values(rule, case), answers)
     except (Undecided, Undivided, UnityError) as reason:
-        detail = str(reason)
+        return "undecided", str(reason), 0
     except KeyError as reason:
         # A dim that is more than a symbol may have size 1 at the sample, where lines leave its variable out.
-        detail = f"no extent is known of {reason}"
-    return Proof(verdict, detail, perf_counter() - begin, questions)
+        return "undecided", f"no extent is known of {reason}", 0
+    try:
+        for case in found:
+            _split(_Gradients(rule, case), answers)
+    except (Undecided, Undivided, UnityError, KeyError) as reason:
+        return *_without_ties(rule, found, str(reason), seed, answers), answers.questions
+    return "proved", "", answers.questions
 
 
-# --- samples ---------------------------------------------------------------------------------------------------------
+def _without_ties(
+    rule: Substitution, found: Sequence[Case], reason: str, seed: int, answers: Answers
+) -> tuple[Verdict, str]:
+    """The verdict on a rule whose values are equal, but whose gradient lines are not shown to be."""
+    different = refute_gradients(rule, seed)
+    if different is not None and different[1]:
+        return "forward only", different[0]
+    try:
+        if any(o.op == "detach" for o in rule.operations((*rule.source, *rule.target))):
+            for case in found:
+                _split(_Values(rule, case, detached=True), answers)
+        _same_differentiable(rule)
+    except (Undecided, Undivided, UnityError, KeyError) as error:
+        return "forward only", f"gradients are not shown to be equal: {error}"
+    at_ties = f"not at ties: {different[0]}" if different is not None else f"not shown at ties: {reason}"
+    return "almost everywhere", f"gradients {at_ties}"
 
 
-def refute(rule: Substitution, seed: int = 0) -> str | None:
-    """A sample at which the sides differ, in words; None if there is none among `SAMPLES`. Raises `UnityError`."""
-    for number_, bindings in enumerate(samples(rule, SAMPLES, seed)):
-        leaves, source, target = sides(rule, bindings)
-        random = np.random.default_rng([seed, number_])
-        arrays: dict[str, Array] = {}
-        for node in leaves:
-            (type,) = node.types
-            integers = random.integers(0, 2, type.shape) if type.is_integer else None
-            arrays[node.name] = random.standard_normal(type.shape) if integers is None else integers
-        values = interpret(Graph("sample", tuple(leaves), (*source, *target)), arrays, {})
-        for i, (a, b) in enumerate(zip(source, target, strict=True)):
-            apart = ~np.isclose(values[a], values[b], rtol=1e-7, atol=1e-9, equal_nan=True)
-            if apart.any():
-                at = np.unravel_index(int(np.argmax(apart)), apart.shape)
-                where = ", ".join(f"{k} = {v}" for k, v in sorted(bindings.items()))
-                left, right = float(values[a][at]), float(values[b][at])
-                return f"at {where}: result {i} at {[int(x) for x in at]} is {left:.6g} and {right:.6g}"
-    return None
+def _same_differentiable(rule: Substitution) -> None:
+    """Raises `Undecided` where the target has an operator without a gradient, so that it may not be differentiated."""
+    for operation in rule.operations(rule.target):
+        if operation.op not in PARALLEL_OPERATORS and find_operator(operation.op).gradient is None:
+            raise Undecided(f"{operation.op} has no gradient")
 
 
-# --- for all sizes ---------------------------------------------------------------------------------------------------
+# --- equality in one case --------------------------------------------------------------------------------------------
 
 
-def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
+class Options(TypedDict, total=False):
+    """Options of `Lines`."""
+
+    detached: bool
+    exact: bool
+    rounds: bool
+
+
+@dataclass(frozen=True)
+class _Values:
+    """That both sides have the same values in a case."""
+
+    rule: Substitution
+    case: Case
+    detached: bool = False
+    exact: bool = False
+
+    @property
+    def options(self) -> Options:
+        """What lines take for a function of which nothing is known."""
+        return {"detached": self.detached, "exact": self.exact}
+
+    def pairs(self, lines: Lines) -> Iterator[tuple[Tensor, Tensor]]:
+        """The tensors that have to be equal."""
+        inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
+        source, target = (
+            tensors(self.rule, side, inputs, lines, self.case.fixed)[0] for side in (self.rule.source, self.rule.target)
+        )
+        return zip(source, target, strict=True)
+
+
+@dataclass(frozen=True)
+class _Gradients:
     """
-    So many dims of each pack as a rule is proved for. Raises `Undecided` where they do not stand for all others.
-
-    Places of dims that are linear in the number of a pack's dims agree for all numbers when they do for these.
+    That both sides have the same vector-Jacobian products in a case, up to how gradients round where they are cast.
     """
-    names = packs(rule)
-    if any(sum(s.startswith("#") for s in m) > 1 for p in rule.polys for m, _ in p.terms) or any(
-        s.startswith("#") for c in rule.conditions for s in c.poly.symbols
-    ):
-        raise Undecided("numbers of dims are multiplied, or in a condition")
-    for ranks in product(PACK_RANKS, repeat=len(names)):
-        yield dict(zip(names, ranks, strict=True))
+
+    rule: Substitution
+    case: Case
+
+    @property
+    def options(self) -> Options:
+        """What lines take for a function of which nothing is known."""
+        return {"rounds": False}
+
+    def pairs(self, lines: Lines) -> Iterator[tuple[Tensor, Tensor]]:
+        """The gradients that have to be equal. One that the source does not have asks for nothing."""
+        inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
+        source, target = (
+            products(self.rule, side, inputs, lines, self.case)[0] for side in (self.rule.source, self.rule.target)
+        )
+
+        def whole(name: str, of: Product) -> Tensor:
+            if of is None:
+                return zeros(inputs[name].shape, inputs[name].dtype)
+            if not isinstance(of, Tensor):
+                raise Undecided(f"{name} has no gradient in the target")
+            return of
+
+        for name, of in source.items():
+            if of is None or isinstance(of, Tensor):
+                yield whole(name, of), whole(name, target[name])
 
 
-def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
-    """Every choice of functions for attributes that name them, and some number for the others, which stay symbols."""
-    own = parameters(rule)
-    names = [p for p, of in own.items() if names_function(of)]
-    numbers: dict[str, float | str] = dict.fromkeys((p for p in own if p not in names), 0.5)
-    for choice in product(ACTIVATIONS, repeat=len(names)):
-        yield {**numbers, **dict(zip(names, choice, strict=True))}
+def _exact(rule: Substitution, case: Case, answers: Answers) -> None:
+    """Proves that both sides have the same values and round alike. Raises `Undecided`."""
+    try:
+        _split(_Values(rule, case, exact=True), answers)
+    except (Undecided, Undivided, UnityError, KeyError) as reason:
+        raise Undecided(f"its sides are not shown to round alike; do not call it exact: {reason}") from None
 
 
-def _prove_at(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]) -> int:
-    """Proves a rule whose packs have so many dims; returns the questions asked. Raises `Undecided`."""
+def _split(claim: _Values | _Gradients, answers: Answers) -> None:
+    """Proves a claim, taking apart the indices of those sizes that it takes. Raises `Undecided`."""
     splits: dict[Poly, Poly] = {}
-    sample = spelled_at(rule, ranks, given)
+    case = claim.case
     for _ in range(SPLITS):
-        lines = Lines(dict(sample), given, splits=splits)
+        restart()
+        lines = Lines(dict(case.sample), case.given, splits=splits, **claim.options)
         try:
-            return _compare(rule, ranks, lines)
+            _compare(claim, lines, answers)
+            return
         except Undivided as need:
             size = lines.sizes.get(need.position)
             if size is None or size in splits:
@@ -139,44 +221,13 @@ def _prove_at(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, 
     raise Undecided(f"more than {SPLITS} sizes have to be taken apart")
 
 
-def spelled_at(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]) -> dict[str, int]:
-    """Values of all symbols at which lines are spelled out: none 1, so that no dim is lost."""
-    random = Random(1)
-    last: UnityError | None = None
-    symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
-    divided = degrees(rule)
-    shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))
-    for attempt in range(400):
-        values: dict[str, int | tuple[int, ...]] = {s: random.randint(2, 4 + attempt // 40) for s in symbols}
-        if attempt % 2:
-            # Sizes that degrees divide twice.
-            unit = lcm(2, *(v for s, v in values.items() if s in divided and isinstance(v, int))) ** 2
-            values |= {s: random.randint(1, 3) * unit for s in shapes - divided}
-        values |= {p: tuple(random.randint(2, 4) for _ in range(rank)) for p, rank in ranks.items()}
-        try:
-            sides(rule, {**values, **given})
-        except UnityError as error:
-            last = error
-            continue
-        found = {s: v for s, v in values.items() if isinstance(v, int)}
-        for p, dims in values.items():
-            if isinstance(dims, tuple):
-                found |= {f"{p}.{i}": size for i, size in enumerate(dims)}
-                found[f"#{p}"] = len(dims)
-        return found
-    raise Undecided(f"it is not well typed at sizes and degrees above 1: {last}")
-
-
-def _compare(rule: Substitution, ranks: Mapping[str, int], lines: Lines) -> int:
-    fixed = {f"#{p}": number(rank) for p, rank in ranks.items()}
-    inputs = inputs_at(rule, ranks)
-    source, target = (tensors(rule, side, inputs, lines, fixed)[0] for side in (rule.source, rule.target))
+def _compare(claim: _Values | _Gradients, lines: Lines, answers: Answers) -> None:
+    pairs = list(claim.pairs(lines))
     positive = [Constraint(symbol(s) - 1) for s in lines.sample if "#" not in s]
-    given = [Constraint(c.poly.substitute(fixed)) for c in rule.conditions]
-    questions = 0
-    for left, right in zip(source, target, strict=True):
+    given = [Constraint(c.poly.substitute(claim.case.fixed)) for c in claim.rule.conditions]
+    for left, right in pairs:
         if left.shape != right.shape:
-            facts = Facts([*positive, *given, *lines.assumed])
+            facts = Facts([*positive, *given, *lines.assumed], answers)
             for a, b in zip(left.shape, right.shape, strict=True):
                 if not facts.imply(Constraint(a - b, equal=True)):
                     raise Undecided(f"sizes {a} and {b} are not shown to be equal")
@@ -187,55 +238,6 @@ def _compare(rule: Substitution, ranks: Mapping[str, int], lines: Lines) -> int:
             position.append(at)
             within += inside
         a, b = left.element(tuple(position)), right.element(tuple(position))
-        facts = Facts([*positive, *given, *lines.assumed, *within])
-        verdict = equal(a, b, facts)
-        questions += facts.questions
+        verdict = equal(a, b, Facts([*positive, *given, *lines.assumed, *within], answers))
         if not verdict.proved:
             raise Undecided(verdict.reason)
-    return questions
-
-
-def inputs_at(rule: Substitution, ranks: Mapping[str, int]) -> dict[str, Tensor]:
-    """The inputs of a rule whose packs have so many dims."""
-    inputs: dict[str, Tensor] = {}
-    for i in rule.inputs:
-        shape: list[Poly] = []
-        for size in i.shape:
-            if isinstance(size, Pack):
-                shape += [symbol(f"{size.name}.{d}") for d in range(ranks[size.name])]
-            else:
-                shape.append(size)
-        inputs[i.name] = named(i.name, tuple(shape))
-    return inputs
-
-
-def tensors(
-    rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, Tensor], lines: Lines, fixed: Mapping[str, Poly]
-) -> tuple[list[Tensor], dict[int, Sequence[Tensor]]]:
-    """The results of a side, and of every operation by its id; parallel operators are left out."""
-    made: dict[int, Sequence[Tensor]] = {}
-
-    def tensor(term: Term) -> Tensor:
-        return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
-
-    for operation in rule.operations(side):
-        operands = [tensor(t) for t in operation.operands]
-        made[id(operation)] = (
-            operands
-            if operation.op in PARALLEL_OPERATORS
-            else lines.apply(operation.op, operands, _given(operation, fixed))
-        )
-    return [tensor(t) for t in side], made
-
-
-def _given(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, Attribute]:
-    def known(value: Attribute) -> Attribute:
-        match value:
-            case Poly():
-                return value.substitute(fixed)
-            case tuple():
-                return tuple(p.substitute(fixed) for p in value)
-            case _:
-                return value
-
-    return {name: known(value) for name, value in operation.attributes}

@@ -7,9 +7,9 @@ any degrees above 1, or whose sides never have the same types, is no substitutio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import count, islice
+from itertools import count, islice, product
 from math import lcm
 from random import Random
 
@@ -31,9 +31,31 @@ from unity_ir.rules.pattern import (
 )
 from unity_ir.rules.poly import ONE, Poly
 from unity_ir.tdl.functions import ACTIVATIONS
+from unity_ir.tdl.functions import DTYPES as ELEMENT_TYPES
 
-PACK_RANKS = (0, 1, 2)
-"""Dims of a pack for which a substitution is proved; lines treat all dims of a pack alike."""
+PACK_RANKS = (0, 2)
+"""
+Dims of a pack for which a substitution is proved. `places` shows that they stand for all others: 1 is 2 of which one
+has size 1, and any more are treated as those.
+"""
+
+SAMPLED_RANKS = (0, 1, 1, 2, 2, 3, 4)
+"""Dims of a pack at samples, the more often the likelier."""
+
+NUMBERS = (0.5, 1.5, 2.0, -1.0, 0.0, -0.25, 3.0, 1.0)
+"""Values at samples of attributes that are any number."""
+
+FLOATS, INTEGERS = ("f64", "f32", "bf16", "f16"), ("i64", "i32", "bool")
+"""Element types that an input of a rule may have: of floating point numbers, or of others (`int`)."""
+
+LARGE = 300
+"""A size that rules with casts are tried at."""
+
+DTYPES: Mapping[str, str] = {}
+"""Element types of inputs by name; those that are not there are `f64` and `i64`."""
+
+MOST_CAST = 3
+"""Inputs of a rule that casts, at most: all their element types are gone through."""
 
 TYPED = 120
 """Bindings with degrees above 1 that are tried before a rule is called ill-typed, and without degrees."""
@@ -58,16 +80,25 @@ def parameters(rule: Substitution) -> dict[str, str]:
 
 def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
     """Bindings at which both sides are well typed, sizes small and mostly unequal."""
+    yield from (bindings for bindings, _ in typed_samples(rule, most, seed))
+
+
+def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tuple[Bindings, Mapping[str, str]]]:
+    """Bindings and element types of the inputs at which both sides are well typed."""
     found = 0
     last: UnityError | None = None
-    for bindings in islice(_small(rule, seed), 400):
-        try:
-            sides(rule, bindings)
-        except UnityError as error:
-            last = error
-            continue
-        yield bindings
-        found += 1
+    dtypes = list(element_types(rule))
+    for attempt, bindings in enumerate(islice(_small(rule, seed), 400)):
+        start = attempt * 7 % len(dtypes)
+        for chosen in (*dtypes[start:], *dtypes[:start]):
+            try:
+                sides(rule, bindings, chosen)
+            except UnityError as error:
+                last = error
+                continue
+            yield bindings, chosen
+            found += 1
+            break
         if found == most:
             return
     if not found:
@@ -77,32 +108,62 @@ def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
 def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
     random = Random(seed)
     symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
+    casts = converts(rule)
     for attempt in count():
         largest = 3 + attempt // 40
         found: dict[str, int | float | str | tuple[int, ...]] = {s: random.randint(1, largest) for s in symbols}
-        found |= {p: tuple(random.randint(1, 3) for _ in range(random.choice(PACK_RANKS))) for p in packs(rule)}
+        ranks = {p: random.choice(SAMPLED_RANKS) for p in packs(rule)}
+        found |= {p: tuple(random.randint(1, 3 if rank < 3 else 2) for _ in range(rank)) for p, rank in ranks.items()}
         found |= {p: _attribute(of, random) for p, of in parameters(rule).items()}
+        if casts and symbols and attempt % 2:
+            # So that ids reach beyond what bfloat16 holds.
+            found |= {symbols[(attempt // 2 + i) % len(symbols)]: LARGE for i in range(2)}
         yield found
 
 
-def names_function(of: str) -> bool:
-    """Whether an operator's attribute names a function."""
+def choices(of: str) -> tuple[str, ...]:
+    """The values of an operator's attribute that names a function or an element type; () where it is a number."""
     operator, _, name = of.partition(".")
-    return any(a.name == name and a.kind == "name" for a in find_operator(operator).line.attributes)
+    kinds = {a.name: a.kind for a in find_operator(operator).line.attributes}
+    return {"name": ACTIVATIONS, "dtype": ELEMENT_TYPES}.get(kinds[name], ())
 
 
 def _attribute(of: str, random: Random) -> float | str:
-    return random.choice(ACTIVATIONS) if names_function(of) else random.choice([0.5, 1.5, 2.0])
+    return random.choice(choices(of) or NUMBERS)
 
 
-def sides(rule: Substitution, bindings: Bindings) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
+def converts(rule: Substitution) -> bool:
+    """Whether an operator has an element type for an attribute, so that those of the inputs matter."""
+    ops = {o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys()
+    return any(a.kind == "dtype" for op in ops for a in find_operator(op).line.attributes)
+
+
+def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
+    """
+    Element types that the inputs may have, by name: all that a match allows where something is cast, else one choice,
+    since lines treat all floating point numbers alike. Not all of them need be well typed.
+    """
+    if not converts(rule):
+        yield DTYPES
+        return
+    names = [i.name for i in rule.inputs]
+    if len(names) > MOST_CAST:
+        raise UnityError(f"rule {rule.name}: casts of more than {MOST_CAST} inputs are not looked into")
+    for found in product(*(INTEGERS if i.integer else FLOATS for i in rule.inputs)):
+        yield dict(zip(names, found, strict=True))
+
+
+def sides(
+    rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DTYPES
+) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
     """The inputs and both sides at bindings. Raises `UnityError` where they are not well typed or differ in type."""
     for condition in rule.conditions:
         values = {s: v for s, v in bindings.items() if isinstance(v, int)}
         values |= {f"#{s}": len(v) for s, v in bindings.items() if isinstance(v, tuple)}
         if condition.poly.at(values) < 0:
             raise UnityError(f"rule {rule.name}: {condition.poly} >= 0 does not hold")
-    leaves = [leaf("input", input_type(i, "i64" if i.integer else "f64", bindings), name=i.name) for i in rule.inputs]
+    found = {i.name: dtypes.get(i.name, "i64" if i.integer else "f64") for i in rule.inputs}
+    leaves = [leaf("input", input_type(i, found[i.name], bindings), name=i.name) for i in rule.inputs]
     inputs = {n.name: n.result for n in leaves}
     source, target = build(rule.source, inputs, bindings), build(rule.target, inputs, bindings)
     for a, b in zip(source, target, strict=True):
@@ -147,13 +208,15 @@ def ill_typed(rule: Substitution) -> str | None:
 def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
     """The errors at bindings; none if at some of them there is none."""
     found: list[str] = []
+    types = list(element_types(rule))
     for bindings in tried:
-        try:
-            sides(rule, bindings)
-        except UnityError as error:
-            found.append(str(error))
-        else:
-            return []
+        for dtypes in types:
+            try:
+                sides(rule, bindings, dtypes)
+            except UnityError as error:
+                found.append(str(error))
+            else:
+                return []
     return found
 
 
@@ -169,7 +232,7 @@ def divisible(rule: Substitution) -> Iterator[Bindings]:
         for s in symbols:
             if s not in divided:
                 found[s] = random.randint(1, 3) * (unit if s in shapes else 1)
-        found |= {p: (unit * 2,) * random.choice(PACK_RANKS) for p in packs(rule)}
+        found |= {p: (unit * 2,) * random.choice(SAMPLED_RANKS[:5]) for p in packs(rule)}
         found |= {p: _attribute(of, random) for p, of in parameters(rule).items()}
         yield found
 

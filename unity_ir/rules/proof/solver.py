@@ -52,8 +52,8 @@ class _Model(dict[str, int]):
         return 1
 
 
-class _Answers:
-    """What Z3 has answered in one proof, so that it is not asked twice."""
+class Answers:
+    """What Z3 has answered in the proof of one rule, so that it is not asked twice."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -110,9 +110,9 @@ class _Answers:
 class Facts:
     """What is known of the symbols: sizes and degrees are at least 1, and what a case assumes."""
 
-    def __init__(self, constraints: Iterable[Constraint], answers: _Answers | None = None):
+    def __init__(self, constraints: Iterable[Constraint], answers: Answers | None = None):
         self.constraints = frozenset(constraints)
-        self._answers = answers or _Answers()
+        self._answers = answers or Answers()
 
     @property
     def questions(self) -> int:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from unity_ir.rules.poly import ONE, ZERO, Poly, product, symbol
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.forms import Constraint, Form, Mono, Read, box, fresh, summed
+from unity_ir.tdl.syntax import NOT_FLOATING
 
 Position: TypeAlias = tuple[Poly, ...]
 
@@ -27,15 +28,34 @@ class Undivided(Exception):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value at symbolic sizes: its shape, and its element at any position."""
+    """A value at symbolic sizes: its shape, its element at any position, and how elements are stored."""
 
     shape: tuple[Poly, ...]
     element: Callable[[Position], Form]
+    dtype: str = "f64"
+    """Element type."""
+    stored: bool = False
+    """Elements are numbers of the element type; otherwise they are real numbers that are still to be rounded to it."""
+
+    @property
+    def floating(self) -> bool:
+        """Elements are floating point numbers, so that they may have a gradient."""
+        return self.dtype not in NOT_FLOATING
 
 
-def named(name: str, shape: tuple[Poly, ...]) -> Tensor:
-    """An input, of which nothing is known but its shape."""
-    return Tensor(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),))
+def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> Tensor:
+    """An input, of which nothing is known but its shape and element type."""
+    return Tensor(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
+
+
+def zeros(shape: tuple[Poly, ...], dtype: str) -> Tensor:
+    """A tensor of zeros."""
+    return Tensor(shape, lambda _: (), dtype, stored=True)
+
+
+def added(one: Tensor, other: Tensor) -> Tensor:
+    """The sum, element by element, of two tensors of one shape."""
+    return Tensor(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype)
 
 
 def divided(size: Poly, by: Poly) -> Poly | None:
@@ -75,7 +95,7 @@ def padded(of: Tensor, dim: Poly, before: Poly, after: Poly, interior: Poly) -> 
         place = Constraint(step * symbol(i) + before - position[at], equal=True)
         return summed(of.element((*position[:at], symbol(i), *position[at + 1 :])), (i,), (*box(i, inner), place))
 
-    return Tensor((*of.shape[:at], size, *of.shape[at + 1 :]), element)
+    return Tensor((*of.shape[:at], size, *of.shape[at + 1 :]), element, of.dtype, of.stored)
 
 
 def reshaped(of: Tensor, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> Tensor:
@@ -94,7 +114,27 @@ def reshaped(of: Tensor, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], 
                 where[i] = at
         return of.element(tuple(where))
 
-    return Tensor(tuple(shape), element)
+    return Tensor(tuple(shape), element, of.dtype, of.stored)
+
+
+def unbroadcast(of: Tensor, shape: Sequence[Poly]) -> Tensor:
+    """
+    The sums over leading dims that `shape` does not have, and over those that are 1 there. Given [2, 3, 4] to [3, 1],
+    returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1 are not the same polynomial.
+    """
+    missing = len(of.shape) - len(shape)
+    spread = [d for d, new in enumerate(shape, missing) if new == ONE != of.shape[d]]
+    if any(new not in (ONE, of.shape[d]) for d, new in enumerate(shape, missing)):
+        raise Undecided("broadcast_grad: sizes differ and neither is 1")
+
+    def element(position: Position) -> Form:
+        where = {d: at for d, at in enumerate(position, missing) if d not in spread}
+        names = {d: fresh("s") for d in (*range(missing), *spread)}
+        within = [c for d, name in names.items() for c in box(name, of.shape[d])]
+        at = tuple(symbol(names[d]) if d in names else where[d] for d in range(len(of.shape)))
+        return summed(of.element(at), tuple(names.values()), within)
+
+    return Tensor(tuple(shape), element, of.dtype)
 
 
 def _groups(old: Sequence[Poly], new: Sequence[Poly]) -> list[tuple[list[int], list[int]]]:

@@ -19,14 +19,27 @@ from unity_ir.rules.pattern import Bindings, Input, Operation, Result, Substitut
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.proof.prove import prove
 from unity_ir.rules.proof.sides import samples
+from unity_ir.rules.trust import proof_of
 
 RULES = {rule.name: rule for rule in load()}
+
+
+TIES = {
+    "max-pool2d-of-relu",
+    "relu-of-max-pool2d",
+    "relu-of-reduce-max",
+    "reduce-of-reduce.max",
+    "reduce-of-concat.max",
+}
+"""Rules whose gradients are not shown to be equal where several elements are the maximum."""
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_is_proved(name: str):
     proof = prove(RULES[name])
-    assert proof.verdict == "proved", proof.detail
+    assert proof.verdict == ("almost everywhere" if name in TIES else "proved"), proof.detail
+    # Searches believe the verdicts that are kept with the library.
+    assert proof_of(RULES[name]).verdict == proof.verdict
 
 
 # --- physical shards -------------------------------------------------------------------------------------------------
@@ -137,7 +150,7 @@ def mutants(rule: Substitution) -> Iterator[tuple[str, Substitution]]:
 def test_no_mutant_is_proved(name: str):
     survivors: list[str] = []
     for what, mutant in mutants(RULES[name]):
-        if prove(mutant).proved:
+        if prove(mutant).forward:
             survivors.append(what)
     assert survivors == []
 

@@ -1,0 +1,171 @@
+"""
+The cases a substitution is proved in: so many dims of each pack, each choice of what its attributes name, each choice
+of element types. In each, `tensors` applies the lines of a side at symbolic sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import lcm
+from random import Random
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.pattern import Attribute, Input, Operation, Pack, Substitution, Term
+from unity_ir.rules.poly import Poly, number, symbol
+from unity_ir.rules.proof.equal import Undecided
+from unity_ir.rules.proof.lines import Lines
+from unity_ir.rules.proof.sides import DTYPES, PACK_RANKS, choices, degrees, element_types, packs, parameters, sides
+from unity_ir.rules.proof.tensors import Tensor, named
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of a proof, at symbolic sizes."""
+
+    ranks: Mapping[str, int]
+    """The number of dims of each pack."""
+    given: Mapping[str, float | str]
+    """Values of attributes that a match gives: those that name something; numbers stay symbols."""
+    sample: Mapping[str, int]
+    """Sizes at which lines are spelled out."""
+    dtypes: Mapping[str, str] = field(default_factory=lambda: DTYPES)
+    """Element types of the inputs."""
+
+    @property
+    def fixed(self) -> dict[str, Poly]:
+        """The numbers of dims, as `#a` has them in text."""
+        return {f"#{p}": number(rank) for p, rank in self.ranks.items()}
+
+
+def cases(rule: Substitution) -> Iterator[Case]:
+    """
+    All cases of a rule, for those numbers of dims that stand for all others (`places`). Raises `Undecided` where a rule
+    is well typed at none of some number of dims.
+    """
+    for ranks in pack_ranks(rule):
+        found = False
+        reason: Undecided | None = None
+        for given in given_names(rule):
+            try:
+                sample, types = spelled_at(rule, ranks, given)
+            except Undecided as error:
+                reason = error
+                continue
+            found = True
+            for dtypes in types:
+                yield Case(ranks, given, sample, dtypes)
+        if not found:
+            raise reason or Undecided("it is well typed at no attributes")
+
+
+def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
+    """The numbers of dims of each pack that a rule is proved for. Raises `Undecided` for those in a condition."""
+    if any(s.startswith("#") for c in rule.conditions for s in c.poly.symbols):
+        raise Undecided("a condition is on the number of dims of a pack")
+    names = packs(rule)
+    for ranks in product(PACK_RANKS, repeat=len(names)):
+        yield dict(zip(names, ranks, strict=True))
+
+
+def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
+    """Every choice of what attributes name, and some number for the others, which stay symbols."""
+    named_by = {p: choices(of) for p, of in parameters(rule).items()}
+    names = [p for p, values in named_by.items() if values]
+    numbers: dict[str, float | str] = dict.fromkeys((p for p in named_by if p not in names), 0.5)
+    for choice in product(*(named_by[p] for p in names)):
+        yield {**numbers, **dict(zip(names, choice, strict=True))}
+
+
+def spelled_at(
+    rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]
+) -> tuple[dict[str, int], list[Mapping[str, str]]]:
+    """
+    Values of all symbols at which lines are spelled out, none 1, so that no dim is lost; and the element types of the
+    inputs at which both sides are well typed. Raises `Undecided` where there are none.
+    """
+    random = Random(1)
+    last: UnityError | None = None
+    types = list(element_types(rule))
+    symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
+    divided = degrees(rule)
+    shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))
+    for attempt in range(400 if len(types) == 1 else 60):
+        values: dict[str, int | tuple[int, ...]] = {s: random.randint(2, 4 + attempt // 40) for s in symbols}
+        if attempt % 2:
+            # Sizes that degrees divide twice.
+            unit = lcm(2, *(v for s, v in values.items() if s in divided and isinstance(v, int))) ** 2
+            values |= {s: random.randint(1, 3) * unit for s in shapes - divided}
+        values |= {p: tuple(random.randint(2, 4) for _ in range(rank)) for p, rank in ranks.items()}
+        fit: list[Mapping[str, str]] = []
+        for dtypes in types:
+            try:
+                sides(rule, {**values, **given}, dtypes)
+            except UnityError as error:
+                last = error
+            else:
+                fit.append(dtypes)
+        if not fit:
+            continue
+        found = {s: v for s, v in values.items() if isinstance(v, int)}
+        for p, dims in values.items():
+            if isinstance(dims, tuple):
+                found |= {f"{p}.{i}": size for i, size in enumerate(dims)}
+                found[f"#{p}"] = len(dims)
+        return found, fit
+    raise Undecided(f"it is not well typed at sizes and degrees above 1: {last}")
+
+
+def inputs_at(rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str] = DTYPES) -> dict[str, Tensor]:
+    """The inputs of a rule whose packs have so many dims."""
+    inputs: dict[str, Tensor] = {}
+    for i in rule.inputs:
+        shape: list[Poly] = []
+        for size in i.shape:
+            if isinstance(size, Pack):
+                shape += [symbol(f"{size.name}.{d}") for d in range(ranks[size.name])]
+            else:
+                shape.append(size)
+        inputs[i.name] = named(i.name, tuple(shape), dtypes.get(i.name, "i64" if i.integer else "f64"))
+    return inputs
+
+
+Made = dict[int, Sequence[Tensor]]
+"""The results of operations, by their id."""
+
+
+def tensors(
+    rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, Tensor], lines: Lines, fixed: Mapping[str, Poly]
+) -> tuple[list[Tensor], Made]:
+    """The results of a side, and of every operation by its id; parallel operators are left out."""
+    made: Made = {}
+    for operation in rule.operations(side):
+        operands = [result_of(t, inputs, made) for t in operation.operands]
+        made[id(operation)] = (
+            operands
+            if operation.op in PARALLEL_OPERATORS
+            else lines.apply(operation.op, operands, attributes_at(operation, fixed))
+        )
+    return [result_of(t, inputs, made) for t in side], made
+
+
+def result_of(term: Term, inputs: Mapping[str, Tensor], made: Made) -> Tensor:
+    """The tensor a term stands for."""
+    return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
+
+
+def attributes_at(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, Attribute]:
+    """The attributes of an operation, with numbers in the place of numbers of dims."""
+
+    def known(value: Attribute) -> Attribute:
+        match value:
+            case Poly():
+                return value.substitute(fixed)
+            case tuple():
+                return tuple(p.substitute(fixed) for p in value)
+            case _:
+                return value
+
+    return {name: known(value) for name, value in operation.attributes}

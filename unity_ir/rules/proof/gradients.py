@@ -1,0 +1,271 @@
+"""
+The vector-Jacobian product of a substitution's side, at symbolic sizes.
+
+Operators' gradients are written over `ops.operator.Tensor`, which builds what they call. Here that is a proof's tensor:
+a gradient operator applied to one is its line applied, and sizes are integers that remember their polynomial. So what
+is proved equal are the very gradient lines that `pcg-differentiate` would put into the graph, ties included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Self, SupportsIndex
+
+from unity_ir.ops import operator as find_operator
+from unity_ir.ops.operator import Application, Operator
+from unity_ir.ops.operator import Tensor as OperatorTensor
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.pattern import Attribute, Input, Parameter, Substitution, Term
+from unity_ir.rules.poly import Poly, number
+from unity_ir.rules.proof.cases import Case, attributes_at, result_of, tensors
+from unity_ir.rules.proof.equal import Undecided
+from unity_ir.rules.proof.lines import Lines
+from unity_ir.rules.proof.tensors import Tensor, added, divided, named, zeros
+from unity_ir.tdl.syntax import AttrValue
+
+
+class Sized(int):
+    """
+    An integer that knows which polynomial of the sizes it is. Sums, differences and products do, too; a question whose
+    answer depends on the sizes raises `Undecided`, so that no gradient is built for the sample's sizes alone.
+    """
+
+    poly: Poly
+
+    @classmethod
+    def at(cls, poly: Poly, sample: Mapping[str, int]) -> Self:
+        return cls.of(poly, poly.at(sample))
+
+    @classmethod
+    def of(cls, poly: Poly, value: int) -> Self:
+        made = cls(value)
+        made.poly = poly
+        return made
+
+    def __add__(self, other: int) -> Sized:
+        return Sized.of(self.poly + _poly(other), int(self) + int(other))
+
+    def __radd__(self, other: int) -> Sized:
+        return self + other
+
+    def __sub__(self, other: int) -> Sized:
+        return Sized.of(self.poly - _poly(other), int(self) - int(other))
+
+    def __rsub__(self, other: int) -> Sized:
+        return Sized.of(_poly(other) - self.poly, int(other) - int(self))
+
+    def __mul__(self, other: object) -> Sized:
+        if not isinstance(other, int):
+            return NotImplemented
+        return Sized.of(self.poly * _poly(other), int(self) * int(other))
+
+    def __rmul__(self, other: object) -> Sized:
+        return self * other
+
+    def __neg__(self) -> Sized:
+        return Sized.of(-self.poly, -int(self))
+
+    def __floordiv__(self, other: int) -> Sized:
+        quotient = divided(self.poly, _poly(other))
+        if quotient is None:
+            raise Undecided(f"a gradient divides {self.poly} by {_poly(other)}")
+        return Sized.of(quotient, int(self) // int(other))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, int):
+            return NotImplemented
+        # A size that is a symbol is taken to be no other number: at sizes of 1, lines say the same.
+        return self.poly == _poly(other)
+
+    def __hash__(self) -> int:
+        return hash(self.poly)
+
+    def __lt__(self, other: int) -> bool:
+        return self._compared(other, int(self) < int(other))
+
+    def __le__(self, other: int) -> bool:
+        return self._compared(other, int(self) <= int(other))
+
+    def __gt__(self, other: int) -> bool:
+        return self._compared(other, int(self) > int(other))
+
+    def __ge__(self, other: int) -> bool:
+        return self._compared(other, int(self) >= int(other))
+
+    def _compared(self, other: int, answer: bool) -> bool:
+        if (self.poly - _poly(other)).constant is None:
+            raise Undecided(f"a gradient depends on how {self.poly} and {_poly(other)} compare")
+        return answer
+
+    def _unknown(self, other: object = None) -> NoReturn:
+        raise Undecided(f"a gradient computes with {self.poly} in a way that polynomials cannot follow")
+
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __rfloordiv__ = _unknown
+    __pow__ = __rpow__ = _unknown  # pyright: ignore[reportAssignmentType]
+    __float__ = __str__ = __repr__ = __format__ = _unknown
+
+    def __index__(self) -> int:
+        if self.poly.constant is None:
+            self._unknown()
+        return int(self)
+
+
+def _poly(value: SupportsIndex) -> Poly:
+    return value.poly if isinstance(value, Sized) else number(int(value))
+
+
+class _Number(float):
+    """The number of an attribute that a match gives. Gradients may hand it on, not compute with it."""
+
+    parameter: Parameter
+
+    def _unknown(self, other: object = None) -> NoReturn:
+        raise Undecided(f"a gradient computes with ${self.parameter.name}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _unknown
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __neg__ = _unknown
+    __pow__ = _unknown  # pyright: ignore[reportAssignmentType]
+    __hash__ = float.__hash__
+
+
+@dataclass(frozen=True, eq=False)
+class _Application(Application):
+    """An operator applied, whose numbers are handed on as they are."""
+
+    def float(self, name: str) -> float:
+        value = self.attributes[name]
+        return value if isinstance(value, float) else super().float(name)
+
+
+@dataclass(frozen=True, eq=False)
+class _Symbolic(OperatorTensor):
+    """A proof's tensor, as operators' gradients see it."""
+
+    lines: Lines
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(Sized.at(size, self.lines.sample) for size in self.tensor.shape)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return (1,) * len(self.tensor.shape)
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    def build(
+        self, operator: Operator, operands: Sequence[OperatorTensor], attributes: Mapping[str, AttrValue]
+    ) -> tuple[_Symbolic, ...]:
+        tensors = [o.tensor for o in operands if isinstance(o, _Symbolic)]
+        polys = {name: _attribute(value) for name, value in attributes.items()}
+        return tuple(_Symbolic(self.lines, t) for t in self.lines.apply(operator.name, tensors, polys))
+
+
+def _attribute(value: AttrValue) -> Attribute:
+    match value:
+        case _Number():
+            return value.parameter
+        case int():
+            return _poly(value)
+        case tuple():
+            return tuple(map(_poly, value))
+        case _:
+            return value
+
+
+class _Unknown:
+    """The gradient of what reaches an operator that has none."""
+
+
+NO_GRADIENT = _Unknown()
+
+Product = Tensor | _Unknown | None
+"""The gradient of a value; None where it is zero everywhere."""
+
+
+def products(
+    rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, Tensor], lines: Lines, case: Case
+) -> tuple[dict[str, Product], list[Tensor]]:
+    """
+    The gradient of each floating point input of a side, from cotangents of its results that are inputs of their own,
+    and the results. Raises `Undecided` for what forms cannot say.
+    """
+    results, made = tensors(rule, side, inputs, lines, case.fixed)
+    grads: dict[object, Product] = {}
+    for n, (term, tensor) in enumerate(zip(side, results, strict=True)):
+        if tensor.floating:
+            _add(grads, _key(term), _cotangent(n, tensor))
+    for operation in reversed(rule.operations(side)):
+        own = made[id(operation)]
+        found = [grads.get((id(operation), i)) for i in range(len(own))]
+        operands = [result_of(t, inputs, made) for t in operation.operands]
+        if all(g is None for g in found) or not any(t.floating for t in operands):
+            continue
+        values = _operand_gradients(operation.op, attributes_at(operation, case.fixed), operands, own, found, lines)
+        for term, operand, value in zip(operation.operands, operands, values, strict=True):
+            if operand.floating and value is not None:
+                _add(grads, _key(term), value)
+    return {i.name: grads.get(i.name) for i in rule.inputs if inputs[i.name].floating}, results
+
+
+def _key(term: Term) -> object:
+    return term.name if isinstance(term, Input) else (id(term.operation), term.index)
+
+
+def _cotangent(n: int, of: Tensor) -> Tensor:
+    return named(f"gradient of result {n}", of.shape, of.dtype)
+
+
+def _add(grads: dict[object, Product], key: object, grad: Product) -> None:
+    old = grads.get(key)
+    if isinstance(old, Tensor) and isinstance(grad, Tensor):
+        grads[key] = added(old, grad)
+    else:
+        grads[key] = old if isinstance(old, _Unknown) or grad is None else grad
+
+
+def _operand_gradients(
+    op: str,
+    attributes: Mapping[str, Attribute],
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    grads: Sequence[Product],
+    lines: Lines,
+) -> Sequence[Product]:
+    if any(isinstance(g, _Unknown) for g in grads):
+        return [NO_GRADIENT] * len(operands)
+    if op in PARALLEL_OPERATORS:
+        return grads
+    operator = find_operator(op)
+    if operator.gradient is None:
+        return [NO_GRADIENT] * len(operands)
+    whole = [g if isinstance(g, Tensor) else zeros(t.shape, t.dtype) for g, t in zip(grads, results, strict=True)]
+    given = {a.name: a.default for a in operator.line.attributes if a.default is not None}
+    known = {**given, **{name: _value(value, lines) for name, value in attributes.items()}}
+    floating, values, made = (
+        tuple(_Symbolic(lines, t) for t in of)
+        for of in ([g for g, t in zip(whole, results, strict=True) if t.floating], operands, results)
+    )
+    found = operator.gradient(_Application(floating, values, made, known))
+    return [f.tensor if isinstance(f, _Symbolic) else None for f in found]
+
+
+def _value(attribute: Attribute, lines: Lines) -> AttrValue:
+    match attribute:
+        case Poly():
+            return Sized.at(attribute, lines.sample)
+        case tuple():
+            return tuple(Sized.at(p, lines.sample) for p in attribute)
+        case Parameter(name):
+            given = lines.given[name]
+            if isinstance(given, str):
+                return given
+            made = _Number(given)
+            made.parameter = attribute
+            return made
+        case _:
+            return attribute

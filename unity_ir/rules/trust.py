@@ -1,0 +1,93 @@
+"""
+Which substitutions may be applied: those the prover, as it is now, proves of their text, as it is now.
+
+A proof is bound by a digest to the rule's normal form, to the lines of the operators it names and to the version of the
+prover. The verdicts on the library's rules are kept with the library, by digest; a test proves them again. Any other
+rule is proved when it is to be applied (some 20 ms). What a text says of its own proof counts for nothing here.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import TYPE_CHECKING, get_args
+
+from unity_ir.errors import UnityError
+from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.pattern import Substitution
+from unity_ir.rules.rule import Rule
+from unity_ir.rules.text import rule_text
+
+if TYPE_CHECKING:
+    from unity_ir.rules.proof.prove import Proof
+
+PROVER = 2
+"""The version of the prover. Raise it with every change by which a verdict may become another."""
+
+LIBRARY = "proofs.toml"
+"""The file of the library with the verdicts on its rules, by digest; `unity-rules check --write` writes it."""
+
+
+def digest(rule: Substitution) -> str:
+    """What a proof is bound to: the same for two texts of one rule, another as soon as what it says changes."""
+    ops = sorted({o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys())
+    lines = [find_operator(op).line.text for op in ops]
+    text = "\n".join([f"prover {PROVER}", rule_text(replace(rule, name="", proof=None)), *lines])
+    return sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def _kept() -> Mapping[str, str]:
+    file = files("unity_ir.rules.library").joinpath(LIBRARY)
+    table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {str(entry["digest"]): str(entry["verdict"]) for entry in table.values()}
+
+
+def kept_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
+    """The text of the file of verdicts, with one line for each rule."""
+    head = "# What the prover says of every rule of the library: `unity-rules check --write` writes this file.\n"
+    lines = (f'"{r.name}" = {{digest = "{digest(r)}", verdict = "{p.verdict}"}}\n' for r, p in proofs)
+    return head + "".join(lines)
+
+
+_proofs: dict[str, Proof] = {}
+
+
+def proof_of(rule: Substitution) -> Proof:
+    """What is known of a rule: the library's verdict on its digest, or else a proof made now, once a process."""
+    from unity_ir.rules.proof.prove import Proof, Verdict, prove
+
+    key = digest(rule)
+    if key not in _proofs:
+        kept = next((v for v in get_args(Verdict) if v == _kept().get(key)), None)
+        _proofs[key] = prove(rule) if kept is None else Proof(kept)
+    return _proofs[key]
+
+
+def unproved(rule: Rule) -> tuple[str, ...]:
+    """The cases of a rule of which it is not proved that they keep values."""
+    return tuple(case.name for case in rule.cases if not proof_of(case).forward)
+
+
+def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None = None) -> None:
+    """
+    Raises `UnityError` for a rule with a case that is not proved, unless that is allowed; and, always, for one that
+    keeps values only, where gradients are still to be made of the graph (of any graph, if none is given).
+    """
+    for case in rule.cases:
+        proof = proof_of(case)
+        if not proof.forward and not allow_unproved:
+            raise UnityError(
+                f"{case.name}: is not proved ({proof.verdict}: {proof.detail}); mend it, or apply it with unproved"
+            )
+        if proof.verdict == "forward only" and (graph is None or (not graph.updates and trained(graph))):
+            raise UnityError(
+                f"{case.name}: keeps values but not gradients ({proof.detail}); apply it after pcg-differentiate"
+            )
