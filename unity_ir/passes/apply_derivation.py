@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unity_ir.errors import UnityError
-from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
+from unity_ir.passes.graph_pass import GraphPass, ModuleMachine, Switch
 from unity_ir.pcg.graph import Graph
 from unity_ir.rules.derivation import Derivations
 from unity_ir.rules.rule import Rule
@@ -28,20 +28,22 @@ class ApplyDerivation(GraphPass):
     rules: str | None = None
     """A file of rules to find them in, instead of the library."""
 
-    unproved: bool = False
+    unproved: Switch = False
     """Apply rules even if they are not proved; the function then names them."""
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         from unity_ir.rules.derivation import replay
 
         found = self._steps()
-        return replay(graph, (*found.get("", ()), *found.get(graph.name, ())), self._known(), self.unproved)
+        return replay(
+            graph, (*found.get("", ()), *found.get(graph.name, ())), self._known(), self.unproved is not False
+        )
 
     def unproved_rules(self) -> tuple[str, ...]:
         from unity_ir.rules.library import find
         from unity_ir.rules.trust import unproved
 
-        if not self.unproved:
+        if self.unproved is False:
             return ()
         names = dict.fromkeys(step.rule for steps in self._steps().values() for step in steps)
         return tuple(case for name in names for case in unproved(find(name, self._known())))

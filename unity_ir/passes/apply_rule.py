@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unity_ir.errors import UnityError
-from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
+from unity_ir.passes.graph_pass import GraphPass, ModuleMachine, Switch
 from unity_ir.pcg.graph import Graph
 from unity_ir.rules.rule import Rule
 
@@ -35,7 +35,7 @@ class ApplyRule(GraphPass):
     given: str = ""
     """Values for symbols that no match gives: `"d=2,e=4"`."""
 
-    unproved: bool = False
+    unproved: Switch = False
     """Apply it even if it is not proved; the function then says so."""
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
@@ -46,7 +46,7 @@ class ApplyRule(GraphPass):
         if self.function not in (None, graph.name):
             return graph
         rule = self._rule()
-        check_trusted(rule, self.unproved, graph)
+        check_trusted(rule, self.unproved is not False, graph)
         given = dict(parse_given(self.given))
         if self.at is not None:
             return apply_at(graph, rule, self.at, given)
@@ -62,7 +62,7 @@ class ApplyRule(GraphPass):
     def unproved_rules(self) -> tuple[str, ...]:
         from unity_ir.rules.trust import unproved
 
-        return unproved(self._rule()) if self.unproved else ()
+        return unproved(self._rule()) if self.unproved is not False else ()
 
     def _rule(self) -> Rule:
         from unity_ir.rules.library import find, group, read

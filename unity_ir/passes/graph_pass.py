@@ -20,6 +20,9 @@ from unity_ir.pcg.graph import Graph
 UNPROVED = "pcg.unproved"
 """The function attribute that names rules which were applied without a proof."""
 
+Switch = bool | None
+"""`no-split` as well as `no-split=true`: xDSL reads a name without a value as None."""
+
 ModuleMachine = Callable[[], Machine | None]
 
 

@@ -15,6 +15,7 @@ from xdsl.utils.exceptions import PassFailedException
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
+from unity_ir.passes.graph_pass import Switch
 from unity_ir.pcg.graph import Optimizer, optimizer_of
 from unity_ir.search import Options, Progress, SearchResult, Settings, run
 from unity_ir.search.explain import explain
@@ -27,10 +28,6 @@ REWRITE = ("joint", "sequential", "unity")
 
 BOUND = "pcg.bound"
 """The function attribute that holds the seconds below which no placement of the plan's graph can be."""
-
-
-Switch = bool | None
-"""`no-split` as well as `no-split=true`: xDSL reads a name without a value as None."""
 
 
 @dataclass(frozen=True)
