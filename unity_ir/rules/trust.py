@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
@@ -22,11 +22,9 @@ from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import Substitution
+from unity_ir.rules.proof.verdict import Proof, Verdict
 from unity_ir.rules.rule import Rule
 from unity_ir.rules.text import rule_text
-
-if TYPE_CHECKING:
-    from unity_ir.rules.proof.prove import Proof
 
 PROVER = 2
 """The version of the prover. Raise it with every change by which a verdict may become another."""
@@ -62,13 +60,18 @@ _proofs: dict[str, Proof] = {}
 
 def proof_of(rule: Substitution) -> Proof:
     """What is known of a rule: the library's verdict on its digest, or else a proof made now, once a process."""
-    from unity_ir.rules.proof.prove import Proof, Verdict, prove
-
     key = digest(rule)
     if key not in _proofs:
         kept = next((v for v in get_args(Verdict) if v == _kept().get(key)), None)
-        _proofs[key] = prove(rule) if kept is None else Proof(kept)
+        _proofs[key] = _proved_now(rule) if kept is None else Proof(kept)
     return _proofs[key]
+
+
+def _proved_now(rule: Substitution) -> Proof:
+    # It imports Z3, which a search that finds all its rules proved need not wait for.
+    from unity_ir.rules.proof.prove import prove
+
+    return prove(rule)
 
 
 def unproved(rule: Rule) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ from unity_ir.rules.poly import Poly, number, symbol
 from unity_ir.rules.proof.cases import given_names, inputs_at, pack_ranks, spelled_at, tensors
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.lines import Lines
-from unity_ir.rules.proof.prove import Proof
 from unity_ir.rules.proof.sides import packs
+from unity_ir.rules.proof.verdict import Proof
 from unity_ir.tdl.syntax import AttrValue
 
 z3: Any = import_module("z3")  # Its types are not known.

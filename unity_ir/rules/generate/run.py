@@ -27,7 +27,7 @@ from unity_ir.rules.generate.terms import Terms
 from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import Attribute, Input, Operation, ProofRecord, Substitution, Term
 from unity_ir.rules.pattern import Result as PatternResult
-from unity_ir.rules.proof.prove import Proof
+from unity_ir.rules.proof.verdict import Proof
 from unity_ir.rules.text import rule_text
 from unity_ir.rules.trust import digest
 

@@ -25,10 +25,10 @@ from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import Constraint, Mono, Read, box, summed
 from unity_ir.rules.proof.lines import Line, Lines
-from unity_ir.rules.proof.prove import Proof
 from unity_ir.rules.proof.samples import sample
 from unity_ir.rules.proof.solver import Facts
 from unity_ir.rules.proof.tensors import Position, Tensor, Undivided, named
+from unity_ir.rules.proof.verdict import Proof
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.bind import Spelled, spell
 from unity_ir.tdl.parse import parse_line

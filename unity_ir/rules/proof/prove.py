@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from time import perf_counter
-from typing import Literal, TypeAlias, TypedDict
+from typing import TypedDict
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
@@ -35,40 +35,13 @@ from unity_ir.rules.proof.refute import refute, refute_gradients
 from unity_ir.rules.proof.sides import ill_typed
 from unity_ir.rules.proof.solver import Answers, Facts
 from unity_ir.rules.proof.tensors import Tensor, Undivided, zeros
+from unity_ir.rules.proof.verdict import Proof, Verdict
 
 SPLITS = 6
 """Sizes whose indices are taken apart, one after the other, before a proof is given up."""
 
 DETAIL = 240
 """Characters of a reason that are shown: what does not cancel may be pages."""
-
-Verdict: TypeAlias = Literal["proved", "almost everywhere", "forward only", "refuted", "undecided"]
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What is known of a substitution. `detail` is a counterexample or the reason."""
-
-    verdict: Verdict
-    detail: str = ""
-    seconds: float = 0.0
-    questions: int = 0
-    """Asked of Z3."""
-
-    @property
-    def proved(self) -> bool:
-        """Whether values and gradients are equal everywhere."""
-        return self.verdict == "proved"
-
-    @property
-    def trainable(self) -> bool:
-        """Whether the rule may be applied to a graph before it is differentiated."""
-        return self.verdict in ("proved", "almost everywhere")
-
-    @property
-    def forward(self) -> bool:
-        """Whether values are equal."""
-        return self.verdict in ("proved", "almost everywhere", "forward only")
 
 
 def prove(rule: Substitution, seed: int = 0) -> Proof:
