@@ -36,7 +36,9 @@ LIBRARY = "proofs.toml"
 def digest(rule: Substitution) -> str:
     """What a proof is bound to: the same for two texts of one rule, another as soon as what it says changes."""
     ops = sorted({o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys())
-    lines = [find_operator(op).line.text for op in ops]
+    lines = [
+        " ".join((o.tdl if isinstance(o.tdl, str) else o.signature or "").split()) for o in map(find_operator, ops)
+    ]
     text = "\n".join([f"prover {PROVER}", rule_text(replace(rule, name="", proof=None)), *lines])
     return sha256(text.encode()).hexdigest()[:32]
 
