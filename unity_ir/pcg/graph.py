@@ -258,8 +258,7 @@ def check_view(node: Node) -> None:
         raise UnityError(
             f"pcg.{node.op}: its view has degrees {list(view.degrees)}, but its task grid is {list(grid(node))}"
         )
-    devices = view.devices()
-    if len(set(devices)) != len(devices) or view.start < 0:
+    if view.start < 0 or not view.is_injective:
         raise UnityError(f"pcg.{node.op}: its view gives one device two tasks: {view}")
 
 
