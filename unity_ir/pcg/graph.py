@@ -298,10 +298,13 @@ HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr",), "adam": _ADAM,
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`sgd`, `adam` or `adamw` and its hyper-parameters, as in PyTorch; the others' are left out of account."""
+    """
+    `sgd`, `adam` or `adamw` and its hyper-parameters; the others' are left out of account. Defaults are PyTorch's, and
+    here alone.
+    """
 
     name: str = "sgd"
-    lr: float = 0.1
+    lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from unity_ir.budget import OutOfBudget, spend
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import REPEAT, GridRole, Layout, Mesh, at
 from unity_ir.search.follow import follow
 from unity_ir.tdl.counts import products
+
+PLANNED = 300_000
+"""Work of an operator of a plan that is made and priced."""
 
 Template = Callable[[Graph, Machine], Iterator[Graph]]
 
@@ -29,11 +33,22 @@ def expert(
 
     `price` may know what some plans cost, by default `cost.plan`.
     """
-    plans = list(dict.fromkeys(plan for template in _templates(graph) for plan in template(graph, machine)))
+    plans = list(dict.fromkeys(_plans(graph, machine)))
     costs = [cost(plan, machine, optimizer) if price is None else price(plan) for plan in plans]
     over = [max(0, c.memory_bytes - machine.device.memory) for c in costs]
     best = min(range(len(plans)), key=lambda i: (over[i], costs[i].time))
     return plans[best]
+
+
+def _plans(graph: Graph, machine: Machine) -> Iterator[Graph]:
+    """The plans of all rules, of which there is always one; where the budget ends, those until then."""
+    for template in _templates(graph):
+        for plan in template(graph, machine):
+            yield plan
+            try:
+                spend(PLANNED * len(graph.nodes()))
+            except OutOfBudget:
+                return
 
 
 def _templates(graph: Graph) -> list[Template]:

@@ -34,6 +34,7 @@ from unity_ir.tools.opt_arguments import (
     check_arguments,
     expanded,
     search_options,
+    seconds,
     usage_error,
 )
 from unity_ir.tools.opt_files import Kept, staged_files, write_files
@@ -164,6 +165,8 @@ class UnityOpt(xDSLOptMain):
             raise UnityError(f"unity-opt: --{'profile' if args.profile == '' else 'machine'} is empty; leave it out")
         if args.explain is not None and args.search is None:
             raise UnityError("unity-opt: --explain explains what a search has chosen; add --search")
+        if args.budget is not None and args.search is None:
+            raise UnityError("unity-opt: --budget is what a search may take; add --search")
         if self.args.profile is not None:
             if self.args.machine is None:
                 raise UnityError("unity-opt: --profile is of a machine's devices; add --machine")
@@ -185,6 +188,8 @@ class UnityOpt(xDSLOptMain):
             search: Any = self.available_passes["pcg-search"]()
             switches = {"no_split": self.args.no_split, "no_cache": self.args.no_cache}
             options = {**search_options(self.args.search), **switches, "explain": self.args.explain}
+            if self.args.budget is not None:
+                options["seconds"] = seconds(self.args.budget)
             first = search(machine=self.args.machine, **options)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
         if self.args.mixed_precision is not None:
