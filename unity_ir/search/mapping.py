@@ -39,6 +39,9 @@ TABLE = 100_000
 PAIR = 3_000
 """Work of a move between two views."""
 
+SORTED = 20
+"""Work of an entry of the partial mappings of a block, which are made and sorted."""
+
 BEAM = 64
 """Partial mappings of a block that are kept, for each view of its source."""
 
@@ -322,7 +325,7 @@ class _Mapping:
             ends = i == len(region.inner)
             own = np.zeros(len(self.target(region, after))) if ends else of_each[i]
             total = seconds[:, None] + own[None]
-            spend(TABLE + PAIR * total.size // 100)
+            spend(TABLE + SORTED * states.size * len(own))
             for edge in region.edges:
                 if edge.target is node:
                     at = before if edge.source is region.source else share

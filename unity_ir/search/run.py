@@ -27,10 +27,12 @@ from unity_ir.search.messages import Messages
 from unity_ir.search.portfolio import Emitted
 from unity_ir.search.price import TIME
 from unity_ir.search.result import SearchResult
+from unity_ir.search.roles import EXACT_AXES
 from unity_ir.search.sample import sample
 from unity_ir.search.sequential import sequential
 from unity_ir.search.settle import settling
 from unity_ir.search.shared import SharedTerms, certain
+from unity_ir.search.space import Spaces
 from unity_ir.search.tofu import VARIANTS, tofu
 from unity_ir.search.unity import Options, unity
 
@@ -195,12 +197,14 @@ def _ended(result: SearchResult, serial: Graph, machine: Machine, optimizer: Opt
     if result.bound or result.strategy not in ("joint", "sequential"):
         return result
     of = serial if result.joint is None else result.joint.rewritten
+    if solver is None or solver.price != TIME:
+        solver = Solver(Spaces(machine), optimizer) if len(machine.mesh.sizes) <= EXACT_AXES else None
     return replace(result, bound=max(of_kernels(of, machine, optimizer), _of_messages(of, solver)))
 
 
 def _of_messages(graph: Graph, solver: Solver | None) -> float:
     """A bound by a few messages, where every axis has a role of its own; 0 elsewhere."""
-    if solver is None or not solver.spaces.axis_by_axis or solver.price != TIME:
+    if solver is None or not solver.spaces.axis_by_axis:
         return 0.0
     messages = Messages(SharedTerms(solver, graph).problem())
     with within(Budget().part()), suppress(OutOfBudget):

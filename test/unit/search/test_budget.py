@@ -97,10 +97,11 @@ def test_what_is_given_is_no_slower_than_a_baseline_as_emitted():
     assert as_emitted((found.graph, found.cost), optimizer) <= least * (1 + 1e-5)
 
 
-def test_a_bound_of_kernels_is_given_where_there_is_no_other():
+def test_a_bound_is_given_however_little_was_done():
     graph = small("mlp")
     found = searched(graph, "joint", "box:4", 0.0)
-    assert found.bound == of_kernels(graph, load("box:4"), Optimizer())
+    assert found.bound is not None
+    assert of_kernels(graph, load("box:4"), Optimizer()) <= found.bound <= found.cost.time
     assert found.explored == 1
 
 
