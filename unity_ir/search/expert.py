@@ -17,6 +17,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import REPEAT, GridRole, Layout, Mesh, at
 from unity_ir.search.follow import follow
+from unity_ir.search.samples import batch_dims
 from unity_ir.tdl.counts import products
 
 PLANNED = 300_000
@@ -120,16 +121,18 @@ def row(node: Node, operand: int) -> str | None:
     return next((v for v in dims if v is not None and v not in made), None)
 
 
-def batched(mesh: Mesh, axes: range) -> Callable[[Value], Layout | None]:
-    """Inputs divided along their first dim over some axes, as far as it goes."""
+def batched(graph: Graph, mesh: Mesh, axes: range) -> Callable[[Value], Layout | None]:
+    """Inputs divided along their samples over some axes, as far as it goes; tables are repeated."""
+    dims = batch_dims(graph)
 
     def rest(value: Value) -> Layout | None:
-        if value.node.op != "input" or not value.type.shape:
+        dim = dims.get(value)
+        if value.node.op != "input" or dim is None:
             return None
-        layout, left = [REPEAT] * len(mesh.sizes), value.type.shape[0]
+        layout, left = [REPEAT] * len(mesh.sizes), value.type.shape[dim]
         for axis in axes:
             if left % mesh.sizes[axis] == 0:
-                layout[axis], left = 0, left // mesh.sizes[axis]
+                layout[axis], left = dim, left // mesh.sizes[axis]
         return tuple(layout)
 
     return rest
@@ -152,7 +155,7 @@ def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
             ids = table(node)
             return row(node, ids) if ids is not None else None
 
-        yield follow(graph, mesh, choose, batched(mesh, range(data)))
+        yield follow(graph, mesh, choose, batched(graph, mesh, range(data)))
 
 
 def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
@@ -195,7 +198,7 @@ def by_layer(graph: Graph, machine: Machine) -> Iterator[Graph]:
             device = layers[node] * inner.devices // count
             return at(inner.coordinates(device)[axis - data])
 
-        yield follow(graph, mesh, choose, batched(mesh, range(data)))
+        yield follow(graph, mesh, choose, batched(graph, mesh, range(data)))
 
 
 def _layers(graph: Graph) -> dict[Node, int]:
@@ -214,4 +217,4 @@ def _layers(graph: Graph) -> dict[Node, int]:
 
 def _by_samples(graph: Graph, mesh: Mesh, choose: Callable[[Node, int, str | None], GridRole | None]) -> Graph:
     """All else by samples: what a rule divides otherwise comes back to samples right after."""
-    return follow(graph, mesh, choose, batched(mesh, range(len(mesh.sizes))), settle=0)
+    return follow(graph, mesh, choose, batched(graph, mesh, range(len(mesh.sizes))), settle=0)
