@@ -42,6 +42,16 @@ STRATEGIES = ("joint", "unity", "sequential", "data-parallel", "fsdp", "expert",
 PASSES = 3
 """Passes of messages, there and back, for a bound where a budget has ended."""
 
+
+class DoesNotFit(UnityError):
+    """The plan of a strategy that was asked for by name does not fit the machine's memory; here it is."""
+
+    def __init__(self, message: str, result: SearchResult, machine: Machine):
+        super().__init__(message)
+        self.result = result
+        self.machine = machine
+
+
 OBJECTS = 100_000
 """More objects than there were before Python looks for cycles of them, in a search."""
 
@@ -93,7 +103,8 @@ def run(
     result = replace(result, seconds=perf_counter() - start)
     need = needed(result.graph, result.cost, optimizer)
     if need > machine.device.memory:
-        raise UnityError(f"search: the plan found {lacking(need, machine.device)}; use more devices or a smaller batch")
+        said = f"search: the plan found {lacking(need, machine.device)}; use more devices or a smaller batch"
+        raise DoesNotFit(said, result, machine)
     return result
 
 
