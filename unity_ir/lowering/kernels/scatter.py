@@ -19,7 +19,7 @@ from math import isqrt, prod
 from unity_ir.lowering.kernels.expression import SUM, Axis
 from unity_ir.lowering.kernels.layout import address, power_of_two
 from unity_ir.lowering.kernels.rewrite import reductions
-from unity_ir.lowering.kernels.step import Argument, Buffer, Kernel, Stage, Step, pointer, warps
+from unity_ir.lowering.kernels.step import Argument, Buffer, Kernel, Stage, Step, warps
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import Pick, scatter
 from unity_ir.tdl.syntax import Access, Reduce, Result, Segments, Var, WrittenIndex, index_names
@@ -80,16 +80,15 @@ def scatter_steps(stage: Stage, of: Scatter) -> list[Step]:
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Tensors of the launcher: places in order, the positions they come from, and where in that order each begins."""
+    """Tensors of the launcher: the positions in order of their places, and where in that order each place begins."""
 
-    places: str
     order: str
     begins: str
 
     @staticmethod
     def of(stage: Stage) -> Sorted:
         """New ones."""
-        return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("places", "order", "begins")))
+        return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
 
     def lines(self, stage: Stage, place: str, at: Access) -> tuple[str, ...]:
         """The lines that make them of the integers `at`, which name a `place`."""
@@ -98,9 +97,8 @@ class Sorted:
         limits = f"{count + 1}" if start is None else f"{start}, {start} + {count + 1}"
         return (
             f"{self.order} = torch.argsort({ids}.flatten(), stable=True)",
-            f"{self.places} = torch.take({ids}, {self.order})",
             f"{self.begins} = torch.arange({limits}, dtype={ids}.dtype, device={ids}.device)",
-            f"{self.begins} = torch.searchsorted({self.places}, {self.begins})",
+            f"{self.begins} = torch.searchsorted({ids}.flatten()[{self.order}], {self.begins})",
         )
 
 
@@ -211,16 +209,15 @@ def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> Step:
         extents={**stage.extents, chunk: chunks.count},
         kernel=f"{stage.kernel.removesuffix('_kernel')}_chunks_kernel",
     )
-    ids = pointer(stage.buffers[of.pick.at.tensor].dtype)
-    tensors = {"places": Argument(made.places, ids), "order": Argument(made.order, "*i64")}
+    tensors = {"ids": stage.buffers[of.pick.at.tensor].argument, "order": Argument(made.order, "*i64")}
     body = _Body(stage, of, chunk, tensors)
     writer = body.kernel.writer
     row = body.begin("chunk")
     begin, first, last, end = (body.new(n) for n in ("begin", "first", "last", "end"))
     size = body.kernel.constant("CHUNK", chunks.size)
     writer.emit(f"{begin} = {row} * {size}")
-    writer.emit(f"{first} = tl.load({body.pointers['places']} + {begin})")
-    writer.emit(f"{last} = tl.load({body.pointers['places']} + {begin} + {size} - 1)")
+    for place, at in ((first, begin), (last, f"{begin} + {size} - 1")):
+        writer.emit(f"{place} = tl.load({body.pointers['ids']} + tl.load({body.pointers['order']} + {at}))")
     writer.emit(f"{end} = tl.where({first} == {last}, {begin} + {size}, {begin})")
     total, start, number = body.total(), body.new("start"), body.new("number")
     # A chunk is a multiple of a tile.
