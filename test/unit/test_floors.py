@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "unity_ir"
 
 FLOORS = [
-    {"errors"},
+    {"errors", "budget"},
     {"tdl"},
     {"ops"},
     {"pcg"},

@@ -11,7 +11,7 @@ from rich.table import Table
 from unity_ir.cost.plan import PlanCost, Reshard, cost
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Graph, Node
-from unity_ir.pcg.layout import Assignment, Layout, Mesh, devices_of, pins, role_name
+from unity_ir.pcg.layout import REPEAT, Assignment, Layout, Mesh, devices_of, pins, role_name
 from unity_ir.pcg.reshard import Move
 
 WIDTH = 140
@@ -75,6 +75,11 @@ def text(
     console.print(f"  memory         {bytes_text(plan.memory_bytes)} per device: {held}")
     if simulated is not None:
         console.print(f"  peak           {bytes_text(simulated.peak)} per device at once, overlapped")
+    over = max(plan.memory_bytes, 0 if simulated is None else simulated.peak) - machine.device.memory
+    if over > 0:
+        console.print(f"  does not fit   {bytes_text(over)} more per device than {machine.device.name} has")
+    if machine.devices > 1 and all(set(roles) == {REPEAT} for roles in plan.placement.assignments.values()):
+        console.print(f"  devices        all {machine.devices} do the same work: 1 device is as fast")
     if bound:
         if on_parts:
             said = "with everything on all devices; here branches are on parts, at once"
@@ -170,16 +175,23 @@ def _printable(name: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Given 0.00012 returns `120.0 us`."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.1f} {unit}"
-    return f"{seconds / 1e-6:.2f} us"
+    """Given 0.00012 returns `120.0 us`, given 1.8524 returns `1.852 s`: three digits at least, of seconds four."""
+    if seconds >= 1:
+        return f"{_digits(seconds, 4)} s"
+    if seconds >= 1e-3:
+        return f"{_digits(seconds / 1e-3, 3)} ms"
+    return f"{_digits(seconds / 1e-6, 3)} us"
 
 
 def bytes_text(size: int) -> str:
-    """Given 1,500,000 returns `1.5 MB`."""
+    """Given 1,500,000 returns `1.50 MB`: three digits at least."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
-            return f"{size / scale:.1f} {unit}"
+            return f"{_digits(size / scale, 3)} {unit}"
     return f"{size} B"
+
+
+def _digits(number: float, count: int) -> str:
+    """At least so many digits of a number, and one after the point; those of a number below 1 are after it."""
+    before = len(str(int(number))) if number >= 1 else 1
+    return f"{number:.{max(1, count - before)}f}"

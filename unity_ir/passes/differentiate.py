@@ -24,7 +24,7 @@ class Differentiate(GraphPass):
     optimizer: str | None = None
     """By default what the function was searched for, or sgd."""
 
-    lr: float | int = 0.1  # xDSL reads `lr=1` as an int
+    lr: float | int | None = None  # xDSL reads `lr=1` as an int
     beta1: float | int | None = None
     beta2: float | int | None = None
     eps: float | int | None = None
@@ -32,7 +32,7 @@ class Differentiate(GraphPass):
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         searched = "sgd" if graph.optimizer is None else graph.optimizer.name
-        if not 0 < self.lr < float("inf"):
+        if self.lr is not None and not 0 < self.lr < float("inf"):
             raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")
         given = {name: getattr(self, name) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
         settings = {name: value for name, value in given.items() if value is not None}

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr, f64
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
+from unity_ir.budget import WORK, Budget
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
@@ -28,6 +30,10 @@ REWRITE = ("joint", "sequential", "unity")
 
 BOUND = "pcg.bound"
 """The function attribute that holds the seconds below which no placement of the plan's graph can be."""
+
+
+UNIT = 1e9
+"""Units of work in one unit of the option `work` and of messages."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,12 @@ class Search(ModulePass):
     optimizer: str | None = None
     """What the plan will be trained with, whose state takes memory; by default what the function says, or sgd."""
 
+    work: int | float | None = None
+    """What the search may do, in units of 10^9 (about a second of a processor each); by default 100."""
+
+    seconds: int | float | None = None
+    """What it may take as well; by default as long as its work does."""
+
     explain: str | None = None
     """Of the joint search: an operator whose choice, and what others would cost, is printed to stderr."""
 
@@ -85,7 +97,16 @@ class Search(ModulePass):
                 graph = to_graph(func)
                 with _shown(func.sym_name.data) as progress:
                     result = run(
-                        graph, machine, self.strategy, optimizer, progress, self.seed, settings, options, self._rules()
+                        graph,
+                        machine,
+                        self.strategy,
+                        optimizer,
+                        progress,
+                        self.seed,
+                        settings,
+                        options,
+                        self._rules(),
+                        self._budget(),
                     )
                 new = replace_function(func, result.graph)
                 new.attributes.update(_certificate(result))
@@ -100,8 +121,23 @@ class Search(ModulePass):
             raise UnityError(f"pcg-search: explain is for the joint search, not for {self.strategy}; leave it out")
         return None if self.optimizer is None else optimizer_of("pcg-search", self.optimizer, {})
 
+    def _budget(self) -> Budget:
+        for name, value in (("work", self.work), ("seconds", self.seconds)):
+            if value is not None and not 0 < value < inf:
+                raise UnityError(f"pcg-search: {name} is {value}; a budget is a number above 0")
+        return Budget.of(self.seconds, WORK if self.work is None else self.work * UNIT)
+
     def _tell(self, result: SearchResult, name: str) -> None:
-        if result.interrupted:
+        if result.budget is not None and result.budget.ended:
+            which = "time" if result.budget.is_late else "work"
+            more = "seconds" if result.budget.is_late else "work"
+            print(
+                f"pcg-search: the budget of {which} ended the search of @{name} after {result.explored} graphs and "
+                f"{result.budget.done / UNIT:.4g} of {result.budget.work / UNIT:.4g} units of work; its best plan so "
+                f"far stands; give it more {more} to go on",
+                file=sys.stderr,
+            )
+        elif result.interrupted:
             print(f"pcg-search: interrupted; the best plan so far stands for @{name}", file=sys.stderr)
         if self.explain is not None and result.joint is None:
             raise UnityError(f"pcg-search: the plan of @{name} is not the search's but one by hand; leave out explain")

@@ -258,8 +258,7 @@ def check_view(node: Node) -> None:
         raise UnityError(
             f"pcg.{node.op}: its view has degrees {list(view.degrees)}, but its task grid is {list(grid(node))}"
         )
-    devices = view.devices()
-    if len(set(devices)) != len(devices) or view.start < 0:
+    if view.start < 0 or not view.is_injective:
         raise UnityError(f"pcg.{node.op}: its view gives one device two tasks: {view}")
 
 
@@ -299,10 +298,13 @@ HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr",), "adam": _ADAM,
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`sgd`, `adam` or `adamw` and its hyper-parameters, as in PyTorch; the others' are left out of account."""
+    """
+    `sgd`, `adam` or `adamw` and its hyper-parameters; the others' are left out of account. Defaults are PyTorch's, and
+    here alone.
+    """
 
     name: str = "sgd"
-    lr: float = 0.1
+    lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8

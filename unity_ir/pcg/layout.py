@@ -81,7 +81,7 @@ class Mesh:
 
 def devices_of(graph: Graph) -> int:
     """The devices a graph asks for when no machine is given: its views' devices, or its largest task grid."""
-    views = [max(n.view.devices()) + 1 for n in graph.nodes() if n.view is not None]
+    views = [n.view.last + 1 for n in graph.nodes() if n.view is not None]
     return max((*views, *(prod(grid(n)) for n in graph.nodes())), default=1)
 
 
@@ -162,11 +162,8 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
     Axes it does not mention are pinned where it starts. Raises `UnityError` where the view names devices the machine
     does not have, or cuts across the axes.
     """
-    devices = view.devices()
-    if max(devices) >= mesh.devices:
-        raise UnityError(
-            f"pcg.{name}: its view names device {max(devices)}, but the machine has {mesh.devices} devices"
-        )
+    if view.last >= mesh.devices:
+        raise UnityError(f"pcg.{name}: its view names device {view.last}, but the machine has {mesh.devices} devices")
     assignment: dict[int, GridRole] = {}
     for what, axis in zip((*order, REPEAT), (*view.axes, view.repeat), strict=True):
         previous = -1

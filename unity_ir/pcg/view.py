@@ -35,6 +35,31 @@ class View:
         """Every device that has a task, repeats included, in grid order."""
         return [self.start + offset for offset in _offsets((*self.axes, self.repeat))]
 
+    @property
+    def last(self) -> int:
+        """The highest device that has a task."""
+        return self.start + sum((f - 1) * max(s, 0) for f, s in self._factors)
+
+    @property
+    def is_injective(self) -> bool:
+        """Whether no device has two tasks. Lists the devices only where a stride lies within those of other factors."""
+        reach = 0
+        for factor, stride in sorted(self._factors, key=lambda pair: pair[1]):
+            if stride <= reach:
+                break
+            reach += (factor - 1) * stride
+        else:
+            return True
+        if prod(f for f, _ in self._factors) > sum((f - 1) * abs(s) for f, s in self._factors) + 1:
+            return False
+        devices = self.devices()
+        return len(set(devices)) == len(devices)
+
+    @property
+    def _factors(self) -> list[tuple[int, int]]:
+        """Those that move: `factor @ stride` of all axes."""
+        return [(f, s) for axis in (*self.axes, self.repeat) for f, s in axis if f > 1]
+
     def __str__(self) -> str:
         lists = [_axis_text(a) for a in self.axes]
         if self.repeat:

@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from unity_ir.budget import OutOfBudget, beside
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
@@ -115,10 +116,18 @@ class Bounds:
                 stepwise(link).ready()
 
     def __call__(self, known: Known) -> tuple[float, Graph | None]:
-        """As `bound`; where memory is short, no plan that fits is below what this gives."""
-        least, plan = bound(known.graph, self.machine, self.optimizer, known.seconds, bounds=self)
-        if known.price > 0:
-            least = max(least, bound_within(known, self, self.machine.device.memory))
+        """
+        As `bound`; where memory is short, no plan that fits is below what this gives. Where the budget of this ends,
+        the kernels alone are a bound.
+        """
+        least, plan = 0.0, None
+        try:
+            with beside():
+                least, plan = bound(known.graph, self.machine, self.optimizer, known.seconds, bounds=self)
+                if known.price > 0:
+                    least = max(least, bound_within(known, self, self.machine.device.memory))
+        except OutOfBudget:
+            least = max(least, of_kernels(known.graph, self.machine, self.optimizer))
         return least, plan
 
 
@@ -297,6 +306,11 @@ def _passed(messages: Messages, known: float, coarse: bool) -> float:
             break
         best = messages.bound
     return min(known, messages.bound)
+
+
+def of_kernels(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
+    """Seconds that no placement of a serial graph is below, by its kernels alone."""
+    return certain(_alone(graph, machine, optimizer), graph, machine)
 
 
 def _alone(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:

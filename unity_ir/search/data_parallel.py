@@ -7,11 +7,12 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.layout import REPEAT, GridRole, Layout, Mesh
 from unity_ir.search.follow import follow
+from unity_ir.search.samples import batch_dims
 
 
 def data_parallel(graph: Graph, machine: Machine) -> Graph:
     """
-    Inputs divided along dim 0 over all devices, weights repeated, and whatever follows from that.
+    Inputs divided along their samples over all devices, tables and weights repeated, and whatever follows from that.
 
     Raises `UnityError` if the batch is not divisible.
     """
@@ -30,12 +31,14 @@ def fsdp(graph: Graph, machine: Machine) -> Graph:
 
 def _by_samples(strategy: str, graph: Graph, machine: Machine, sharded: bool) -> Graph:
     mesh = machine.mesh
+    batches = batch_dims(graph)
     for node in graph.inputs:
-        shape = node.types[0].shape
-        if not shape or shape[0] % machine.devices:
+        dim = batches.get(node.result)
+        size = 1 if dim is None else node.types[0].shape[dim]
+        if dim is not None and size % machine.devices:
             raise UnityError(
-                f"{strategy}: input {node.name} has batch {shape[0] if shape else 1}, "
-                f"which {machine.devices} devices do not divide"
+                f"{strategy}: input {node.name} has batch {size}, which {machine.devices} devices do not divide; "
+                f"use another batch or number of devices, or --search"
             )
 
     def choose(node: Node, axis: int, followed: str | None) -> GridRole | None:
@@ -44,7 +47,8 @@ def _by_samples(strategy: str, graph: Graph, machine: Machine, sharded: bool) ->
 
     def rest(value: Value) -> Layout | None:
         if value.node.op == "input":
-            return (0,) * len(mesh.sizes)
+            dim = batches.get(value)
+            return (REPEAT if dim is None else dim,) * len(mesh.sizes)
         if value.node.op != "weight":
             return None
         return in_pieces(value, mesh) if sharded else (REPEAT,) * len(mesh.sizes)

@@ -21,6 +21,7 @@ from math import prod
 
 import numpy as np
 
+from unity_ir.budget import spend
 from unity_ir.search.roles import Floats, Ints
 
 Variable = int
@@ -33,6 +34,12 @@ LARGE = 10**6
 
 PRUNED = 12
 """Rows that others are compared with then."""
+
+STEP = 40_000
+"""Work of an elimination beside the entries it looks at: of Python, and of starting numpy's functions."""
+
+WEIGHED = 15_000
+"""Work of finding out what eliminating a variable would take."""
 
 FEWER = 4
 """Tables are added up before the rest is, if that has so many times fewer entries than the sum of all."""
@@ -159,6 +166,7 @@ def minimise_within(
     for step in steps:
         involved = [live[n] for n in step.involved]
         if step.key not in memo.tables:
+            spend(STEP + step.entries)
             memo.tables[step.key] = _eliminated(step, involved, sizes[step.variable])
         table = memo.tables[step.key]
         if step.others:
@@ -256,6 +264,7 @@ class _Order:
                 self._weigh(other)
 
     def _weigh(self, variable: Variable) -> None:
+        spend(WEIGHED)
         seen: dict[Variable, list[Axis]] = {}
         names: dict[Variable, int] = {variable: 0}
         key: list[object] = []

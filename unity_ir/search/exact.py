@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from unity_ir.budget import OutOfBudget, spend
 from unity_ir.cost.memory import leaf_tensors
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import repeats
@@ -51,6 +52,9 @@ BEST = 8
 
 PASSES = 60
 """Passes of messages at most, there and back."""
+
+PORT = 25_000
+"""Work of leaving rows out at one end of a link."""
 
 CLOSE = 1e-3
 """A choice this near the bound (as a part of it) is not improved on; the gap is said."""
@@ -311,35 +315,43 @@ class Solver:
 
 
 def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
-    """A good choice of rows for every variable, what it costs, and a bound: the same, if it is the least."""
+    """
+    A good choice of rows for every variable, what it costs, and a bound: the same, if it is the least. Where the budget
+    ends once there is a choice, that is given. Raises `OutOfBudget` where it ends before.
+    """
     exact = _eliminate(problem, WHOLE, memo)
     if exact is not None:
         return (*exact, exact[0])
     messages = Messages(problem)
     best, chosen, few = np.inf, list[int](), BEST
     tried = sum(map(len, problem.rows))
-    for _ in range(PASSES):
-        messages.forward()
-        before = messages.bound
-        messages.backward()
-        found, few = among_best(problem, messages.slack, few)
-        if found[0] < best:
-            best, chosen = found
-        left = messages.prune(best * (1 + TOLERANCE) - before)
-        close = best <= messages.bound * (1 + CLOSE)
-        if close or 2 * left < tried:
-            tried = left
-            exact = _eliminate(problem, ENTRIES)
-            if exact is not None:
-                return (*exact, exact[0])
-        if close:
-            break
+    try:
+        for _ in range(PASSES):
+            messages.forward()
+            before = messages.bound
+            messages.backward()
+            found, few = among_best(problem, messages.slack, few)
+            if found[0] < best:
+                best, chosen = found
+            left = messages.prune(best * (1 + TOLERANCE) - before)
+            close = best <= messages.bound * (1 + CLOSE)
+            if close or 2 * left < tried:
+                tried = left
+                exact = _eliminate(problem, ENTRIES)
+                if exact is not None:
+                    return (*exact, exact[0])
+            if close:
+                break
+    except OutOfBudget:
+        if not chosen:
+            raise
     return best, chosen, min(best, messages.bound)
 
 
 def among_best(problem: Problem, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
     """The best choice among a few rows of each variable, and of how many; fewer if that takes too long."""
     while True:
+        spend(2 * PORT * len(problem.links))
         among = [np.sort(np.argsort(s, kind="stable")[:few]) for s in slack]
         found = _eliminate(problem.among(among), ENTRIES)
         if found is not None:

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from unity_ir.budget import OutOfBudget, spend
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.layout import REPEAT, GridRole, Layout, Mesh, at
 from unity_ir.search.follow import follow
+from unity_ir.search.samples import batch_dims
 from unity_ir.tdl.counts import products
+
+PLANNED = 300_000
+"""Work of an operator of a plan that is made and priced."""
 
 Template = Callable[[Graph, Machine], Iterator[Graph]]
 
@@ -29,11 +34,22 @@ def expert(
 
     `price` may know what some plans cost, by default `cost.plan`.
     """
-    plans = list(dict.fromkeys(plan for template in _templates(graph) for plan in template(graph, machine)))
+    plans = list(dict.fromkeys(_plans(graph, machine)))
     costs = [cost(plan, machine, optimizer) if price is None else price(plan) for plan in plans]
     over = [max(0, c.memory_bytes - machine.device.memory) for c in costs]
     best = min(range(len(plans)), key=lambda i: (over[i], costs[i].time))
     return plans[best]
+
+
+def _plans(graph: Graph, machine: Machine) -> Iterator[Graph]:
+    """The plans of all rules, of which there is always one; where the budget ends, those until then."""
+    for template in _templates(graph):
+        for plan in template(graph, machine):
+            yield plan
+            try:
+                spend(PLANNED * len(graph.nodes()))
+            except OutOfBudget:
+                return
 
 
 def _templates(graph: Graph) -> list[Template]:
@@ -105,16 +121,18 @@ def row(node: Node, operand: int) -> str | None:
     return next((v for v in dims if v is not None and v not in made), None)
 
 
-def batched(mesh: Mesh, axes: range) -> Callable[[Value], Layout | None]:
-    """Inputs divided along their first dim over some axes, as far as it goes."""
+def batched(graph: Graph, mesh: Mesh, axes: range) -> Callable[[Value], Layout | None]:
+    """Inputs divided along their samples over some axes, as far as it goes; tables are repeated."""
+    dims = batch_dims(graph)
 
     def rest(value: Value) -> Layout | None:
-        if value.node.op != "input" or not value.type.shape:
+        dim = dims.get(value)
+        if value.node.op != "input" or dim is None:
             return None
-        layout, left = [REPEAT] * len(mesh.sizes), value.type.shape[0]
+        layout, left = [REPEAT] * len(mesh.sizes), value.type.shape[dim]
         for axis in axes:
             if left % mesh.sizes[axis] == 0:
-                layout[axis], left = 0, left // mesh.sizes[axis]
+                layout[axis], left = dim, left // mesh.sizes[axis]
         return tuple(layout)
 
     return rest
@@ -137,7 +155,7 @@ def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
             ids = table(node)
             return row(node, ids) if ids is not None else None
 
-        yield follow(graph, mesh, choose, batched(mesh, range(data)))
+        yield follow(graph, mesh, choose, batched(graph, mesh, range(data)))
 
 
 def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
@@ -180,7 +198,7 @@ def by_layer(graph: Graph, machine: Machine) -> Iterator[Graph]:
             device = layers[node] * inner.devices // count
             return at(inner.coordinates(device)[axis - data])
 
-        yield follow(graph, mesh, choose, batched(mesh, range(data)))
+        yield follow(graph, mesh, choose, batched(graph, mesh, range(data)))
 
 
 def _layers(graph: Graph) -> dict[Node, int]:
@@ -199,4 +217,4 @@ def _layers(graph: Graph) -> dict[Node, int]:
 
 def _by_samples(graph: Graph, mesh: Mesh, choose: Callable[[Node, int, str | None], GridRole | None]) -> Graph:
     """All else by samples: what a rule divides otherwise comes back to samples right after."""
-    return follow(graph, mesh, choose, batched(mesh, range(len(mesh.sizes))), settle=0)
+    return follow(graph, mesh, choose, batched(graph, mesh, range(len(mesh.sizes))), settle=0)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from unity_ir.budget import spend
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, Value
 from unity_ir.rules.derivation import Application
@@ -25,6 +26,12 @@ from unity_ir.search.shared import certain, sharpened
 
 MOST = 8
 """Graphs that are rewritten once more or priced, at least, whatever the budget."""
+
+MATCHED = 3_000
+"""Work of looking for one rule at one operator."""
+
+REBUILT = 20_000
+"""Work of an operator in a graph that a rule makes."""
 
 Progress = Callable[[int, float], None]
 """Called with the graphs explored and the best time so far (seconds)."""
@@ -199,6 +206,8 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Applic
 
     Repeated layers mostly want the same rewrite; without the former, n of them would take n rounds.
     """
+    nodes = len(graph.nodes())
+    spend(MATCHED * nodes * len(rules))
     index = Index(graph)
     matching = [rule for rule in rules if any(True for _ in rule.matches(graph, index=index))]
     for rule in matching:
@@ -207,10 +216,13 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Applic
             yield at, after
     for rule in matching:
         for place, after in rule.applications(graph, index=index):
+            spend(REBUILT * nodes)
             yield [Application(rule.name, place)], after
 
 
 def _everywhere(graph: Graph, rule: Rule, index: Index) -> tuple[list[Application], Graph]:
     """A rule applied as often as there are places for it at first: some make new places for themselves for ever."""
-    at, after = rule.everywhere(graph, most=sum(1 for _ in rule.matches(graph, index=index)))
+    most = sum(1 for _ in rule.matches(graph, index=index))
+    spend(REBUILT * len(graph.nodes()) * (1 + most))
+    at, after = rule.everywhere(graph, most=most)
     return [Application(rule.name, place) for place in at], after

@@ -14,11 +14,15 @@ from typing import TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from unity_ir.budget import spend
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.search.again import Kept
 from unity_ir.search.exact import ExactPlan, Solver, Terms
 from unity_ir.search.problem import NOWHERE
 from unity_ir.search.roles import Floats, Ints
+
+CHANGED = 50_000
+"""Work of looking at all other rows of a variable."""
 
 Choice = tuple[int, ...]
 """For each variable of a ledger, its row."""
@@ -241,6 +245,7 @@ class Ledger:
         _, held = self._charged(choice)
         for _ in range(passes):
             changed = False
+            spend(CHANGED * len(rows))
             for v in range(len(rows)):
                 seconds, bytes = self._around(v, rows)
                 fits = held + bytes - bytes[rows[v]] <= limit

@@ -21,6 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from unity_ir.budget import spend
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.layout import Assignment, Layout, operand_layout, result_layout
@@ -31,6 +32,15 @@ from unity_ir.search.shares import Degrees, Share, moved, splits, views, whole
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+TABLE = 100_000
+"""Work of a table of a region beside the moves it prices."""
+
+PAIR = 3_000
+"""Work of a move between two views."""
+
+SORTED = 20
+"""Work of an entry of the partial mappings of a block, which are made and sorted."""
 
 BEAM = 64
 """Partial mappings of a block that are kept, for each view of its source."""
@@ -251,6 +261,7 @@ class _Mapping:
         key = (self.number(region), before, () if isinstance(region, Edge) else share, after)
         tables = self.mapper.tables
         if key not in tables:
+            spend(TABLE)
             tables[key] = self._table(region, before, share, after)
         return tables[key]
 
@@ -274,6 +285,7 @@ class _Mapping:
         source, target = self.source(edge, before), self.target(edge, after)
         out = np.zeros((len(source), len(target)))
         wires = self.piece.wires(edge)
+        spend(PAIR * len(source) * len(target) * len(wires))
         for i, made in enumerate(zip(*source.makes, strict=True) if wires else ()):
             for j in range(len(target)):
                 # One value that is needed in one layout twice is brought there once.
@@ -313,6 +325,7 @@ class _Mapping:
             ends = i == len(region.inner)
             own = np.zeros(len(self.target(region, after))) if ends else of_each[i]
             total = seconds[:, None] + own[None]
+            spend(TABLE + SORTED * states.size * len(own))
             for edge in region.edges:
                 if edge.target is node:
                     at = before if edge.source is region.source else share

@@ -297,6 +297,8 @@ class _Search:
                         progress(proposed + made, best / TICKS)
                 proposed += made
         except KeyboardInterrupt:
+            if first is None:
+                raise
             interrupted = True
         assert first is not None
         assert best is not None

@@ -67,8 +67,37 @@ class NothingFits(UnityError):
         self.fastest = fastest
 
 
+@dataclass(frozen=True)
+class Smallest:
+    """The smallest plan known, which does not fit: what it needs per device, how long it takes, and what is advised."""
+
+    needs: float
+    seconds: float
+    device: Device
+    advice: str
+    of: str = "found"
+
+    def __str__(self) -> str:
+        needs = lacking(self.needs, self.device)
+        return (
+            f"search: no plan fits: the smallest {self.of} {needs}, and takes {_text(self.seconds * 1e3)} ms; "
+            f"{self.advice}"
+        )
+
+
 class Refused(UnityError):
     """No plan that fits was found for a graph and what rewrites make of it; plans by hand were not tried."""
+
+    def __init__(self, message: str, smallest: Smallest | None = None):
+        super().__init__(message)
+        self.smallest = smallest
+
+    def known(self, name: str, needs: float, seconds: float) -> Refused:
+        """The same; or of a plan by hand, if that needs less."""
+        if self.smallest is None or self.smallest.needs <= needs:
+            return self
+        least = replace(self.smallest, needs=needs, seconds=seconds, of=f"known, that of {name},")
+        return Refused(str(least), least)
 
 
 class Solvers:
@@ -312,11 +341,9 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
     limit, least = machine.device.memory, _states(source, solver)
     over = least > limit
     alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {_size(least)}; "
-    return Refused(
-        f"search: no plan fits: the smallest found {lacking(needs, machine.device)}, and takes "
-        f"{_text(plan.seconds * 1e3)} ms; {alone if over else ''}"
-        f"use more devices or a smaller {'model' if over else 'batch'}"
-    )
+    advice = f"{alone if over else ''}use more devices or a smaller {'model' if over else 'batch'}"
+    smallest = Smallest(needs, plan.seconds, machine.device, advice)
+    return Refused(str(smallest), smallest)
 
 
 def lacking(needs: float, device: Device) -> str:
@@ -329,7 +356,7 @@ def _size(bytes: float) -> str:
 
 
 def _text(number: float) -> str:
-    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
+    return f"{number:.4g}" if number < 1000 else f"{number:,.0f}"
 
 
 def _states(graph: Graph, solver: Solver) -> float:

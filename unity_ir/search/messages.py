@@ -9,12 +9,18 @@ how much worse than the bound any choice with this row must be.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from unity_ir.budget import spend
 from unity_ir.search.problem import Problem
 from unity_ir.search.roles import Floats
 from unity_ir.search.stepwise import GRAIN, ROUNDED
+
+MESSAGE = 20_000
+"""Work of a message beside its sums: of Python, and of starting numpy's functions."""
 
 
 class Messages:
@@ -42,6 +48,7 @@ class Messages:
         """
         bound, limit = 0.0, self._limit(known)
         for variable in range(len(self.problem.rows)):
+            self._spend(self.problem.out[variable])
             left, share = self._gather(variable, limit)
             for number in self.problem.out[variable]:
                 link = self.problem.links[number]
@@ -56,6 +63,7 @@ class Messages:
         """Likewise from the last variable to the first."""
         bound, limit = 0.0, self._limit(known)
         for variable in reversed(range(len(self.problem.rows))):
+            self._spend(self.problem.into[variable])
             left, share = self._gather(variable, limit)
             for number in self.problem.into[variable]:
                 link = self.problem.links[number]
@@ -65,6 +73,11 @@ class Messages:
             bound += float(left.min())
         self.last, self.bound = bound, max(self.bound, bound)
         return bound
+
+    def _spend(self, links: Sequence[int]) -> None:
+        """Count the work of passing on along some links."""
+        ports = [(self.problem.links[n].made.layouts, self.problem.links[n].needs.layouts) for n in links]
+        spend(MESSAGE * (1 + len(links)) + sum(len(made) * len(needs) for made, needs in ports))
 
     def _gather(self, variable: int, limit: float) -> tuple[Floats, Floats]:
         """What each row costs with all messages to it, and the part of that for each chain through the variable."""

@@ -8,9 +8,12 @@ disagree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
+from unity_ir.budget import OutOfBudget, beside, spend
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
@@ -30,15 +33,19 @@ such layouts of more axes is too long to find."""
 ByHand = Callable[[Graph, Machine, Optimizer, Callable[[Graph], PlanCost]], Graph]
 """What makes a plan; the last says what plans cost."""
 
-BY_HAND: Sequence[ByHand] = (
-    lambda graph, machine, _, __: data_parallel(graph, machine),
-    lambda graph, machine, _, __: fsdp(graph, machine),
-    expert,
-    lambda graph, machine, _, __: tofu(graph, machine),
-)
+BY_HAND: Mapping[str, ByHand] = {
+    "data-parallel": lambda graph, machine, _, __: data_parallel(graph, machine),
+    "fsdp": lambda graph, machine, _, __: fsdp(graph, machine),
+    "expert": expert,
+    "tofu": lambda graph, machine, _, __: tofu(graph, machine),
+}
+"""Plans by hand, by the name of their strategy."""
 
-QUICK = BY_HAND[:2]
+QUICK = ("data-parallel", "fsdp")
 """Those that need not look for degrees."""
+
+EMITTED = 300_000
+"""Work of an operator of a plan that is made, priced and simulated."""
 
 FASTER = 1 - 1e-6
 """A plan that takes more than this part of another's time is no faster."""
@@ -47,9 +54,9 @@ Plan = tuple[Graph, PlanCost]
 
 
 def by_hand(
-    graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Sequence[ByHand] = BY_HAND
-) -> Iterator[Plan]:
-    """The plans by hand of a serial graph, each once, and what they cost."""
+    graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = BY_HAND
+) -> Iterator[tuple[str, Plan]]:
+    """The plans by hand of a serial graph, each once, with the name of their strategy, and what they cost."""
     known: dict[Graph, PlanCost] = {}
     made = set[Graph]()
 
@@ -58,14 +65,17 @@ def by_hand(
             known[plan] = cost(plan, machine, optimizer)
         return known[plan]
 
-    for strategy in strategies if len(machine.mesh.sizes) <= AXES else strategies[: len(BY_HAND) - 1]:
+    for name in strategies:
+        if name == "tofu" and len(machine.mesh.sizes) > AXES:
+            continue
+        spend(EMITTED * len(graph.nodes()))
         try:
-            plan = strategy(graph, machine, optimizer, price)
+            plan = BY_HAND[name](graph, machine, optimizer, price)
         except UnityError:
             continue  # such as a batch that is not divisible
         if plan not in made:
             made.add(plan)
-            yield plan, price(plan)
+            yield name, (plan, price(plan))
 
 
 def as_emitted(plan: Plan, optimizer: Optimizer) -> float:
@@ -85,13 +95,27 @@ def on_parts(priced: PlanCost) -> bool:
 
 @dataclass(frozen=True)
 class Offer:
-    """A plan by hand that fits, and how long it takes."""
+    """A plan by hand, how long it takes, and what it needs."""
 
     graph: Graph
+    name: str
     seconds: float
     """Every move waited for."""
     emitted: float
+    """Infinite for a plan that does not fit."""
     on_parts: bool
+    needs: int
+    """Bytes per device."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device holds what it needs."""
+        return isfinite(self.emitted)
+
+
+def that_fit(offers: Iterable[Offer]) -> list[Offer]:
+    """Those whose plans fit."""
+    return [offer for offer in offers if offer.fits]
 
 
 @dataclass(frozen=True)
@@ -106,12 +130,13 @@ class Hands:
 
     def __call__(self, question: tuple[Graph, bool]) -> list[Offer]:
         graph, quick = question
-        plans = by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND)
-        return [
-            Offer(plan[0], plan[1].time, as_emitted(plan, self.optimizer), on_parts(plan[1]))
-            for plan in plans
-            if fits(*plan, self.optimizer)
-        ]
+        offers: list[Offer] = []
+        with beside(), suppress(OutOfBudget):
+            for name, plan in by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
+                needs = needed(*plan, self.optimizer)
+                emitted = as_emitted(plan, self.optimizer) if needs <= self.machine.device.memory else inf
+                offers.append(Offer(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
+        return offers
 
 
 @dataclass
@@ -126,6 +151,7 @@ class Emitted:
     def seconds(self, plan: Plan) -> float:
         """See `as_emitted`."""
         if plan[0] not in self._seconds:
+            spend(EMITTED * len(plan[0].nodes()))
             self._seconds[plan[0]] = as_emitted(plan, self.optimizer)
         return self._seconds[plan[0]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unity_ir.budget import Budget
 from unity_ir.cost.plan import PlanCost
 from unity_ir.pcg.graph import Graph
 from unity_ir.rules.derivation import Application
@@ -32,7 +33,9 @@ class SearchResult:
     joint: JointPlan | None = None
     """What the joint search found, which `search.explain` explains."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it: this is the best plan until then."""
+    """Whether it ended early, by Ctrl-C or its budget: this is the best plan until then."""
+    budget: Budget | None = None
+    """What it might take, and took."""
     proved: PlanCost | None = None
     """What the plan nearest to the bound costs, where another is faster as emitted."""
 

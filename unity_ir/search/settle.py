@@ -20,7 +20,7 @@ from unity_ir.search.branches import apart
 from unity_ir.search.counted import Bounds, Known, bounded
 from unity_ir.search.joint import JointPlan, joint
 from unity_ir.search.memory import Refused
-from unity_ir.search.portfolio import Emitted, Hands, Offer, Plan, fits
+from unity_ir.search.portfolio import Emitted, Hands, Offer, Plan, fits, that_fit
 from unity_ir.search.price import Price
 from unity_ir.search.realise import placed, realise
 from unity_ir.search.result import SearchResult
@@ -73,7 +73,7 @@ class Settling:
             if not result.interrupted:
                 result = _with_rival(result, found, self)
             if self.as_it_was is not None and result.derivation and not result.interrupted:
-                result = _as_it_was(result, source(), self.as_it_was(), self)
+                result = _as_it_was(result, source(), that_fit(self.as_it_was()), self)
         except KeyboardInterrupt:
             result = replace(result, interrupted=True)
         return result
@@ -95,9 +95,11 @@ class Settling:
 
     def instead(self, refused: Refused) -> SearchResult:
         """The fastest plan by hand that fits, where the search found none. Raises `refused` if there is none."""
-        offers = self.by_hand.ask((self.serial, False))()
+        known = self.by_hand.ask((self.serial, False))()
+        offers = that_fit(known)
         if not offers:
-            raise refused
+            smallest = min(known, key=lambda o: o.needs, default=None)
+            raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)
         best = self.emitted.plan(min(offers, key=lambda o: o.emitted))
         found = self.bounding.ask(Known(self.serial, best[1].time))()
         _, _, bound = bounded(best, found, self.emitted.optimizer)
@@ -162,7 +164,7 @@ def _settled(found: JointPlan, settle: Settling, meanwhile: Callable[[], object]
         for plan in others:
             emitted.seconds(plan)
         meanwhile()
-        offers = by_hand()
+        offers = that_fit(by_hand())
         proved, bound = own, found.bound
         if bounding is not None:
             least = min((o for o in offers if not o.on_parts), key=lambda o: o.seconds, default=None)

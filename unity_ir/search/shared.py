@@ -19,6 +19,7 @@ from math import comb
 
 import numpy as np
 
+from unity_ir.budget import OutOfBudget
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.search.eliminate import Axis, every
@@ -195,7 +196,10 @@ def sharpened(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPlan:
     told: dict[Value, tuple[int, ...]] = {}
     bound = 0.0
     for _ in range(ROUNDS if solver.spaces.axis_by_axis or solver.spaces.by_count else 1):
-        found = terms.solve()
+        try:
+            found = terms.solve()
+        except OutOfBudget:
+            break
         bound = max(bound, found.bound)
         settled = _settled(terms, found, values, told)
         if settled.seconds < best.seconds:

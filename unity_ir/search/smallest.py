@@ -14,6 +14,7 @@ from random import Random
 
 import numpy as np
 
+from unity_ir.budget import spend
 from unity_ir.search.ledger import Choice, Ledger
 
 PROPOSALS = 200
@@ -21,6 +22,9 @@ PROPOSALS = 200
 
 SMALL = 120
 """... so many operators: of larger ones, no single row makes a difference."""
+
+SIZED = 300_000
+"""Work of the simulated peak of a plan, for each of its variables."""
 
 KICK = 3
 """Rows that are changed at once where no single one helps."""
@@ -40,6 +44,7 @@ class _Walk:
     def size(self, choice: Choice) -> tuple[float, float]:
         """The peak, and what is held at the end of the forward; the former only where the latter is within limits."""
         if choice not in self.known:
+            spend(SIZED * len(choice))
             held = self.ledger.costs(choice)[1]
             self.proposals -= held <= self.limit
             self.known[choice] = (self.need(choice) if held <= self.limit else np.inf), held

@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from unity_ir.budget import spend
 from unity_ir.cost.halos import exchanges
 from unity_ir.cost.table import distinct, seconds, template
 from unity_ir.pcg.differentiate import trained
@@ -54,6 +55,8 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
 
     `needs` says which operands' gradients the backward computes.
     """
+    # However large a table is, time may be up before it is made.
+    spend(0)
     analysis = node.analysis
     barred = frozenset[str]() if spaces.hybrids else _summed(node)
     variables = tuple(v for v in _divisible(node) if v not in barred)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from math import prod
 
 import numpy as np
 
+from unity_ir.budget import OutOfBudget, spend, within
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
@@ -29,6 +31,9 @@ from unity_ir.search.substitutions import Candidate, Substitutions
 
 Progress = Callable[[int, float], None]
 
+
+MAPPED = 15_000
+"""Work of an operator of a candidate whose mapping is found."""
 
 CANDIDATES = 10_000
 """Of a whole graph, ..."""
@@ -81,7 +86,8 @@ def unity(
     """The parallel graph Unity's search finds for a serial one."""
     search = _Search(machine, rules, optimizer, options or Options(), progress)
     candidate, seconds = search.run(graph)
-    views = search.mapper.views(candidate.piece, candidate.degrees)
+    with within(None):
+        views = search.mapper.views(candidate.piece, candidate.degrees)
     plan = materialise(candidate.piece.graph, views, machine.mesh)
     return UnityPlan(plan, seconds, candidate.steps, search.explored, candidate.piece.graph)
 
@@ -118,7 +124,8 @@ class _Search:
             steps = derivation(graph, chosen, self.rules)
             if steps is not None:
                 piece = Piece(whole)
-                return Candidate(piece, degrees, steps), float(self.mapper.costs(piece, degrees)[0, 0])
+                with within(None):
+                    return Candidate(piece, degrees, steps), float(self.mapper.costs(piece, degrees)[0, 0])
         raise AssertionError("what is not rewritten is derived by no step")
 
     def _combine(self, pieces: Sequence[Piece], rules: Sequence[Rule]) -> list[Chosen]:
@@ -149,7 +156,7 @@ class _Search:
     def _select(self, piece: Piece, rules: Sequence[Rule]) -> Selection:
         """
         The queue of section 5.1, for all pairs of partitionings at once: a candidate's priority is how near it comes to
-        the best of the pair it suits best, then how little it costs for any.
+        the best of the pair it suits best, then how little it costs for any. Where the budget ends, the best so far.
         """
         alpha, budget = self.options.alpha, self.budget * max(1, len(piece.flow.nodes))
         substitutions = Substitutions(rules, self.machine.devices)
@@ -163,6 +170,7 @@ class _Search:
             if candidate.key in seen:
                 return
             seen.add(candidate.key)
+            spend(MAPPED * len(piece.flow.nodes))
             seconds = self.mapper.costs(candidate.piece, candidate.degrees)
             better = seconds < best * (1 - 1e-9)
             best[better] = seconds[better]
@@ -179,19 +187,20 @@ class _Search:
                 heapq.heappush(queue, (round(least, 9), float(seconds.min()), next(tie), candidate, seconds))
 
         enter(start)
-        for candidate in self._runs(piece, substitutions):
-            enter(candidate)
-        while queue and len(seen) < budget:
-            priority, least, _, candidate, seconds = heapq.heappop(queue)
-            near = seconds / best
-            now = (round(float(near.min()), 9), float(seconds.min()))
-            if now > (priority, least):
-                push(candidate, seconds)
-                continue
-            for after in substitutions.of(candidate):
-                enter(after)
-                if len(seen) >= budget:
-                    break
+        with suppress(OutOfBudget):
+            for candidate in self._runs(piece, substitutions):
+                enter(candidate)
+            while queue and len(seen) < budget:
+                priority, least, _, candidate, seconds = heapq.heappop(queue)
+                near = seconds / best
+                now = (round(float(near.min()), 9), float(seconds.min()))
+                if now > (priority, least):
+                    push(candidate, seconds)
+                    continue
+                for after in substitutions.of(candidate):
+                    enter(after)
+                    if len(seen) >= budget:
+                        break
         return Selection(best, of)
 
     def _runs(self, piece: Piece, substitutions: Substitutions) -> Iterator[Candidate]:

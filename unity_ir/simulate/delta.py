@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from unity_ir.budget import spend
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
@@ -25,6 +26,15 @@ from unity_ir.simulate.chains import Key, Task, arrivals
 from unity_ir.simulate.choices import fits
 from unity_ir.simulate.costs import Choice, Costs
 from unity_ir.simulate.streams import Classes, Streams
+
+PROPOSED = 30_000
+"""Work of a proposal, ..."""
+
+LENGTH = 1_000
+"""... and for every operator of the plan."""
+
+BEGUN = 100_000
+"""Work of an operator of a plan that proposals begin from."""
 
 Use = tuple[int, int]
 """An operator, by its position, and which of its operands."""
@@ -61,6 +71,7 @@ class Simulation:
         self.streams = like.streams if like else Streams(machine, tuple(axes))
         self.costs = like.costs if like else Costs(self.streams, optimizer or Optimizer())
         self.nodes = [n for n in graph.nodes() if n.is_compute]
+        spend(BEGUN * len(self.nodes))
         self._index(graph, like)
         count = len(self.nodes)
         self.choices: list[Choice] = [self.choice(p, assignments[n]) for p, n in enumerate(self.nodes)]
@@ -134,6 +145,7 @@ class Simulation:
         Raises `UnityError` where the assignment does not fit the operator; the plan is then as it was.
         """
         assert not self._open, "accept or reject the last proposal first"
+        spend(PROPOSED + LENGTH * len(self.nodes))
         p = self.position[node]
         choice = self.choice(p, assignment)
         self._open = True

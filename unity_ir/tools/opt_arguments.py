@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import fields
+from math import inf
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
@@ -48,6 +49,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="OPERATOR",
         help="with --search: print what was chosen for an operator, by its name in the printed graph (matmul1) or "
         "number, what it costs, and the best plan with each alternative forced, to stderr",
+    )
+    parser.add_argument(
+        "--budget",
+        metavar="SECONDS",
+        help="with --search: seconds after which the best plan so far is given. A search has a budget of work as well, "
+        "whatever its time: by default --search=joint,work=100, in units of 10^9",
     )
     parser.add_argument("--no-split", action="store_true", help="of --search=unity: do not split the graph")
     parser.add_argument(
@@ -113,21 +120,44 @@ _KINDS = (
 """What an argument's types are called."""
 
 
+_SEARCH = {
+    "optimizer": str,
+    "rules": str,
+    "seed": int,
+    "budget": int,
+    "work": float,
+    "seconds": float,
+    "alpha": float,
+    "beta": float,
+}
+"""Options of pcg-search that may follow a strategy, and their types."""
+
+
 def search_options(text: str) -> dict[str, str | int | float]:
     """Given `joint,optimizer=adam` returns what pcg-search takes. Raises `UnityError` for what it does not."""
     strategy, *settings = text.split(",")
     found: dict[str, str | int | float] = {"strategy": strategy}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        kind = {"optimizer": str, "seed": int, "budget": int, "beta": float, "alpha": float, "rules": str}.get(key)
+        kind = _SEARCH.get(key)
         if not equals or kind is None:
-            raise UnityError(
-                f"unity-opt: --search: {setting!a} is no optimizer=, rules=, seed=, budget=, alpha= or beta="
-            )
+            *known, last = (f"{name}=" for name in _SEARCH)
+            raise UnityError(f"unity-opt: --search: {setting!a} is no {', '.join(known)} or {last}")
         try:
             found[key] = kind(value)
         except ValueError as error:
             raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be a number") from error
+    return found
+
+
+def seconds(text: str) -> float:
+    """What `--budget` says. Raises `UnityError` for what is no number above 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < inf:
+        raise UnityError(f"unity-opt: --budget is {text!a}; it must be a number of seconds above 0")
     return found
 
 

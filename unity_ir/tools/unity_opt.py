@@ -13,6 +13,7 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping
+from dataclasses import replace
 from inspect import signature
 from io import BytesIO, StringIO
 from types import MappingProxyType
@@ -24,7 +25,13 @@ from xdsl.ir import Attribute
 from xdsl.parser import Parser
 from xdsl.passes import PassPipeline
 from xdsl.utils.arg_spec import parse_pipeline, parse_spec
-from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError, VerifyException
+from xdsl.utils.exceptions import (
+    ArgSpecParseError,
+    DiagnosticException,
+    ParseError,
+    PassFailedException,
+    VerifyException,
+)
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from unity_ir import __version__
@@ -34,6 +41,7 @@ from unity_ir.tools.opt_arguments import (
     check_arguments,
     expanded,
     search_options,
+    seconds,
     usage_error,
 )
 from unity_ir.tools.opt_files import Kept, staged_files, write_files
@@ -164,6 +172,8 @@ class UnityOpt(xDSLOptMain):
             raise UnityError(f"unity-opt: --{'profile' if args.profile == '' else 'machine'} is empty; leave it out")
         if args.explain is not None and args.search is None:
             raise UnityError("unity-opt: --explain explains what a search has chosen; add --search")
+        if args.budget is not None and args.search is None:
+            raise UnityError("unity-opt: --budget is what a search may take; add --search")
         if self.args.profile is not None:
             if self.args.machine is None:
                 raise UnityError("unity-opt: --profile is of a machine's devices; add --machine")
@@ -185,12 +195,28 @@ class UnityOpt(xDSLOptMain):
             search: Any = self.available_passes["pcg-search"]()
             switches = {"no_split": self.args.no_split, "no_cache": self.args.no_cache}
             options = {**search_options(self.args.search), **switches, "explain": self.args.explain}
+            if self.args.budget is not None:
+                options["seconds"] = seconds(self.args.budget)
+            if self.trains_with is not None:
+                if options.setdefault("optimizer", self.trains_with) != self.trains_with:
+                    raise UnityError(
+                        f"unity-opt: --search plans for {options['optimizer']}, but what comes after it trains with "
+                        f"{self.trains_with}; say the same"
+                    )
             first = search(machine=self.args.machine, **options)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
         if self.args.mixed_precision is not None:
             mixed: Any = self.available_passes["pcg-mixed-precision"]()
             first = mixed(type=self.args.mixed_precision)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
+
+    @property
+    def trains_with(self) -> str | None:
+        """The optimizer that `pcg-differentiate` or the target is given: what the plan has to have memory for."""
+        given = [s for s in parse_pipeline(self.args.passes) if s.name == "pcg-differentiate"]
+        given += [parse_spec(self.args.target)] if self.args.target.startswith("triton") else []
+        names = (name for spec in given for name in spec.parameters.get("optimizer", ()))
+        return next((name for name in names if isinstance(name, str)), None)
 
     def check_files(self) -> None:
         """Refuse to write two things to one file, or a picture over the input."""
@@ -230,6 +256,10 @@ class UnityOpt(xDSLOptMain):
     def apply_passes(self, prog: ModuleOp) -> None:
         try:
             super().apply_passes(prog)
+        except PassFailedException as error:
+            if self.args.stats:
+                print_misfit(error.__cause__)
+            raise
         except VerifyException as error:
             if self.args.verify_diagnostics:
                 raise
@@ -260,10 +290,13 @@ class UnityOpt(xDSLOptMain):
         from unity_ir.cost import stats
         from unity_ir.cost.plan import cost
         from unity_ir.dialects.convert import pcg_functions, to_graph
+        from unity_ir.pcg.graph import optimizer_of
         from unity_ir.simulate.report import simulated
 
         for func in pcg_functions(module):
             graph = to_graph(func)
+            if not graph.updates and self.trains_with is not None:
+                graph = replace(graph, optimizer=optimizer_of("unity-opt", self.trains_with, {}))
             plan = cost(graph, self.machine(module, graph))
             text = stats.text(graph.name, plan, *_certificate(func), simulated=simulated(graph, plan))
             print(text, file=sys.stderr)
@@ -312,6 +345,17 @@ class UnityOpt(xDSLOptMain):
         finally:
             for left in staged.values():
                 os.unlink(left)
+
+
+def print_misfit(error: BaseException | None) -> None:
+    """What the plan costs that a search has found and that does not fit, if that is what is wrong."""
+    from unity_ir.cost import stats
+    from unity_ir.search.run import DoesNotFit
+    from unity_ir.simulate.report import simulated
+
+    if isinstance(error, DoesNotFit):
+        graph, plan = error.result.graph, error.result.cost
+        print(stats.text(graph.name, plan, simulated=simulated(graph, plan)), file=sys.stderr)
 
 
 def derivation_text(module: ModuleOp) -> str:

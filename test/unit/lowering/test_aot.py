@@ -71,6 +71,12 @@ OTHERS: list[Case] = [
     ("rotary", ((4, 32, 1024, 128),), {}, "bf16"),
     ("embedding", ((8, 1024), (50257, 768)), {}, "bf16"),
     ("embedding_grad", ((8, 1024, 768), (8, 1024)), {"size": 50257, "degrees": (1,)}, "bf16"),
+    *(
+        ("embedding_grad", ((*ids, width), ids), {"size": rows, "degrees": (1,)}, dtype)
+        for ids, rows, width in (((32, 512), 2, 1024), ((1, 8192), 128256, 4096), ((1, 700000), 30, 1), ((9, 1), 7, 65))
+        for dtype in ("f32", "bf16")
+    ),
+    ("embedding_bag_grad", ((1024, 64), (1024, 1)), {"size": 1000000, "degrees": (1,)}, "f32"),
     (
         "max_pool2d",
         ((32, 64, 112, 112),),

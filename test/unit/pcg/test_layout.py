@@ -1,5 +1,6 @@
 """Views say which axes of the machine do what, and nothing is lost between the two."""
 
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -118,6 +119,20 @@ def test_view_that_does_not_fit_the_node_is_refused():
         apply("relu", [x], view=View(0, (((2, 0),),)))
     with pytest.raises(UnityError, match=r"^pcg\.relu: its view gives one device two tasks"):
         apply("relu", [x], view=View(-1, (((2, 1),),)))
+
+
+def test_views_are_judged_as_their_devices_would_be():
+    """By their factors where these tell: a million devices are not listed for every node."""
+    factors = [(f, s) for f in (1, 2, 3) for s in range(8)]
+    for axes in product(factors, repeat=3):
+        view = View(1, ((axes[0],), (axes[1],)), (axes[2],))
+        devices = view.devices()
+        assert view.last == max(devices), view
+        assert view.is_injective == (len(set(devices)) == len(devices)), view
+    huge = View(0, (((10**6, 10**6),), ((10**6, 1),)))
+    assert huge.last == 10**12 - 1
+    assert huge.is_injective
+    assert not View(0, (((10**6, 1),), ((10**6, 1),))).is_injective
 
 
 def test_degree_that_the_machine_does_not_have_is_refused():

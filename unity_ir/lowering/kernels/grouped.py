@@ -16,7 +16,7 @@ from math import prod
 from unity_ir.lowering.kernels.contraction import one_stride
 from unity_ir.lowering.kernels.layout import Address, address, power_of_two
 from unity_ir.lowering.kernels.matmul import blocks, expects
-from unity_ir.lowering.kernels.scatter import sorting
+from unity_ir.lowering.kernels.scatter import Sorted
 from unity_ir.lowering.kernels.step import Argument, Scalar, Stage, Step
 from unity_ir.lowering.routed import Routed, routed
 
@@ -168,7 +168,7 @@ def grouped_step(stage: Stage, of: Grouped) -> Step:
     """The launch that computes it, after the lines that put the rows in order."""
     sizes = of.sizes
     x, w = stage.buffers[of.of.x.tensor], stage.buffers[of.of.w.tensor]
-    order, begins = (stage.names.new(f"{stage.output.name}_{made}") for made in ("order", "begins"))
+    made = Sorted.of(stage)
     read = [of.strides["x"], of.strides["w"]]
     half = x.dtype != "f32" and all(s % 8 == 0 or s in (0, 1) for own in read for s in own.values())
     # A weight's share of the rows, if each has as many.
@@ -205,12 +205,12 @@ def grouped_step(stage: Stage, of: Grouped) -> Step:
     arguments = {
         "x_ptr": x.argument,
         "w_ptr": w.argument,
-        "order_ptr": Argument(order, "*i64"),
-        "begins_ptr": Argument(begins, "*i64"),
+        "order_ptr": Argument(made.order, "*i64"),
+        "begins_ptr": Argument(made.begins, "*i64"),
         "out_ptr": stage.output.argument,
         **{name: Argument.integer(value) for name, value in (integers | steps).items()},
     }
     step = Step(
         name, text, grid, arguments, constants, warps, stages, stage.allocation, expects=expects(sizes, read, x.dtype)
     )
-    return replace(step, before=sorting(stage, of.of.variable, of.of.at, order, begins))
+    return replace(step, before=made.lines(stage, of.of.variable, of.of.at))

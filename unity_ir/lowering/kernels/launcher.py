@@ -22,7 +22,7 @@ from unity_ir.lowering.kernels.pointwise import are_together, pointwise_step, re
 from unity_ir.lowering.kernels.reduction import reduction_steps
 from unity_ir.lowering.kernels.results import Results
 from unity_ir.lowering.kernels.rewrite import reductions, simplified, without_ones
-from unity_ir.lowering.kernels.scatter import scatter_step, scattered
+from unity_ir.lowering.kernels.scatter import scatter_steps, scattered
 from unity_ir.lowering.kernels.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
 from unity_ir.lowering.kernels.tiling import have_rows_in_common
 from unity_ir.lowering.kernels.window_writes import is_covered, window_write_step, writes_windows
@@ -376,7 +376,7 @@ def _steps(stage: Stage, more: Sequence[Stage]) -> list[Step]:
     if product is not None:
         return [matmul_step(stage, product, more)]
     places = scattered(stage)
-    return reduction_steps(stage, more) if places is None else [scatter_step(stage, places)]
+    return reduction_steps(stage, more) if places is None else scatter_steps(stage, places)
 
 
 def _product(stage: Stage) -> Contraction | None:

@@ -1,0 +1,77 @@
+"""
+Along which dim of each input the samples of a batch run: found in the graph, since tables have no such dim, and ids of
+several tables may have it second.
+
+Dims that one index variable goes along, in any operator, are one class. The samples' class is in no weight, and no
+operator has two variables of it (as attention has two of positions); of such classes it is the one most operators have,
+the outermost where several are in as many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from unity_ir.pcg.graph import Graph, Node, Value
+
+Dim = tuple[Value, int]
+
+
+class _Classes:
+    """Disjoint sets of dims."""
+
+    def __init__(self) -> None:
+        self._above: dict[Dim, Dim] = {}
+
+    def of(self, dim: Dim) -> Dim:
+        """What stands for the class of a dim."""
+        while (above := self._above.get(dim, dim)) != dim:
+            self._above[dim] = self._above.get(above, above)
+            dim = above
+        return dim
+
+    def join(self, one: Dim, other: Dim) -> None:
+        """Make the classes of two dims one."""
+        self._above[self.of(one)] = self.of(other)
+
+
+def batch_dims(graph: Graph) -> Mapping[Value, int]:
+    """
+    For each input with samples, the dim along which they run; of a graph in which none runs through, the first.
+
+    Given tokens [b, s] and a table of angles [s, e] returns 0 for the tokens, and nothing for the table.
+    """
+    classes = _Classes()
+    variables = {node: _variables(node) for node in graph.nodes() if node.is_compute}
+    for by_variable in variables.values():
+        for first, *others in by_variable.values():
+            for other in others:
+                classes.join(other, first)
+    operators, twice = Counter[Dim](), set[Dim]()
+    for by_variable in variables.values():
+        found = Counter(classes.of(dims[0]) for dims in by_variable.values())
+        operators.update(found.keys())
+        twice.update(each for each, count in found.items() if count > 1)
+    twice.update(classes.of((n.result, i)) for n in graph.weights() for i in range(len(n.result.shape)))
+    inputs = [(n.result, i) for n in graph.inputs for i in range(len(n.result.shape))]
+    may = [dim for dim in inputs if classes.of(dim) not in twice and operators[classes.of(dim)] > 0]
+    if not may:
+        return {n.result: 0 for n in graph.inputs if n.result.shape}
+    samples = classes.of(max(may, key=lambda dim: operators[classes.of(dim)]))
+    # Of an input with several such dims the outermost.
+    return {value: i for value, i in reversed(inputs) if classes.of((value, i)) == samples}
+
+
+def _variables(node: Node) -> dict[str, list[Dim]]:
+    """The dims that each index variable of an operator goes along."""
+    found: dict[str, list[Dim]] = {}
+    analysis = node.analysis
+    for parameter, value in zip(analysis.bound.operands, node.operands, strict=True):
+        for i, variable in enumerate(analysis.operand_dims.get(parameter.name, ())):
+            if variable is not None:
+                found.setdefault(variable, []).append((value, i))
+    for value, dims in zip(node.results, analysis.result_dims, strict=True):
+        for i, variable in enumerate(dims):
+            if variable is not None:
+                found.setdefault(variable, []).append((value, i))
+    return found
