@@ -13,6 +13,7 @@ from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.layout import REPEAT, Assignment, Layout, Mesh, devices_of, pins, role_name
 from unity_ir.pcg.reshard import Move
+from unity_ir.rules.trust import equal_but_at_ties
 
 WIDTH = 140
 
@@ -88,6 +89,9 @@ def text(
         console.print(f"  bound          {seconds_text(bound)} for any placement {said}", soft_wrap=True)
     if derivation is not None:
         console.print(f"  derivation     {', '.join(derivation) or 'no rewrite'}")
+        ties = equal_but_at_ties(step.partition(" at ")[0] for step in derivation)
+        if ties:
+            console.print(f"  gradients      may differ at ties, by {', '.join(ties)}")
     console.print(_table(plan))
     return out.getvalue().rstrip() + "\n"
 

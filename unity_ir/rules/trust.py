@@ -21,6 +21,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.library import rules
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.proof.verdict import Proof, Verdict
 from unity_ir.rules.rule import Rule
@@ -79,6 +80,12 @@ def _proved_now(rule: Substitution) -> Proof:
 def unproved(rule: Rule) -> tuple[str, ...]:
     """The cases of a rule of which it is not proved that they keep values."""
     return tuple(case.name for case in rule.cases if not proof_of(case).forward)
+
+
+def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
+    """Of rules of the library by name, those whose gradients are not shown to be equal at ties."""
+    known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}
+    return tuple(n for n, r in known.items() if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
 
 
 def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None = None) -> None:
