@@ -317,3 +317,31 @@ def test_deterministic_runs_are_equal(main: Main, tmp_path: Path):
     for name in "ab":
         main("--steps", "2", "--deterministic", "--weights-out", str(tmp_path / name))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("option", ["--weights-out", "--profile"])
+def test_what_is_written_into_stays_what_it_is(main: Main, tmp_path: Path, option: str):
+    """A pipe is written into and a link followed; a new file has the mode of the umask, an old one keeps its own."""
+    pipe, link, new, old = (tmp_path / name for name in ("pipe", "link", "new", "old"))
+    os.mkfifo(pipe)
+    old.write_text("before")
+    old.chmod(0o640)
+    link.symlink_to(old)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        # What is written is less than the pipe holds.
+        main("--steps", "1", option, str(pipe))
+        through = os.read(reading, 1 << 20)
+    finally:
+        os.close(reading)
+    main("--steps", "1", option, str(link))
+    main("--steps", "1", option, str(new))
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert b"before" not in old.read_bytes()
+    if option == "--weights-out":
+        assert through == old.read_bytes() == new.read_bytes()
+    mask = os.umask(0)
+    os.umask(mask)
+    assert [p.stat().st_mode & 0o777 for p in (old, new)] == [0o640, 0o666 & ~mask]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "new", "old", "pipe"]

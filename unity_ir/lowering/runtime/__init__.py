@@ -21,6 +21,7 @@ PARTS = (
     "collectives",
     "halos",
     "pieces",
+    "files",
     "data",
     "weights",
     "checkpoints",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from unity_ir.lowering.runtime.check import check
 from unity_ir.lowering.runtime.checkpoints import MOST_SEED, load, newest, save
 from unity_ir.lowering.runtime.data import Data
+from unity_ir.lowering.runtime.files import why_not_written
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import INPUTS, LOSS, NAME, WORLD, forward_backward, update
 from unity_ir.lowering.runtime.profile import Profile
@@ -143,20 +143,6 @@ def check_writable(ctx, options):
     dist.broadcast_object_list(said, 0, device=ctx.device)
     if said[0]:
         fail_alike(said[0])
-
-
-def why_not_written(path, folder):
-    """What is wrong with a file to write, or with a folder of files, that need not be there; None if nothing."""
-    try:
-        if path.is_dir() and not folder:
-            return f"cannot write {path}: it is a folder"
-        parent = path if folder else path.parent
-        while folder and not parent.exists():
-            parent = parent.parent
-        with tempfile.TemporaryFile(dir=parent):
-            return None
-    except OSError as e:
-        return f"cannot write {path}: {e.strerror}"
 
 
 def main():

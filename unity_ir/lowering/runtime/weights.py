@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+from unity_ir.lowering.runtime.files import write_file
 from unity_ir.lowering.runtime.pieces import piece, whole
 from unity_ir.lowering.runtime.plan import WEIGHTS
 from unity_ir.lowering.runtime.ranks import fail
@@ -49,11 +47,10 @@ def write_weights(ctx, weights, path):
         if ctx.rank == 0:
             found[name] = value.cpu().contiguous().clone()
     if ctx.rank == 0:
-        try:
+
+        def save(partial):
             from safetensors.torch import save_file
 
-            save_file(found, f"{path}.partial")
-            os.replace(f"{path}.partial", path)
-        except Exception as e:
-            Path(f"{path}.partial").unlink(missing_ok=True)
-            fail(f"cannot write {path}: {e}")
+            save_file(found, partial)
+
+        write_file(path, save)
