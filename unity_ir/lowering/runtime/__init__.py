@@ -17,6 +17,7 @@ from typing import Any
 MARK = "# --- copied into the program from here on ---\n"
 
 PARTS = (
+    "watchdog",
     "ranks",
     "collectives",
     "halos",

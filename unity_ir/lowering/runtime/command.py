@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from unity_ir.lowering.runtime.files import why_not_written
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import INPUTS, LOSS, NAME, OPTIMIZER, WORLD, forward_backward, update
 from unity_ir.lowering.runtime.profile import Profile
-from unity_ir.lowering.runtime.ranks import build, fail_alike
+from unity_ir.lowering.runtime.ranks import Context, build, fail, fail_alike, lost
 from unity_ir.lowering.runtime.watch import guard
 from unity_ir.lowering.runtime.weights import read_weights, write_weights
 
@@ -47,11 +48,13 @@ def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
 def train(ctx, options, data, seed, folder):
     """All the steps; those a checkpoint in `folder` has are done."""
     weights = init_weights(ctx, seed)
-    if options.weights:
-        read_weights(ctx, weights, options.weights)
     moments = init_moments(weights)
-    first = load(ctx, weights, moments, folder, options.changed) if folder else 0
+    with ctx.unlimited():
+        if options.weights:
+            read_weights(ctx, weights, options.weights)
+        first = load(ctx, weights, moments, folder, options.changed) if folder else 0
     for t in range(first, options.steps):
+        ctx.moved()
         is_last = t + 1 == options.steps
 
         def report(batch, loss, t=t):
@@ -61,14 +64,18 @@ def train(ctx, options, data, seed, folder):
                 print(f"step {t + 1} loss {float(loss):.6f}", flush=True)
 
         batch = data.batch(t)
+        ctx.moved()
         profile = Profile(ctx) if options.profile and is_last else None
         step(ctx, weights, moments, batch, t, report, profile)
         if profile:
-            profile.write(options.profile)
+            with ctx.unlimited():
+                profile.write(options.profile)
         if options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0)):
-            save(ctx, weights, moments, t + 1, options.save, seed, options.keep)
+            with ctx.unlimited():
+                save(ctx, weights, moments, t + 1, options.save, seed, options.keep)
     if options.weights_out:
-        write_weights(ctx, weights, options.weights_out)
+        with ctx.unlimited():
+            write_weights(ctx, weights, options.weights_out)
 
 
 # --- the command line
@@ -107,6 +114,13 @@ def arguments():
     add("--weights", metavar="FILE.safetensors", help="start from these weights, by full name")
     add("--weights-out", metavar="FILE.safetensors", help="write the weights after the last step")
     add("--profile", metavar="FILE.json", help="write what the last step did when, for Perfetto")
+    add(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="end the run, and name the rank, when one does not answer or come further for so long (default 600)",
+    )
     add("--deterministic", action="store_true", help="the same bits in every run on the same devices")
     add("--check-nan", action="store_true", help="look at every result of every step, not only at the loss")
     options = parser.parse_args()
@@ -118,6 +132,8 @@ def arguments():
     empty = [n for n, value in vars(options).items() if value == ""]
     if empty:
         parser.error(f"--{empty[0].replace('_', '-')} is empty; leave it out")
+    if not 1 <= options.timeout <= 10**7:
+        parser.error("--timeout is a number of seconds, at least 1")
     if options.keep < 0 or (options.keep and not options.save):
         parser.error("--keep counts checkpoints of --save, which has to be given")
     unknown = [n for n in options.changed if n not in OPTIMIZER[1]]
@@ -167,12 +183,23 @@ def main():
     torch.set_num_threads(1)
     if options.deterministic:
         deterministic()
-    ctx = build(options.backend or ("nccl" if torch.cuda.is_available() else "gloo"))
-    check_writable(ctx, options)
-    locked = Locked(ctx, options.save) if options.save else None
+    locked = None
     try:
+        ctx = build(options.backend or ("nccl" if torch.cuda.is_available() else "gloo"), options.timeout)
+        ctx.moved()
+        check_writable(ctx, options)
+        locked = Locked(ctx, options.save) if options.save else None
         run(ctx, options)
+        if ctx.watchdog:
+            dist.barrier()  # before the store may go with rank 0
+    except RuntimeError as e:
+        if not lost(e):
+            raise
+        time.sleep(1)  # the rank that has ended, or the watchdog, may say more
+        fail(f"another rank has ended: {str(e).strip().splitlines()[-1]}")
     finally:
+        if Context.watchdog:
+            Context.watchdog.stop()
         if locked:
             locked.release()
     dist.destroy_process_group()
@@ -188,7 +215,8 @@ def run(ctx, options):
     if found and found[1]["step"] > options.steps:
         fail_alike(f"the run in {folder} has done {found[1]['step']} steps, more than the {options.steps} of --steps")
     torch.manual_seed(seed)
-    data = Data(options.data, seed)
+    with ctx.unlimited():
+        data = Data(options.data, seed)
     if not options.check:
         return train(ctx, options, data, seed, folder)
     wrong = check(ctx, options.steps, seed, data)
