@@ -268,6 +268,7 @@ def damaged(program: Any, folder: str, seed: int, flips: int) -> tuple[list[str]
     moments = program.init_moments(weights)
     path = sorted(Path(folder).glob("step_*"))[-1]
     files = {file: file.read_bytes() for file in sorted(path.iterdir())}
+    dist.barrier()
     ways: list[tuple[Path, str, bytes]] = []
 
     def flip(file: Path, bit: int) -> None:
@@ -333,3 +334,22 @@ def full_disk(program: Any, folder: str) -> str:
     finally:
         dcp.save, tempfile.TemporaryFile = before
     return "written"
+
+
+def checked_each(program: Any, texts: list[str]) -> list[list[str]]:
+    """What `--check` finds wrong with a program, and with each of others; an error is told, too."""
+    found = [check(program)]
+    for number, text in enumerate(texts):
+        path = Path(program.__file__).with_name(f"{Path(program.__file__).stem}_{number}.py")
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        other = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(other)
+            found.append(check(other))
+        except Exception as error:
+            found.append([f"{type(error).__name__}: {error}"])
+        path.unlink()
+    return found

@@ -81,7 +81,7 @@ def train(ctx, options, data, seed, folder):
 # --- the command line
 
 
-ONLY_TRAINING = ("save", "save_every", "keep", "load", "changed", "weights", "weights_out", "profile", "check_nan")
+ONLY_TRAINING = ("save", "save_every", "keep", "load", "changed", "weights_out", "profile", "check_nan")
 """Options that a check of the program has no use for."""
 
 
@@ -219,9 +219,11 @@ def run(ctx, options):
         data = Data(options.data, seed)
     if not options.check:
         return train(ctx, options, data, seed, folder)
-    wrong = check(ctx, options.steps, seed, data)
+    notes: list[str] = []
+    wrong = check(ctx, options.steps, seed, data, options.weights, notes)
     if ctx.rank == 0:
         print("\n".join(wrong) or f"check passed: {options.steps} steps, loss, gradients and weights equal PyTorch's")
+        print("".join(f"note: {note}\n" for note in notes), end="")
     if wrong:
         dist.destroy_process_group()
         sys.exit(1)

@@ -126,9 +126,8 @@ class Watchdog(threading.Thread):
                 self.turned = now
             last = now
             if now - self.turned >= self.seconds - self.pause:
-                sys.stderr.write(
-                    f"{NAME}: {_KEEPER}, which keeps the ranks' store, has not answered for {now - self.turned:.0f} s; --timeout sets the limit\n"
-                )
+                said = f"{_KEEPER}, which keeps the ranks' store, has not answered for {now - self.turned:.0f} s"
+                sys.stderr.write(f"{NAME}: {said}; --timeout sets the limit\n")
                 sys.stderr.flush()
                 os._exit(1)
 
