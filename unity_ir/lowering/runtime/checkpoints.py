@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.pieces import pins
-from unity_ir.lowering.runtime.plan import MESH, NAME, OPTIMIZER, WEIGHTS, WORLD
+from unity_ir.lowering.runtime.plan import INPUTS, MESH, NAME, OPTIMIZER, TABLES, WEIGHTS, WORLD
 from unity_ir.lowering.runtime.ranks import fail_alike
 
 # --- copied into the program from here on ---
@@ -57,7 +57,7 @@ def state_dict(ctx, weights, moments):
     return state
 
 
-def save(ctx, weights, moments, t, folder, seed=0, keep=0):
+def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
     """
     Write a checkpoint after `t` steps. It is written beside its place and goes there whole, so one that was cut short
     is never seen; `complete.json` says what is in it, and has a checksum over itself. Of older ones all but `keep` - 1
@@ -69,6 +69,7 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0):
     partial = path.with_name(f"partial_{path.name}")
     # Every rank draws the same random numbers, as it makes whole batches.
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(t), "random": torch.get_rng_state()}
+    state.update({f"tables.{n}": tables[n] for n in tables})
     files = {}
 
     def prepare():
@@ -88,7 +89,7 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0):
     def finish():
         if ctx.rank == 0:
             with open(partial / "complete.json", "wb") as out:
-                out.write(_sealed({**_contents(), "step": t, "seed": seed, "files": files}))
+                out.write(_sealed({**_contents(), "step": t, "seed": seed, "tables": sorted(tables), "files": files}))
                 out.flush()
                 os.fsync(out.fileno())
             shutil.rmtree(path, ignore_errors=True)
@@ -237,10 +238,10 @@ def _opened(path):
     return path, wrong
 
 
-def load(ctx, weights, moments, folder, changed=()):
+def load(ctx, weights, moments, folder, changed=(), tables=None):
     """
     Load the newest complete checkpoint in place; returns how many steps had been done. The hyperparameters that are
-    `changed` may be others than those it was trained with.
+    `changed` may be others than those it was trained with. `tables` gets those that it holds and that it has not.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -254,10 +255,14 @@ def load(ctx, weights, moments, folder, changed=()):
     if wrong:
         fail_alike(f"cannot load {path}: {wrong}")
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(0), "random": torch.get_rng_state()}
+    kept = {n: torch.empty(INPUTS[n].shape, dtype=INPUTS[n].dtype) for n in TABLES if n in record.get("tables", ())}
+    state.update({f"tables.{n}": table for n, table in kept.items()})
     wrong = _wrong_anywhere(lambda: dcp.load(state, checkpoint_id=str(path)))
     if wrong or int(state["step"]) != record["step"]:
         fail_alike(f"cannot load {path}: {wrong or 'its step is not that of its complete.json'}")
     torch.set_rng_state(state["random"])
+    for name, table in kept.items() if tables is not None else ():
+        tables.setdefault(name, table)
     return int(state["step"])
 
 

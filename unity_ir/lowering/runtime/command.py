@@ -18,11 +18,21 @@ from unity_ir.lowering.runtime.checkpoints import MOST_SEED, Locked, load, newes
 from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.files import why_not_written
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
-from unity_ir.lowering.runtime.plan import INPUTS, LOSS, NAME, OPTIMIZER, WORLD, forward_backward, update
+from unity_ir.lowering.runtime.plan import (
+    IMPORTED,
+    INPUTS,
+    LOSS,
+    NAME,
+    OPTIMIZER,
+    TABLES,
+    WORLD,
+    forward_backward,
+    update,
+)
 from unity_ir.lowering.runtime.profile import Profile
 from unity_ir.lowering.runtime.ranks import Context, build, fail, fail_alike, lost
 from unity_ir.lowering.runtime.watch import guard
-from unity_ir.lowering.runtime.weights import read_weights, write_weights
+from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_weights
 
 # --- copied into the program from here on ---
 
@@ -52,7 +62,7 @@ def train(ctx, options, data, seed, folder):
     with ctx.unlimited():
         if options.weights:
             read_weights(ctx, weights, options.weights)
-        first = load(ctx, weights, moments, folder, options.changed) if folder else 0
+        first = load(ctx, weights, moments, folder, options.changed, data.tables) if folder else 0
     for t in range(first, options.steps):
         ctx.moved()
         is_last = t + 1 == options.steps
@@ -72,10 +82,10 @@ def train(ctx, options, data, seed, folder):
                 profile.write(options.profile)
         if options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0)):
             with ctx.unlimited():
-                save(ctx, weights, moments, t + 1, options.save, seed, options.keep)
+                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables)
     if options.weights_out:
         with ctx.unlimited():
-            write_weights(ctx, weights, options.weights_out)
+            write_weights(ctx, weights, options.weights_out, data.tables)
 
 
 # --- the command line
@@ -112,6 +122,12 @@ def arguments():
         help=f"hyperparameters that may differ from the checkpoint's: of {', '.join(OPTIMIZER[1])}",
     )
     add("--weights", metavar="FILE.safetensors", help="start from these weights, by full name")
+    add(
+        "--random-weights",
+        action="store_true",
+        help="of an imported model: start from initial weights, not from its own",
+    )
+    add("--tables", metavar="FILE.safetensors", help="tables of an imported model, where --weights does not hold them")
     add("--weights-out", metavar="FILE.safetensors", help="write the weights after the last step")
     add("--profile", metavar="FILE.json", help="write what the last step did when, for Perfetto")
     add(
@@ -215,8 +231,15 @@ def run(ctx, options):
     if found and found[1]["step"] > options.steps:
         fail_alike(f"the run in {folder} has done {found[1]['step']} steps, more than the {options.steps} of --steps")
     torch.manual_seed(seed)
+    if IMPORTED and not (options.check or folder or options.weights or options.random_weights):
+        fail_alike(
+            "this model was imported with weights: start from them by --weights FILE, as unity-opt --from-torch=.. "
+            "--weights-out=FILE writes it, or from others by --random-weights"
+        )
     with ctx.unlimited():
-        data = Data(options.data, seed)
+        file = options.tables or options.weights
+        tables = read_tables(file) if file and TABLES else {}
+        data = Data(options.data, seed, None if options.check and not tables else tables)
     if not options.check:
         return train(ctx, options, data, seed, folder)
     notes: list[str] = []
