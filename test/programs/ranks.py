@@ -107,7 +107,8 @@ def gradients(program: Any, seed: int = 0) -> tuple[Any, ...]:
 def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
     """
     A training run, whole: initial `weights`, `batches`, the `losses`, the `gradients` of every step, the weights
-    `after` them, Adam's `moments`, and which of these is not the same on all ranks that should hold the same.
+    `after` them, Adam's `moments`, both before every step as well, its `states`, and which of these is not the same on
+    all ranks that should hold the same.
     """
     ctx = program.build("gloo")
     apart: list[str] = []
@@ -121,8 +122,21 @@ def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
     weights = program.init_weights(ctx, seed)
     moments = program.init_moments(weights)
     data = program.Data(None, seed)
-    batches, losses, gradients = [], [], []
+    batches, losses, gradients, states = [], [], [], []
+
+    def state() -> dict[str, Any]:
+        """Weights and moments, whole."""
+        return {
+            "after": {n: whole(f"weight {n}", weights.get(n), s) for n, s in program.WEIGHTS.items()},
+            "moments": {
+                n: tuple(whole(f"moment {n}", moments.get(n, (None, None))[k], s) for k in range(2))
+                for n, s in program.WEIGHTS.items()
+                if program.OPTIMIZER[0] != "sgd"
+            },
+        }
+
     for t in range(steps):
+        states.append(state())
         batches.append(data.batch(t))
         local = {n: program.piece(ctx, batches[-1][n], s) for n, s in program.INPUTS.items()}
         loss, grads = program.forward_backward(ctx, weights, local)
@@ -134,12 +148,8 @@ def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
         "batches": batches,
         "losses": losses,
         "gradients": gradients,
-        "after": {n: whole(f"weight {n}", weights.get(n), s) for n, s in program.WEIGHTS.items()},
-        "moments": {
-            n: tuple(whole(f"moment {n}", moments.get(n, (None, None))[k], s) for k in range(2))
-            for n, s in program.WEIGHTS.items()
-            if program.OPTIMIZER[0] != "sgd"
-        },
+        **state(),
+        "states": states,
         "apart": apart,
     }
     return _arrays(found) if ctx.rank == 0 else {}
