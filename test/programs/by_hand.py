@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,10 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "mixed": torch.bfloat16}
 def train(
     loss: Loss, optimizer: Optimizer, run: Mapping[str, Any], dtype: torch.dtype = torch.float64
 ) -> dict[str, Any]:
-    """From the same initial weights and batches as `ranks.trained`, the same by torch.optim."""
+    """
+    From the same weights and batches as `ranks.trained`, the same by torch.optim, which has done `first` steps before
+    and has the moments `start`.
+    """
 
     def tensor(array: Any) -> Tensor:
         made = torch.tensor(array)
@@ -43,6 +47,11 @@ def train(
     else:
         decay = optimizer.weight_decay
         steps = torch.optim.AdamW(weights.values(), lr=optimizer.lr, betas=betas, eps=optimizer.eps, weight_decay=decay)
+    if run.get("first"):
+        for n, w in weights.items():
+            if optimizer.states:
+                means = dict(zip(("exp_avg", "exp_avg_sq"), map(tensor, run["start"][n]), strict=True))
+                steps.state[w] = {"step": torch.tensor(float(run["first"])), **means}
     losses: list[Any] = []
     gradients: list[dict[str, Any]] = []
     for batch in run["batches"]:
@@ -62,6 +71,30 @@ def train(
 
 
 def differences(run: Mapping[str, Any], loss: Loss, optimizer: Optimizer, dtype: str) -> list[str]:
+    """
+    What of a program's run is not as it has to be, a line each. In `f64` that is the whole run. In `f32`, in which
+    steps add up what they round, and some make chaos of it, it is every step by itself, from the state the program had.
+    """
+    if dtype != "f32":
+        return _differences(run, loss, optimizer, dtype)
+    wrong: list[str] = list(run["apart"])
+    states = [*run["states"], {"after": run["after"], "moments": run["moments"]}]
+    for t, (before, made) in enumerate(pairwise(states)):
+        step = {
+            "weights": before["after"],
+            "start": before["moments"],
+            "first": t,
+            "batches": run["batches"][t : t + 1],
+            "losses": run["losses"][t : t + 1],
+            "gradients": run["gradients"][t : t + 1],
+            **made,
+            "apart": [],
+        }
+        wrong += [f"step {t}: {line}" for line in _differences(step, loss, optimizer, dtype)]
+    return wrong
+
+
+def _differences(run: Mapping[str, Any], loss: Loss, optimizer: Optimizer, dtype: str) -> list[str]:
     """
     What of a program's run in `f64`, `f32`, `bf16` or `mixed` (bf16, weights f32) is not as it has to be, a line each.
 

@@ -107,7 +107,8 @@ def gradients(program: Any, seed: int = 0) -> tuple[Any, ...]:
 def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
     """
     A training run, whole: initial `weights`, `batches`, the `losses`, the `gradients` of every step, the weights
-    `after` them, Adam's `moments`, and which of these is not the same on all ranks that should hold the same.
+    `after` them, Adam's `moments`, both before every step as well, its `states`, and which of these is not the same on
+    all ranks that should hold the same.
     """
     ctx = program.build("gloo")
     apart: list[str] = []
@@ -121,8 +122,21 @@ def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
     weights = program.init_weights(ctx, seed)
     moments = program.init_moments(weights)
     data = program.Data(None, seed)
-    batches, losses, gradients = [], [], []
+    batches, losses, gradients, states = [], [], [], []
+
+    def state() -> dict[str, Any]:
+        """Weights and moments, whole."""
+        return {
+            "after": {n: whole(f"weight {n}", weights.get(n), s) for n, s in program.WEIGHTS.items()},
+            "moments": {
+                n: tuple(whole(f"moment {n}", moments.get(n, (None, None))[k], s) for k in range(2))
+                for n, s in program.WEIGHTS.items()
+                if program.OPTIMIZER[0] != "sgd"
+            },
+        }
+
     for t in range(steps):
+        states.append(state())
         batches.append(data.batch(t))
         local = {n: program.piece(ctx, batches[-1][n], s) for n, s in program.INPUTS.items()}
         loss, grads = program.forward_backward(ctx, weights, local)
@@ -134,12 +148,8 @@ def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
         "batches": batches,
         "losses": losses,
         "gradients": gradients,
-        "after": {n: whole(f"weight {n}", weights.get(n), s) for n, s in program.WEIGHTS.items()},
-        "moments": {
-            n: tuple(whole(f"moment {n}", moments.get(n, (None, None))[k], s) for k in range(2))
-            for n, s in program.WEIGHTS.items()
-            if program.OPTIMIZER[0] != "sgd"
-        },
+        **state(),
+        "states": states,
         "apart": apart,
     }
     return _arrays(found) if ctx.rank == 0 else {}
@@ -243,3 +253,113 @@ def _state_and_later(program: Any, ctx: Any, weights: Any, moments: Any, steps: 
 def whole(program: Any, ctx: Any, weights: Any) -> dict[str, Any]:
     """Whole weights by name, as numpy arrays."""
     return {n: program.whole(ctx, weights.get(n), s)[0].numpy().copy() for n, s in program.WEIGHTS.items()}
+
+
+class Refused(Exception):
+    """Why a program would have ended."""
+
+
+def _raises(message: str) -> None:
+    raise Refused(message)
+
+
+def damaged(program: Any, folder: str, seed: int, flips: int) -> tuple[list[str], list[str]]:
+    """
+    Damage every file of the newest checkpoint in a folder in many ways, one at a time, and load it: which of them were
+    refused, each with the message, and which were not. The files are whole again after it.
+    """
+    import random
+
+    import torch.distributed as dist
+
+    program.fail = program.fail_alike = _raises
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx)
+    moments = program.init_moments(weights)
+    path = sorted(Path(folder).glob("step_*"))[-1]
+    files = {file: file.read_bytes() for file in sorted(path.iterdir())}
+    dist.barrier()
+    ways: list[tuple[Path, str, bytes]] = []
+
+    def flip(file: Path, bit: int) -> None:
+        content = bytearray(files[file])
+        content[bit // 8] ^= 1 << bit % 8
+        ways.append((file, f"{file.name}: bit {bit} flipped", bytes(content)))
+
+    for file, content in files.items():
+        for bit in random.Random(f"{seed} {file.name}").sample(range(8 * len(content)), flips):
+            flip(file, bit)
+        for bit in (0, 7, 4 * len(content), 8 * len(content) - 8, 8 * len(content) - 1):
+            flip(file, bit)
+        for end in (0, 1, len(content) // 2, len(content) - 1):
+            ways.append((file, f"{file.name}: cut to {end} bytes", content[:end]))
+        for more in (b"\0", b"\n", b" ", content):
+            ways.append((file, f"{file.name}: {len(more)} bytes more", content + more))
+    record = path / "complete.json"
+    for key in (b'"seed": ', b'"step": ', b'"lr": ', b'"files": ', b'"sha256": "', b'"shape', b'"name": "'):
+        start = files[record].find(key) + len(key)
+        for bit in range(8 * (start - 2), 8 * (start + 1)):
+            flip(record, bit)
+    refused, passed = list[str](), list[str]()
+    for file, what, content in ways:
+        if ctx.rank == 0:
+            file.write_bytes(content)
+        dist.barrier()
+        try:
+            program.load(ctx, weights, moments, folder)
+            passed.append(what)
+        except Refused as error:
+            refused.append(f"{what}: {error}")
+        dist.barrier()
+        if ctx.rank == 0:
+            file.write_bytes(files[file])
+        dist.barrier()
+    assert program.load(ctx, weights, moments, folder) > 0
+    return refused, passed
+
+
+def full_disk(program: Any, folder: str) -> str:
+    """What a program says of a checkpoint that it cannot write, since the disk is full after a part of it."""
+    import errno
+    import tempfile
+
+    import torch.distributed.checkpoint as dcp
+
+    def no_space(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def half(state: Any, checkpoint_id: str) -> None:
+        Path(checkpoint_id, "__0_0.distcp").write_bytes(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+    program.fail_alike = _raises
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx)
+    before = dcp.save, tempfile.TemporaryFile
+    dcp.save, tempfile.TemporaryFile = half, no_space
+    try:
+        program.save(ctx, weights, program.init_moments(weights), 1, folder)
+    except Refused as error:
+        return str(error)
+    finally:
+        dcp.save, tempfile.TemporaryFile = before
+    return "written"
+
+
+def checked_each(program: Any, texts: list[str]) -> list[list[str]]:
+    """What `--check` finds wrong with a program, and with each of others; an error is told, too."""
+    found = [check(program)]
+    for number, text in enumerate(texts):
+        path = Path(program.__file__).with_name(f"{Path(program.__file__).stem}_{number}.py")
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        other = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(other)
+            found.append(check(other))
+        except Exception as error:
+            found.append([f"{type(error).__name__}: {error}"])
+        path.unlink()
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from models import mlp
-from ranks import Ranks, refused, run_main
+from ranks import Ranks, damaged, full_disk, refused, run_main
 from safetensors.numpy import load_file, save_file
 from test_programs import program
+
+from unity_ir.lowering import runtime
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +193,16 @@ def test_torchrun_goes_on_where_it_was(main: Main, ranks: Ranks, text: str, tmp_
 Spoil = Callable[[Path], Any]
 
 
+sealed = runtime.load(("checkpoints",))._sealed
+"""What a `complete.json` of its content is, so that what else is wrong with it is seen."""
+
+
 def record(change: Callable[[dict[str, Any]], Any]) -> Spoil:
     def spoil(path: Path) -> None:
         found = json.loads((path / "complete.json").read_text())
+        del found["sha256"]
         change(found)
-        (path / "complete.json").write_text(json.dumps(found))
+        (path / "complete.json").write_bytes(sealed(found))
 
     return spoil
 
@@ -208,6 +217,17 @@ def unpickled(thing: object) -> Spoil:
 
     def spoil(path: Path) -> None:
         content = pickle.dumps(thing)
+        (path / ".metadata").write_bytes(content)
+        record(lambda r: r["files"].update({".metadata": [len(content), zlib.crc32(content)]}))(path)
+
+    return spoil
+
+
+def imported(module: str, name: str) -> Spoil:
+    """Metadata that names something of another module, with the right checksum."""
+
+    def spoil(path: Path) -> None:
+        content = f"c{module}\n{name}\n0".encode() + (path / ".metadata").read_bytes()
         (path / ".metadata").write_bytes(content)
         record(lambda r: r["files"].update({".metadata": [len(content), zlib.crc32(content)]}))(path)
 
@@ -242,6 +262,19 @@ def flipped(path: Path) -> None:
         (record(lambda r: r["weights"].pop("fc1.bias")), "it is of another model: weight 'fc1.bias' is missing there"),
         (record(lambda r: r["weights"].update(w=[[3], "torch.float32"])), "weight 'w' is [[3], 'torch.float32'] there"),
         (unpickled(Evil()), "its metadata cannot be read: it names posix.system, which describes no tensor"),
+        (
+            record(lambda r: r["hyperparameters"].update(lr=0.5)),
+            "it was trained with lr=0.5, and this program has lr=0.001",
+        ),
+        (record(lambda r: r.update(hyperparameters=None)), "its complete.json is not one of a checkpoint"),
+        (record(lambda r: r.update(step=True)), "its complete.json is not one of a checkpoint"),
+        (record(lambda r: r.update(step=2)), "its complete.json is not one of a checkpoint"),
+        (lambda p: (p / "complete.json").write_text("[]"), "its complete.json is not one of a checkpoint"),
+        (lambda p: (p / "complete.json").write_text("[" * 5000), "its complete.json is not one of a checkpoint"),
+        (lambda p: os.truncate(p / "complete.json", 0), "its complete.json is not one of a checkpoint"),
+        (imported("torch_evil", "int64"), "its metadata cannot be read: it names torch_evil.int64, which"),
+        (imported("pathlib_evil", "uint8"), "its metadata cannot be read: it names pathlib_evil.uint8, which"),
+        (imported("torchgen.utils", "int64"), "its metadata cannot be read: it names torchgen.utils.int64, which"),
         (unpickled(Sly()), "its metadata cannot be read: it names builtins.getattr, which describes no tensor"),
     ],
 )
@@ -252,6 +285,78 @@ def test_a_checkpoint_that_is_not_right_is_refused(
     spoil(tmp_path / "step_00000001")
     assert message in refusal("--load", str(tmp_path))
     assert not Path("/tmp/unity_evil").exists()
+
+
+def test_any_damage_to_any_file_is_refused(main: Main, ranks: Ranks, text: str, tmp_path: Path):
+    main("--steps", "1", "--save", str(tmp_path))
+    names = sorted(p.name for p in (tmp_path / "step_00000001").iterdir())
+    assert names == [".metadata", "__0_0.distcp", "__1_0.distcp", "complete.json"]
+    found = ranks.run(text, 2, damaged, str(tmp_path), 0, 60)
+    assert [passed for _, passed in found] == [[], []]
+    assert len(found[0][0]) > 4 * 60
+    assert found[0] == found[1]
+    assert not [line for line in found[0][0] if "\n" in line or "cannot load" not in line]
+
+
+def test_hyperparameters_are_the_checkpoint_s_unless_said(
+    refusal: Callable[..., str], ranks: Ranks, text: str, main: Main, tmp_path: Path
+):
+    """A rate that is changed on purpose is named; the next checkpoint has the new one."""
+    folder = str(tmp_path)
+    main("--steps", "1", "--save", folder)
+    other = text.replace("'lr': 0.001", "'lr': 0.5").replace(" t, 0.001,", " t, 0.5,")
+    assert other.count("0.5,") - text.count("0.5,") == 2
+    options = ["--steps", "2", "--load", folder, "--save", folder]
+    found = ranks.run(other, 2, refused, options, {})
+    said = "trained with lr=0.001, and this program has lr=0.5; --changed lr goes on so\n"
+    assert (found[0][1].endswith(said), found[1]) == (True, (1, ""))
+    # Of another than the one that differs.
+    assert ranks.run(other, 2, refused, [*options, "--changed", "eps"], {}) == found
+    ranks.run(other, 2, run_main, [*options, "--changed", "lr"])
+    assert "trained with lr=0.5, and this program has lr=0.001" in refusal("--load", folder)
+    assert "--changed momentum: adam has lr, beta1, beta2, eps" in refusal("--load", folder, "--changed", "momentum")
+
+
+def test_a_second_run_into_a_folder_is_refused(
+    refusal: Callable[..., str], ranks: Ranks, text: str, main: Main, tmp_path: Path
+):
+    """Another process holds the lock; once it is killed, which leaves its file, the folder is free."""
+    folder = tmp_path / "c"
+    hold = (
+        "import fcntl, pathlib, sys, time; path = pathlib.Path(sys.argv[1]); path.parent.mkdir(); "
+        "file = open(path, 'w'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "print('process 7 on elsewhere', file=file, flush=True); print(flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(folder / "lock")], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout
+        holder.stdout.readline()
+        found = ranks.run(text, 2, refused, ["--steps", "1", "--save", str(folder)], {})
+    finally:
+        holder.kill()
+        holder.communicate()
+    said = "another run writes its checkpoints there (process 7 on elsewhere); wait for it, or save elsewhere"
+    assert found == [(1, f"mlp: cannot save to {folder}: {said}\n"), (1, "")]
+    (folder / "partial_step_00000009").mkdir()
+    main("--steps", "1", "--save", str(folder))
+    assert [p.name for p in folder.iterdir()] == ["step_00000001"]
+
+
+def test_a_refused_run_leaves_no_folder(refusal: Callable[..., str], tmp_path: Path):
+    refusal("--steps", "1", "--save", str(tmp_path / "c"), "--data", "no_such_module:f")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_are_kept(main: Main, refusal: Callable[..., str], tmp_path: Path):
+    main("--steps", "7", "--save", str(tmp_path), "--save-every", "2", "--keep", "2")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000006", "step_00000007"]
+    assert "--keep counts checkpoints of --save" in refusal("--steps", "1", "--keep", "2")
+
+
+def test_a_full_disk_is_named_and_what_was_written_removed(ranks: Ranks, text: str, main: Main, tmp_path: Path):
+    found = ranks.run(text, 2, full_disk, str(tmp_path))
+    assert found == [f"cannot write {tmp_path / 'step_00000001'}: No space left on device"] * 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_meant_is_refused(refusal: Callable[..., str], main: Main, tmp_path: Path):
@@ -317,3 +422,31 @@ def test_deterministic_runs_are_equal(main: Main, tmp_path: Path):
     for name in "ab":
         main("--steps", "2", "--deterministic", "--weights-out", str(tmp_path / name))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("option", ["--weights-out", "--profile"])
+def test_what_is_written_into_stays_what_it_is(main: Main, tmp_path: Path, option: str):
+    """A pipe is written into and a link followed; a new file has the mode of the umask, an old one keeps its own."""
+    pipe, link, new, old = (tmp_path / name for name in ("pipe", "link", "new", "old"))
+    os.mkfifo(pipe)
+    old.write_text("before")
+    old.chmod(0o640)
+    link.symlink_to(old)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        # What is written is less than the pipe holds.
+        main("--steps", "1", option, str(pipe))
+        through = os.read(reading, 1 << 20)
+    finally:
+        os.close(reading)
+    main("--steps", "1", option, str(link))
+    main("--steps", "1", option, str(new))
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert b"before" not in old.read_bytes()
+    if option == "--weights-out":
+        assert through == old.read_bytes() == new.read_bytes()
+    mask = os.umask(0)
+    os.umask(mask)
+    assert [p.stat().st_mode & 0o777 for p in (old, new)] == [0o640, 0o666 & ~mask]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "new", "old", "pipe"]

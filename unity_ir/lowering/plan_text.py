@@ -9,6 +9,7 @@ from unity_ir.lowering.spmd import Program, Register
 from unity_ir.lowering.torch_value import TORCH_DTYPES
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layout import role_name
+from unity_ir.pcg.origin import Origin
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
 _COARSE = ("bool", "i32", "i64", "f64", "f32", "f16", "bf16")
@@ -29,7 +30,13 @@ class Spec:
 '''
 
 
-def plan_text(program: Program, reference: Graph, groups: Sequence[tuple[int, ...]], links: Sequence[str]) -> str:
+def plan_text(
+    program: Program,
+    reference: Graph,
+    groups: Sequence[tuple[int, ...]],
+    links: Sequence[str],
+    origin: Origin | None = None,
+) -> str:
     """What the fixed part of a program reads; the weights of alike layers are one entry for all."""
     assert program.optimizer is not None
     settings = dict(program.optimizer.settings)
@@ -50,6 +57,15 @@ def plan_text(program: Program, reference: Graph, groups: Sequence[tuple[int, ..
         f"GROUPS = {tuple(groups)!r}  # mesh axes along which ranks talk",
         f"OPTIMIZER = ({program.optimizer.name!r}, {settings!r})",
     ]
+    if origin is None:
+        head.append("IMPORTED, TABLES, NAMES = False, (), {}")
+    else:
+        read = {leaf.name for leaf in program.leaves("input")}
+        head += [
+            "IMPORTED = True  # with weights, which initial ones are not",
+            f"TABLES = {tuple(t for t in origin.tables if t in read)!r}  # inputs that come with the weights",
+            f"NAMES = {dict(origin.names)!r}  # further names in files, and of what",
+        ]
     coarsest = max((t.dtype for t in program.tensors.values()), key=_COARSE.index, default="f32")
     tables = ["INPUTS = {", *inputs, "}", "WEIGHTS = {", *_table(weights), "}"]
     tables.append(f"LOSS = {_spec(program, program.outputs[0])}")

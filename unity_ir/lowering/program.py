@@ -35,6 +35,7 @@ from unity_ir.lowering.torch_value import TORCH_DTYPES
 from unity_ir.lowering.tuning import Piece, Table, piece_of
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layout import PINNED, SUM, at, pins, role_name
+from unity_ir.pcg.origin import Origin
 from unity_ir.pcg.reshard import COLLECTIVES, PINNED_KINDS
 from unity_ir.tdl.syntax import Bound
 
@@ -72,6 +73,7 @@ def emit(
     links: Sequence[str] = (),
     tuned: Table | None = None,
     fuse: bool = True,
+    origin: Origin | None = None,
 ) -> Emitted:
     """
     Print a training step. `reference` is its serial forward; `matmul` says what multiplies matrices, triton or torch,
@@ -79,7 +81,7 @@ def emit(
     with all in torch runs at full speed on CPUs, and needs no Triton. All-reduces of gradients of fewer bytes than
     `bucket` are done together. `links` are the names of the links each mesh axis is over, for profiles.
     Where `tuned` has measured an operator's implementations, the faster is taken whatever else is said. Operators that
-    one kernel computes together are one line, unless told not to `fuse`.
+    one kernel computes together are one line, unless told not to `fuse`. `origin` is that of an imported model.
 
     Raises `UnityError` for a program without a backward, operators no kernel covers, and ranks that would wait for each
     other for ever.
@@ -101,7 +103,7 @@ def emit(
             program = with_fusions(program, choice.of)
     lines = schedule(program, bucket)
     check_order(program.name, calls(program, lines))
-    return _Printer(program, reference, lines, choice, file, links).emit()
+    return _Printer(program, reference, lines, choice, file, links, origin).emit()
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,12 @@ class _Printer:
         choice: Implementations,
         file: str,
         links: Sequence[str],
+        origin: Origin | None,
     ):
         self.program = program
         self.reference = reference
         self.schedule = schedule
+        self.origin = origin
         self.links = tuple(links) or ("network",) * len(program.mesh.sizes)
         self.choice = choice
         self.kernels = choice.kernels
@@ -190,7 +194,7 @@ class _Printer:
             assert kernels.setdefault(name, text) == text, f"two kernels are called {name}"
         parts = [
             self._header(),
-            plan_text(self.program, self.reference, tuple(self.groups), self.links),
+            plan_text(self.program, self.reference, tuple(self.groups), self.links, self.origin),
             "# --- kernels\n\n\n" + "\n\n".join(_with_heads_once(kernels.values())) if kernels else "",
             "# --- operators: one function for each shape a kernel is launched on\n\n\n"
             + "\n\n".join(each.source for each in self.launchers.values()),

@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from unity_ir.dialects.convert import from_graph, pcg_functions, to_graph
+from unity_ir.dialects.imported import IMPORTED
 from unity_ir.dialects.machine import module_machine
 from unity_ir.lowering.spmd import lower
 from unity_ir.lowering.spmd_text import to_op
@@ -37,6 +38,8 @@ class LowerToSpmd(ModulePass):
             program = lower(graph, machine or load(f"box:{devices_of(graph)}"))
             serial = erase(replace(graph, updates=(), optimizer=None))
             reference = from_graph(replace(serial, name=graph.name + REFERENCE))
+            if IMPORTED in func.attributes:
+                reference.attributes[IMPORTED] = func.attributes[IMPORTED]
             block = func.parent
             assert block is not None
             block.insert_op_before(to_op(program), func)

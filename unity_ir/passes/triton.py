@@ -12,6 +12,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.utils.target import Target
 
 from unity_ir.dialects.convert import pcg_functions, to_graph
+from unity_ir.dialects.imported import origin_of
 from unity_ir.dialects.machine import module_machine
 from unity_ir.dialects.spmd import ProgramOp
 from unity_ir.errors import UnityError
@@ -77,9 +78,10 @@ class TritonTarget(Target):
         program = from_op(op)
         machine = module_machine(module) or load(f"box:{program.mesh.devices}")
         levels = machine.axis_levels if machine.mesh == program.mesh else ()
+        reference = to_graph(serial)
         text = emit(
             program,
-            to_graph(serial),
+            reference,
             self.matmul,
             kernels=self.kernels,
             convolution=self.convolution,
@@ -87,5 +89,6 @@ class TritonTarget(Target):
             bucket=self.bucket,
             fuse=self.fuse,
             links=[machine.levels[level].name for level in levels],
+            origin=origin_of(serial, reference),
         ).text
         output.write(text)

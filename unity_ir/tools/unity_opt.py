@@ -148,10 +148,13 @@ class UnityOpt(xDSLOptMain):
 
     def torch_text(self) -> IO[bytes]:
         from unity_ir.dialects.convert import from_graph
+        from unity_ir.dialects.imported import IMPORTED, origin_attribute
         from unity_ir.frontends.torch.load import from_text
 
         self.imported = from_text(self.args.from_torch)
-        return BytesIO(str(ModuleOp([from_graph(self.imported.graph)])).encode())
+        function = from_graph(self.imported.graph)
+        function.attributes[IMPORTED] = origin_attribute(self.imported.origin)
+        return BytesIO(str(ModuleOp([function])).encode())
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
         try:

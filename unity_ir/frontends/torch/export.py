@@ -37,6 +37,8 @@ class Exported:
     """By placeholder: full name and tensor, of buffers and lifted constants."""
     constants: Mapping[str, Any]
     """By placeholder: inputs that are no tensors."""
+    state: Mapping[str, str]
+    """Keys of the module's state dict that are no weight's name, of tied and frozen ones and buffers, and whose."""
 
 
 class Step(nn.Module):
@@ -246,7 +248,21 @@ def _read(program: torch.export.ExportedProgram, step: Step, values: Sequence[An
     (loss,) = output.args[0]
     if not isinstance(loss, fx.Node):
         raise refuse("the loss is a number that depends on nothing")
-    return Exported(program.graph_module, loss, inputs, parameters, buffers, constants)
+    return Exported(program.graph_module, loss, inputs, parameters, buffers, constants, _state(step.module, names))
+
+
+def _state(module: nn.Module, names: Mapping[int, str]) -> dict[str, str]:
+    """Keys of the state dict beside the names of what is trained: of tied ones `{"head.weight": "table.weight"}`."""
+    try:
+        found: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    except Exception:  # a module's own hook; then it is no dict that could be loaded
+        return {}
+    state: dict[str, str] = {}
+    for key, value in found.items():
+        name = names.get(id(value), key)
+        if isinstance(value, torch.Tensor) and (name != key or not value.requires_grad):
+            state[key] = name
+    return state
 
 
 NOT_THE_MODEL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from unity_ir.frontends.torch.export import Exported, export
 from unity_ir.frontends.torch.importer import Importer
 from unity_ir.frontends.torch.weights import save_weights
 from unity_ir.pcg.graph import Graph, topological
+from unity_ir.pcg.origin import Origin
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,18 @@ class Imported:
     """The trained parameters the loss depends on, by full name; they share memory with the module."""
     tables: dict[str, torch.Tensor]
     """Inputs of the graph that were folded from buffers and constants, or are frozen parameters, by name."""
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further keys of the module's state dict, each with the weight or table that it is: of tied weights the others."""
+
+    @property
+    def origin(self) -> Origin:
+        """What a program has to know of it."""
+        return Origin(tuple(self.tables), self.names)
 
     def save(self, path: str | Path) -> None:
-        """Write weights and tables as one safetensors file, all or nothing."""
-        save_weights({**self.weights, **self.tables}, path)
+        """Write weights, by all of their names, and tables as one safetensors file, all or nothing."""
+        found = {**self.weights, **self.tables}
+        save_weights({**found, **{key: found[of].clone() for key, of in self.names.items() if key not in found}}, path)
 
 
 def from_torch(
@@ -56,4 +65,5 @@ def convert(exported: Exported, name: str) -> Imported:
         Graph(name, tuple(inputs), (value,)),
         {n: w for n, w in importer.weights.items() if n in used},
         {n: t.detach() for n, t in importer.tables.values.items() if n in used},
+        {key: of for key, of in exported.state.items() if of in used and of not in importer.inputs},
     )

@@ -34,7 +34,7 @@ def sgd_torch(p, g, lr):
 
 _ADAM_KERNEL = """\
 @triton.jit
-def adam_kernel(
+def NAME_kernel(
     p_ptr,
     g_ptr,
     m_ptr,
@@ -47,7 +47,7 @@ def adam_kernel(
     keep2,
     take2,
     eps,
-    decay,
+    decay,  # AdamW
     BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -58,42 +58,50 @@ def adam_kernel(
     v = tl.load(v_ptr + index, mask=mask, other=0.0).to(tl.float32)
     m = keep1 * m + take1 * g
     v = keep2 * v + take2 * g * g
-    p = p - decay * p - step_size * m / (tl.sqrt(v) / root_correction + eps)
+    p = p - decay * p  # AdamW
+    p = p - step_size * m / (tl.sqrt(v) / root_correction + eps)
     tl.store(p_ptr + index, p, mask=mask)
     tl.store(m_ptr + index, m, mask=mask)
     tl.store(v_ptr + index, v, mask=mask)
 """
 
 _ADAM = f'''\
-def NAME(p, g, m, v, step, lr, beta1, beta2, eps, weight_decay=0.0):
+def NAME(p, g, m, v, step, lr, beta1, beta2, epsDECAY):
     """One step (from 1 on) of torch.optim.CLASS, in place: m and v are the running means of g and g * g."""
     size = p.numel()
     step_size = lr / (1.0 - beta1**step)
     root_correction = (1.0 - beta2**step) ** 0.5
-    adam_kernel[(triton.cdiv(size, {BLOCK}),)](
-        p, g, m, v, size, step_size, root_correction, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps, lr * weight_decay,
+    NAME_kernel[(triton.cdiv(size, {BLOCK}),)](
+        p, g, m, v, size, step_size, root_correction, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps,
+        lr * weight_decay,  # AdamW
         BLOCK={BLOCK}, num_warps={WARPS},
     )
 '''
 
 _ADAM_TORCH = '''\
-def NAME_torch(p, g, m, v, step, lr, beta1, beta2, eps, weight_decay=0.0):
+def NAME_torch(p, g, m, v, step, lr, beta1, beta2, epsDECAY):
     """One step (from 1 on) of torch.optim.CLASS, in place: m and v are the running means of g and g * g."""
-    if weight_decay:
-        p.mul_(1.0 - lr * weight_decay)
+    p.mul_(1.0 - lr * weight_decay)  # AdamW
     m.mul_(beta1).add_(g, alpha=1.0 - beta1)
     v.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
     root_correction = (1.0 - beta2**step) ** 0.5
     p.addcdiv_(m, (v.sqrt() / root_correction).add_(eps), value=-lr / (1.0 - beta1**step))
 '''
 
+_ADAMW_ONLY = "  # AdamW\n"
+"""At the end of the lines that Adam has not, so that all it has does something, and `--check` can tell it wrong."""
+
 
 def _named(text: str, name: str, class_name: str) -> str:
-    return text.replace("NAME", name).replace("CLASS", class_name)
+    """A template's text for an optimizer: Adam's is AdamW's without the lines of the decay."""
+    lines = text.replace("NAME", name).replace("CLASS", class_name).splitlines(keepends=True)
+    kept = (line for line in lines if name == "adamw" or not line.endswith(_ADAMW_ONLY))
+    decay = ", weight_decay" if name == "adamw" else ""
+    return "".join(line.replace(_ADAMW_ONLY, "\n") for line in kept).replace("DECAY", decay)
 
 
 _SGD_SCALARS = ("lr",)
-_ADAM_SCALARS = ("step_size", "root_correction", "keep1", "take1", "keep2", "take2", "eps", "decay")
+_ADAM_SCALARS = ("step_size", "root_correction", "keep1", "take1", "keep2", "take2", "eps")
 
 
 def optimizer_launcher(
@@ -116,9 +124,11 @@ def optimizer_launcher(
         return Launcher(f"{name}_torch", _named(_ADAM_TORCH if adam else _SGD_TORCH, name, class_name), {}, ())
     tensors = {"p_ptr": dtype, "g_ptr": gradient, **({"m_ptr": state, "v_ptr": state} if adam else {})}
     signature = {n: pointer(d) for n, d in tensors.items()} | {"size": "i32"}
-    signature |= dict.fromkeys(_ADAM_SCALARS if adam else _SGD_SCALARS, "fp32") | {"BLOCK": "constexpr"}
-    # Adam's kernel is AdamW's, with a decay of 0.
-    kernel = "adam_kernel" if adam else "sgd_kernel"
+    scalars = _ADAM_SCALARS if name == "adam" else (*_ADAM_SCALARS, "decay") if adam else _SGD_SCALARS
+    signature |= dict.fromkeys(scalars, "fp32") | {"BLOCK": "constexpr"}
+    kernel = f"{name}_kernel"
     compiled = Compiled(kernel, signature, {"BLOCK": BLOCK}, WARPS, 3)
     source = _named(_ADAM if adam else _SGD, name, class_name)
-    return Launcher(name, source, {kernel: _ADAM_KERNEL if adam else _SGD_KERNEL}, (compiled,))
+    return Launcher(
+        name, source, {kernel: _named(_ADAM_KERNEL if adam else _SGD_KERNEL, name, class_name)}, (compiled,)
+    )

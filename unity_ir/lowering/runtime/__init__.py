@@ -17,10 +17,12 @@ from typing import Any
 MARK = "# --- copied into the program from here on ---\n"
 
 PARTS = (
+    "watchdog",
     "ranks",
     "collectives",
     "halos",
     "pieces",
+    "files",
     "data",
     "weights",
     "checkpoints",

@@ -1,26 +1,36 @@
-# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false
 """The check against plain PyTorch."""
 
 from __future__ import annotations
 
-import torch
+import importlib.util
+import math
+import re
+import tempfile
+from pathlib import Path
 
-from unity_ir.lowering.runtime.pieces import init_moments, init_weights, initial, piece, whole
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import (
     COARSEST,
     INPUTS,
     LOSS,
     OPTIMIZER,
     WEIGHTS,
+    WORLD,
     forward_backward,
     reference,
     update,
 )
+from unity_ir.lowering.runtime.weights import read_weights
 
 # --- copied into the program from here on ---
 
 
-# --- the check against plain PyTorch
+# --- the check against plain PyTorch: of every step by itself, from the same state
 
 
 NORM_TOLERANCES = {torch.float16: 2e-2, torch.bfloat16: 2e-1}
@@ -29,86 +39,290 @@ What a program computes in half precision, be it in parts only, is compared as w
 from PyTorch in double precision may be, as a part of the tensor's length. Else every entry is compared.
 """
 
-
 ROUNDING = 4
 """A gradient that cancels, as a bias's before a batch norm, may be so many times as far off as PyTorch's in float32."""
 
+IN_DOUBLE = True
+"""Whether this program computes a gradient that is further off in float64, too, which tells errors from rounding."""
 
-def rounding(plain, batch):
-    """How far each gradient in `plain` is at most from what plain PyTorch makes in float32 of the same weights."""
-    single = {n: p.detach().float().requires_grad_() for n, p in plain.items()}
-    loss = reference(single, {n: b.float() if b.is_floating_point() else b for n, b in batch.items()})
-    found = torch.autograd.grad(loss, list(single.values()), allow_unused=True)
-    return {n: 0.0 if g is None else float((g.double() - plain[n].grad).abs().max()) for n, g in zip(single, found)}
+FAR = 64
+"""However it is in float64: a gradient is no more than so many times as far off as PyTorch's are, in length."""
 
 
-def check(ctx, steps, seed, data):
+def rounding(plain, batch, wanted):
     """
-    Train `steps` steps and compare with plain PyTorch in double precision: the loss, every gradient by name, and at the
-    end every weight. Returns what is wrong, a line each.
+    How far gradients that PyTorch makes in float32 are from `wanted`: the farthest entry, and in length. That of the
+    weights themselves, and the longest of these and of those a last digit away, since a maximum may change sides.
+    """
+    single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
+    generator = torch.Generator().manual_seed(0)
+    farthest, longest = {}, dict.fromkeys(wanted, 0.0)
+    for draw in range(4):
+        noise = {n: 0.0 if not draw else torch.randn(p.shape, generator=generator) * 2.0**-24 for n, p in plain.items()}
+        near = {n: (p.detach().cpu().double() * (1.0 + noise[n])).to(p.device) for n, p in plain.items()}
+        rounded = gradients({n: p.float() for n, p in near.items()}, single)[1]
+        exact = wanted if not draw else gradients(near, {n: _double(b) for n, b in batch.items()})[1]
+        for n in wanted:
+            off = rounded[n].double() - exact[n]
+            longest[n] = max(longest[n], float(off.norm()))
+            farthest.setdefault(n, float(off.abs().max()) if off.numel() else 0.0)
+    return farthest, longest
+
+
+def gradients(weights, batch):
+    """Loss and gradients of plain PyTorch, zeros for weights that only decide something."""
+    leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
+    loss = reference(leaves, batch)
+    if not loss.requires_grad:
+        return loss.detach(), {n: torch.zeros_like(w) for n, w in weights.items()}
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return loss.detach(), dict(zip(leaves, found))
+
+
+def _double(tensor):
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def in_double(ctx, weights, local):
+    """
+    Gradients of this program as it is with float64 for float32 wherever it says so, in PyTorch and in kernels: the same
+    lines and the same moves. None if it does not run so, on any rank.
+    """
+    found = None
+    try:
+        text = Path(__file__).read_text().replace("torch.float32", "torch.float64").replace("tl.float32", "tl.float64")
+        text = re.sub(r"(input_precision=\w+)\)", r"\1, out_dtype=tl.float64)", text)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "in_double.py")
+            path.write_text(text)
+            found_spec = importlib.util.spec_from_file_location("in_double", path)
+            double = importlib.util.module_from_spec(found_spec)
+            found_spec.loader.exec_module(double)
+            weights = {n: _double(w) for n, w in weights.items()}
+            grads = double.forward_backward(
+                ctx, weights, {n: x if x is None else _double(x) for n, x in local.items()}
+            )[1]
+        found = {n: double.whole(ctx, grads[n], spec)[0] for n, spec in double.WEIGHTS.items()}
+    except Exception:  # kernels have many ways not to compile so
+        found = None
+    return found if _everywhere(ctx, found is not None) else None
+
+
+def _everywhere(ctx, flag):
+    """Whether it holds on every rank."""
+    number = torch.tensor(int(flag), device=ctx.device)
+    dist.all_reduce(number, dist.ReduceOp.MIN)
+    return bool(number)
+
+
+def check(ctx, steps, seed, data, start=None, notes=None):
+    """
+    Train `steps` steps, from the weights of the file `start` or else initial ones, and compare each with plain PyTorch
+    in double precision, from the same state: the loss, every gradient by name, and what the optimizer makes of these
+    gradients; before that the optimizer alone, on states of all sizes. Returns what is wrong, a line each; `notes` gets
+    what is not, but deserves a line.
     """
     weights = init_weights(ctx, seed)
+    if start:
+        read_weights(ctx, weights, start)
     moments = init_moments(weights)
-    wrong: list[str] = []
-    plain = {n: initial(n, s, seed).double().requires_grad_() for n, s in WEIGHTS.items()}
+    wrong = check_update(ctx, weights)
+    loose = NORM_TOLERANCES.get(COARSEST)
+
+    def compare(what, got, want):
+        """Return how far it is off, if it is more than rounding mostly makes."""
+        got, want = got.double().to(want.device), want.detach()
+        scale = float(want.abs().max()) if want.numel() else 0.0
+        off = (got - want).abs()
+        if loose is not None:
+            close = float(off.norm()) <= loose * float(want.norm()) + 1e-6
+        else:
+            close = bool((off <= 1e-4 * scale + 1e-9).all())
+        return (
+            None
+            if close
+            else f"{what} differs from PyTorch's by {float(off.max()):.3g} (its largest entry is {scale:.3g})"
+        )
+
+    def same(what, value, apart):
+        scale = float(value.abs().max()) if value.numel() else 0.0
+        if not apart <= 1e-5 * scale + 1e-12:
+            wrong.append(f"{what} is not the same on devices that should hold the same: {apart:.3g} apart")
+        return value.detach().clone()
+
+    for t in range(steps):
+        ctx.moved()
+        batch = {n: b.to(ctx.device) for n, b in data.batch(t).items()}
+        local = {n: piece(ctx, batch[n], s) for n, s in INPUTS.items()}
+        plain = {n: _double(whole(ctx, weights.get(n), s)[0]) for n, s in WEIGHTS.items()}
+        before = [
+            {n: whole(ctx, moments.get(n, (None, None))[k], s)[0].clone() for n, s in WEIGHTS.items()}
+            for k in _states()
+        ]
+        loss, grads = forward_backward(ctx, weights, local)
+        want_loss, want = gradients(plain, {n: _double(b) for n, b in batch.items()})
+        line = compare(f"step {t}: loss", same(f"step {t}: loss", *whole(ctx, loss, LOSS)), want_loss)
+        wrong += [line] if line else []
+        got = {n: same(f"step {t}: gradient of {n}", *whole(ctx, grads[n], s)) for n, s in WEIGHTS.items()}
+        off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
+        if not _everywhere(ctx, not off):
+            ctx.moved()
+            wrong += tell(ctx, off, got, want, plain, batch, weights, local, notes) if loose is None else off.values()
+        ctx.moved()
+        update(weights, grads, moments, t + 1)
+        after = [{n: whole(ctx, weights.get(n), s) for n, s in WEIGHTS.items()}]
+        after += [{n: whole(ctx, moments.get(n, (None, None))[k], s) for n, s in WEIGHTS.items()} for k in _states()]
+        for n in WEIGHTS:
+            found = [same(f"step {t}: {what} {n}", *values[n]) for what, values in zip(("weight", *MOMENTS), after)]
+            old = [plain[n], *(m[n].double() for m in before)]
+            line = compare_update(f"step {t}: weight {n}", t + 1, old, got[n], found)
+            wrong += [line] if line else []
+    return wrong
+
+
+def tell(ctx, off, got, want, plain, batch, weights, local, notes):
+    """Which of the gradients that are `off` are wrong, and not so by rounding: their lines."""
+    farthest, longest = rounding(plain, batch, want)
+    off = {
+        n: line for n, line in off.items() if float((got[n].double() - want[n]).abs().max()) > ROUNDING * farthest[n]
+    }
+    if _everywhere(ctx, not off) or not IN_DOUBLE:
+        return list(off.values())
+    double = in_double(ctx, weights, local)
+    if double is None:
+        return list(off.values())
+    wrong = []
+    for n, spec in WEIGHTS.items():
+        error = (double[n] - want[n]).abs()
+        scale = float(want[n].abs().max()) if want[n].numel() else 0.0
+        far = float((got[n].double() - want[n]).norm()) > FAR * longest[n] + 1e-4 * float(want[n].norm())
+        # All of them: where one is off by an error, others may hide theirs.
+        if not bool((error <= 1e-7 * scale + 1e-6 * farthest[n] + 1e-12).all()):
+            line = f"gradient of {n} differs from PyTorch's in float64, too, by {float(error.max()):.3g}"
+            wrong.append(off.get(n, f"{line} (its largest entry is {scale:.3g})"))
+        elif n in off and far:
+            wrong.append(off[n])
+    if not wrong and notes is not None:
+        notes.append(
+            f"{len(off)} of {len(WEIGHTS)} gradients differ in float32 from PyTorch's in float64 by more than 1e-4 of "
+            f"their largest entry, such as: {next(iter(off.values()), 'on another rank')}; the same program in float64 "
+            "equals it, so this is rounding"
+        )
+    return wrong
+
+
+# --- the optimizer's arithmetic
+
+
+MOMENTS = ("mean of gradients of", "mean of squared gradients of")
+
+
+def _states():
+    return range(0 if OPTIMIZER[0] == "sgd" else 2)
+
+
+def torch_update(t, state, grad):
+    """What torch.optim makes in step `t`, counted from 1, of a weight and its moments in float64, and how large."""
     name, settings = OPTIMIZER
     options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
     if "beta1" in settings:
         options["betas"] = (settings["beta1"], settings["beta2"])
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-    optimizer = kind(plain.values(), **options)
-    # Where a gradient is rounding noise, Adam turns its sign into a whole step; such entries may differ by that much.
-    noise = {n: torch.zeros(s.shape, dtype=torch.bool) for n, s in WEIGHTS.items()}
-    drift = dict.fromkeys(WEIGHTS, 0.0)
+    weight = state[0].clone().requires_grad_()
+    weight.grad = grad.clone()
+    optimizer = kind([weight], foreach=False, **options)
+    if len(state) > 1:
+        keys = ("exp_avg", "exp_avg_sq")
+        optimizer.state[weight] = {"step": torch.tensor(t - 1.0), **{k: m.clone() for k, m in zip(keys, state[1:])}}
+    optimizer.step()
+    made = [weight.detach(), *(optimizer.state[weight][k] for k in ("exp_avg", "exp_avg_sq")[: len(state) - 1])]
+    # Terms may cancel, and leave of each its rounding.
+    step = settings["lr"] * grad.abs()
+    sizes = []
+    if len(state) > 1:
+        mean = settings["beta1"] * state[1].abs() + (1.0 - settings["beta1"]) * grad.abs()
+        deviation = (made[2] / (1.0 - settings["beta2"] ** t)).sqrt() + settings["eps"]
+        step = settings["lr"] / (1.0 - settings["beta1"] ** t) * (mean / deviation).nan_to_num(0.0)
+        sizes = [mean, made[2]]
+    return made, [state[0].abs() + step, *sizes]
 
-    def compare(what, got, apart, want, slack=None, rounded=None):
-        """Return what rounding excuses, of a difference that is more than that of other entries; 0 where none is."""
-        loose = NORM_TOLERANCES.get(COARSEST)
-        got, want = got.double().cpu(), want.detach()
-        scale = float(want.abs().max()) if want.numel() else 0.0
-        bound = torch.full_like(want, 1e-4 * scale + 1e-9)
-        if slack is not None:
-            bound = bound + slack
-        off = (got - want).abs()
-        if loose is not None:
-            close = float(off.norm()) <= loose * float(want.norm()) + 1e-6
-        else:
-            close = bool((off <= bound).all())
-        excused = 0.0
-        if not close and rounded is not None:
-            excused = ROUNDING * rounded()
-            close = bool((off <= bound + excused).all())
-        if not close:
-            wrong.append(f"{what} differs from PyTorch's by {float(off.max()):.3g} (its largest entry is {scale:.3g})")
-        if not apart <= 1e-5 * scale + 1e-12:
-            wrong.append(f"{what} is not the same on devices that should hold the same: {apart:.3g} apart")
-        return excused
 
-    for t in range(steps):
-        batch = data.batch(t)
-        local = {n: piece(ctx, batch[n], s) for n, s in INPUTS.items()}
-        loss, grads = forward_backward(ctx, weights, local)
-        for tensor in plain.values():
-            # Not None, which is what autograd leaves where a weight only decides something.
-            tensor.grad = torch.zeros_like(tensor)
-        want = reference(plain, {n: b.double() if b.is_floating_point() else b for n, b in batch.items()})
-        if want.requires_grad:
-            want.backward()
-        compare(f"step {t}: loss", *whole(ctx, loss, LOSS), want)
-        rounded = None  # of all gradients, once one is off
-        for n, spec in WEIGHTS.items():
+def compare_update(what, t, before, grad, after):
+    """What of a step of the optimizer is not torch.optim's, in one line; None if all of it is."""
+    want, sizes = torch_update(t, before, grad.double())
+    for of, got, value, size in zip(("", *(f": {m} it" for m in MOMENTS)), after, want, sizes):
+        limits = torch.finfo(got.dtype)
+        error = (got.double() - value).abs()
+        bound = 16 * limits.eps * size + 4 * limits.smallest_normal
+        if of == "":
+            # Where a moment is too small for its type, its digits are not known.
+            for moment in want[1:]:
+                bound = torch.where((moment != 0) & (moment.abs() < limits.smallest_normal), math.inf, bound)
+        if not bool(((error <= bound) | (got.double() == value) | (got.isnan() & value.isnan())).all()):
+            worst = int((error - bound).nan_to_num(math.inf).argmax())
+            values = f"{float(got.flatten()[worst]):.9g} instead of {float(value.flatten()[worst]):.9g}"
+            return f"{what}{of} is not what torch.optim makes of this gradient: {values}"
+    return None
 
-            def excuse(n=n, batch=batch):
-                nonlocal rounded
-                rounded = rounded or rounding(plain, batch)
-                return rounded[n]
 
-            excused = compare(f"step {t}: gradient of {n}", *whole(ctx, grads[n], spec), plain[n].grad, rounded=excuse)
-            drift[n] += settings["lr"] * excused
-            noise[n] |= plain[n].grad.abs() <= max(1e-3 * plain[n].grad.abs().max(), excused)
-        update(weights, grads, moments, t + 1)
-        optimizer.step()
-    for n, spec in WEIGHTS.items():
-        slack = noise[n].double() * 2 * settings["lr"] * steps if name != "sgd" else drift[n]
-        compare(f"after {steps} steps: weight {n}", *whole(ctx, weights.get(n), spec), plain[n], slack)
-    return wrong
+def _trial(t, dtype, device):
+    """A weight, its gradient and its moments, with every size of the one beside every size of the others."""
+    sizes = torch.logspace(-12, 3, 31, dtype=torch.float64)
+    grad = torch.cat([-sizes, torch.zeros(1, dtype=torch.float64), sizes])
+    # Weights of 0 show the step with all its digits, others the decay.
+    weight = torch.tensor([0.0, 1.0, -0.37, 3e-5, 41.0, -730.0], dtype=torch.float64)
+    mean, deviation = torch.tensor([0.0, 1.0, -0.5, 20.0]), torch.tensor([0.0, 0.1, 1.0, 30.0])
+    grid = torch.meshgrid(grad, weight, mean.double(), deviation.double(), indexing="ij")
+    g, p, m, v = (x.flatten() for x in grid)
+    smallest = float(torch.finfo(dtype).tiny) ** 0.5 * 1e3
+    g = torch.where(g.abs() < smallest, 0.0, g)
+    scale = torch.where(g == 0, 1e-3, g.abs())
+    m, v = (m * scale, (v * scale) ** 2) if t > 1 else (0 * m, 0 * v)
+    return [x.to(device, dtype) for x in (p, g, m, v)]
+
+
+STEPS = (1, 2, 3, 100, 10000)
+"""Steps whose corrections of the moments are compared."""
+
+
+def check_update(ctx, weights):
+    """
+    Compare the optimizer's update with torch.optim's, from the same states: gradients from 1e-12 to 1e3, weights of 0,
+    where steps show all their digits, and others, means of all sizes, first and late steps. Returns what is wrong.
+    """
+    wrong, states = [], len(_states())
+    for number, (name, weight) in enumerate(weights.items()):
+        # In float32 what is in the way of smaller differences is the least; each type as it is, too.
+        for dtype in dict.fromkeys((torch.float32, weight.dtype)):
+            for t in STEPS if number < 2 else STEPS[number % len(STEPS) :][:1]:
+                p, g, m, v = (x[number % 7 :: 1 if number < 2 else 31] for x in _trial(t, dtype, weight.device))
+                before = [x.double() for x in (p, m, v)[: 1 + states]]
+                after = [x.clone().contiguous() for x in (p, m, v)[: 1 + states]]
+                update({name: after[0]}, {name: g.contiguous()}, {name: tuple(after[1:])}, t)
+                wrong.append(compare_update(f"the update of {name} at step {t}", t, before, g, after))
+    wrong += [f"the decay of weight {n} is {d:.6g} of it instead of {w:.6g}" for n, d, w in _decays(weights)]
+    said = [None] * WORLD
+    dist.all_gather_object(said, [line for line in wrong if line])
+    return list(dict.fromkeys(line for lines in said for line in lines))[:8]
+
+
+def _decays(weights):
+    """
+    Weights whose decay is not lr * weight_decay: what it takes off many of them is known to more digits than what it
+    takes off one, of which it may be a last digit.
+    """
+    if OPTIMIZER[0] == "sgd":
+        return
+    name, weight = next(iter(weights.items()), (None, None))
+    if name is None:
+        return
+    p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=weight.device)[:-1]
+    after, still, one = p.clone(), torch.zeros_like(p), torch.ones_like(p)
+    update({name: after}, {name: still}, {name: (still.clone(), one)}, 2)
+    wanted = OPTIMIZER[1]["lr"] * OPTIMIZER[1].get("weight_decay", 0.0)
+    right = p * (1.0 - wanted)
+    if bool((after == after.float().double()).all()):
+        right = right.float().double()  # kernels compute in float32, and round so
+    found, expected = (float((1.0 - x / p).mean()) for x in (after, right))
+    if not abs(found - expected) <= 1e-3 * expected:
+        yield name, found, wanted

@@ -5,19 +5,26 @@
 from __future__ import annotations
 
 import enum
+import errno
+import fcntl
+import hashlib
 import json
 import os
 import pickle
 import shutil
+import socket
+import sys
+import tempfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.pieces import pins
-from unity_ir.lowering.runtime.plan import MESH, NAME, OPTIMIZER, WEIGHTS, WORLD
-from unity_ir.lowering.runtime.ranks import fail
+from unity_ir.lowering.runtime.plan import INPUTS, MESH, NAME, OPTIMIZER, TABLES, WEIGHTS, WORLD
+from unity_ir.lowering.runtime.ranks import fail_alike
 
 # --- copied into the program from here on ---
 
@@ -50,10 +57,11 @@ def state_dict(ctx, weights, moments):
     return state
 
 
-def save(ctx, weights, moments, t, folder, seed=0):
+def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
     """
     Write a checkpoint after `t` steps. It is written beside its place and goes there whole, so one that was cut short
-    is never seen; `complete.json` says what is in it.
+    is never seen; `complete.json` says what is in it, and has a checksum over itself. Of older ones all but `keep` - 1
+    are removed then, none if it is 0.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -61,74 +69,207 @@ def save(ctx, weights, moments, t, folder, seed=0):
     partial = path.with_name(f"partial_{path.name}")
     # Every rank draws the same random numbers, as it makes whole batches.
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(t), "random": torch.get_rng_state()}
-    try:
+    state.update({f"tables.{n}": tables[n] for n in tables})
+    files = {}
+
+    def prepare():
         if ctx.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
-        dist.barrier()
+            partial.mkdir(parents=True)
+
+    def write():
         dcp.save(state, checkpoint_id=str(partial))
+
+    def sums():
         mine = [*partial.glob(f"__{ctx.rank}_*"), *(partial.glob(".metadata") if ctx.rank == 0 else ())]
         parts = [None] * WORLD
         dist.all_gather_object(parts, {file.name: _size_and_sum(file) for file in mine})
+        files.update((name, found) for part in parts for name, found in part.items())
+
+    def finish():
         if ctx.rank == 0:
-            files = {name: found for part in parts for name, found in part.items()}
-            record = {**_contents(), "step": t, "seed": seed, "files": files}
-            with open(partial / "complete.json", "w") as out:
-                json.dump(record, out, indent=1)
+            with open(partial / "complete.json", "wb") as out:
+                out.write(_sealed({**_contents(), "step": t, "seed": seed, "tables": sorted(tables), "files": files}))
                 out.flush()
                 os.fsync(out.fileno())
             shutil.rmtree(path, ignore_errors=True)
             os.replace(partial, path)
-        dist.barrier()
+
+    for action in (prepare, write, sums, finish):
+        wrong = _wrong_anywhere(action, partial)
+        if wrong:
+            if ctx.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            fail_alike(f"cannot write {path}: {wrong}")
+    if ctx.rank == 0 and keep:
+        for old in _complete(folder)[:-keep]:
+            # Renamed first, so that half of one is never seen.
+            gone = old.with_name(f"partial_{old.name}")
+            os.replace(old, gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def _wrong_anywhere(action, folder=None):
+    """Do something on every rank; what went wrong with it on the first for which it did, or None."""
+    import torch.distributed.checkpoint as dcp
+
+    mine, said = None, [None] * WORLD
+    try:
+        action()
     except (Exception, dcp.CheckpointException) as e:  # which is no Exception, and wraps that of any rank
-        fail(f"cannot write {path}: {_reason(e)}")
+        mine = (folder and _why_no_space(folder)) or _reason(e)
+    dist.all_gather_object(said, mine)
+    return next((one for one in said if one), None)
+
+
+def _why_no_space(folder):
+    """
+    How the system says that a disk is full, or a quota used up, if it is. PyTorch's writer says only that the file is
+    not as long as it should be.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(2**20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as e:
+        return e.strerror if e.errno in (errno.ENOSPC, errno.EDQUOT) else None
+
+
+class Locked:
+    """
+    A folder of checkpoints to which this run alone writes: another one is refused. The lock is the system's, on a file
+    in the folder, and ends with the process of rank 0, however that ends.
+    """
+
+    def __init__(self, ctx, folder):
+        self.file: Any = None
+        said: list[Any] = [None]
+        if ctx.rank == 0:
+            said[0] = self._take(Path(folder) / "lock")
+        dist.broadcast_object_list(said, 0, device=ctx.device)
+        if said[0]:
+            fail_alike(f"cannot save to {folder}: {said[0]}")
+
+    def _take(self, path):
+        """Take the lock; returns what is in the way, or None."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                self.path, self.file = path, open(path, "a+", errors="replace")
+                # Not flock, which processes forked from this one would go on to hold.
+                fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.exists() and os.path.samestat(os.fstat(self.file.fileno()), os.stat(path)):
+                    break
+                self.file.close()  # that of a run that has just ended, and taken it away
+            self.file.truncate(0)
+            self.file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self.file.flush()
+        except OSError as e:
+            if e.errno in (errno.EACCES, errno.EAGAIN) and self.file:
+                self.file.seek(0)
+                whose = ascii(self.file.read(60).strip())[1:-1] or "unknown"
+                return f"another run writes its checkpoints there ({whose}); wait for it, or save elsewhere"
+            if self.file and e.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                sys.stderr.write(
+                    f"{NAME}: {path.parent} cannot be locked ({e.strerror}); let no other run save there\n"
+                )
+                return None
+            return e.strerror
+        for left in path.parent.glob("partial_step_*"):  # of a run that was killed as it saved
+            shutil.rmtree(left, ignore_errors=True)
+        return None
+
+    def release(self):
+        if self.file:
+            self.path.unlink(missing_ok=True)
+            self.file.close()
+            self.file = None
+            if not any(self.path.parent.iterdir()):
+                self.path.parent.rmdir()
 
 
 MOST_SEED = 2**40
 """What is made of a seed fits the generators'."""
 
 
-def newest(folder):
-    """The newest complete checkpoint in `folder` and what is in it, or None."""
-    found = sorted(p.parent for p in Path(folder).glob("step_*/complete.json"))
-    if not found:
-        return None
+def _complete(folder):
+    """The complete checkpoints in a folder, oldest first."""
+    found = (p.parent for p in Path(folder).glob("step_*/complete.json"))
+    return sorted((p for p in found if p.name[5:].isdecimal()), key=lambda p: int(p.name[5:]))
+
+
+def _sealed(record):
+    """The bytes of `complete.json`, with a checksum over all else that is in it."""
+    text = json.dumps(record, indent=1)
+    return json.dumps({**record, "sha256": hashlib.sha256(text.encode()).hexdigest()}, indent=1).encode()
+
+
+def newest(ctx, folder):
+    """The newest complete checkpoint in `folder` and what is in it, as rank 0 finds it, or None."""
+    found: list[Any] = [None, None]
+    if ctx.rank == 0:
+        paths = _complete(folder)
+        found = [*_opened(paths[-1])] if paths else found
+    dist.broadcast_object_list(found, 0, device=ctx.device)
+    if found[1]:
+        fail_alike(f"cannot load {found[0]}: its complete.json {found[1]}")
+    return found[0]
+
+
+def _opened(path):
+    """A checkpoint and what is in it, and None; if its `complete.json` is not right, itself and what is wrong."""
+    wrong = "is not one of a checkpoint"
     try:
-        record = json.loads((found[-1] / "complete.json").read_text())
-        known = all(isinstance(record[key], int) for key in ("step", "seed")) and isinstance(record["files"], dict)
-        known = known and abs(record["seed"]) <= MOST_SEED
-    except (OSError, ValueError, KeyError, TypeError):
-        known = False
-    if not known:
-        fail(f"cannot load {found[-1]}: its complete.json is not one of a checkpoint")
-    return found[-1], record
+        content = (path / "complete.json").read_bytes()
+        record = json.loads(content)
+        if not isinstance(record.pop("sha256"), str):
+            return path, wrong
+        # Byte for byte, so that a change of what means nothing is seen, too.
+        if _sealed(record) != content:
+            return path, "is corrupt"
+        known = all(type(record[key]) is int for key in ("step", "seed")) and isinstance(record["files"], dict)
+        if known and abs(record["seed"]) <= MOST_SEED and record["step"] == int(path.name[5:]):
+            return (path, record), None
+    except OSError as e:
+        wrong = f"cannot be read: {e.strerror}"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pass
+    return path, wrong
 
 
-def load(ctx, weights, moments, folder):
-    """Load the newest complete checkpoint in place; returns how many steps had been done."""
+def load(ctx, weights, moments, folder, changed=(), tables=None):
+    """
+    Load the newest complete checkpoint in place; returns how many steps had been done. The hyperparameters that are
+    `changed` may be others than those it was trained with. `tables` gets those that it holds and that it has not.
+    """
     import torch.distributed.checkpoint as dcp
 
-    found = newest(folder)
+    found = newest(ctx, folder)
     if found is None:
-        fail(f"no complete checkpoint in {folder}")
+        fail_alike(f"no complete checkpoint in {folder}")
     path, record = found
     answers = [None] * WORLD
-    dist.all_gather_object(answers, _wrong(path, record, ctx.rank))
+    dist.all_gather_object(answers, _wrong(path, record, ctx.rank, changed))
     wrong = next((answer for answer in answers if answer), None)
     if wrong:
-        fail(f"cannot load {path}: {wrong}")
+        fail_alike(f"cannot load {path}: {wrong}")
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(0), "random": torch.get_rng_state()}
-    try:
-        dcp.load(state, checkpoint_id=str(path))
-    except (Exception, dcp.CheckpointException) as e:
-        fail(f"cannot load {path}: {_reason(e)}")
+    kept = {n: torch.empty(INPUTS[n].shape, dtype=INPUTS[n].dtype) for n in TABLES if n in record.get("tables", ())}
+    state.update({f"tables.{n}": table for n, table in kept.items()})
+    wrong = _wrong_anywhere(lambda: dcp.load(state, checkpoint_id=str(path)))
+    if wrong or int(state["step"]) != record["step"]:
+        fail_alike(f"cannot load {path}: {wrong or 'its step is not that of its complete.json'}")
     torch.set_rng_state(state["random"])
+    for name, table in kept.items() if tables is not None else ():
+        tables.setdefault(name, table)
     return int(state["step"])
 
 
 def _contents():
     """What has to be the same in a program that loads a checkpoint; its plan need not be."""
     weights = {name: [list(spec.shape), str(spec.dtype)] for name, spec in WEIGHTS.items()}
-    return {"name": NAME, "optimizer": OPTIMIZER[0], "weights": weights}
+    return {"name": NAME, "optimizer": OPTIMIZER[0], "hyperparameters": OPTIMIZER[1], "weights": weights}
 
 
 def _size_and_sum(file):
@@ -140,10 +281,10 @@ def _size_and_sum(file):
     return [size, total]
 
 
-def _wrong(path, record, rank):
+def _wrong(path, record, rank, changed):
     """What is wrong with a checkpoint, or None. Every rank reads a part of the files."""
     ours, theirs = _contents(), record.get("weights")
-    if not isinstance(theirs, dict):
+    if not isinstance(theirs, dict) or not isinstance(record.get("hyperparameters"), dict):
         return "its complete.json is not one of a checkpoint"
     for name in dict.fromkeys([*ours["weights"], *theirs]):
         here, there = (one.get(name, "missing") for one in (ours["weights"], theirs))
@@ -151,6 +292,12 @@ def _wrong(path, record, rank):
             return f"it is of another model: weight {name!r} is {there} there and {here} here"
     if record.get("optimizer") != ours["optimizer"]:
         return f"it was trained with {record.get('optimizer')}, and this program has {ours['optimizer']}"
+    for name, here in ours["hyperparameters"].items():
+        there = record["hyperparameters"].get(name)
+        if there != here and name not in changed:
+            return (
+                f"it was trained with {name}={there}, and this program has {name}={here}; --changed {name} goes on so"
+            )
     for name, expected in sorted(record["files"].items())[rank::WORLD]:
         file = path / Path(name).name
         if not file.is_file() or _size_and_sum(file) != expected:
@@ -170,19 +317,24 @@ class _PlainMetadata(pickle.Unpickler):
     def find_class(self, module, name):
         if (module, name) == ("builtins", "getattr"):
             return _member
-        plain = {
-            "torch.distributed.checkpoint.metadata": (
-                "ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties TensorStorageMetadata "
-                "_MEM_FORMAT_ENCODING"
-            ),
-            "torch.distributed.checkpoint.filesystem": "_StorageInfo",
-            "torch.serialization": "_get_layout",
-            "torch": "Size " + " ".join(str(spec.dtype).removeprefix("torch.") for spec in WEIGHTS.values()),
-            "pathlib": "PosixPath WindowsPath",
-        }
-        if name not in f"{plain.get(module, '')} int64 uint8".split() or not module.startswith(("torch", "pathlib")):
+        if name not in _PLAIN.get(module, "").split():
             raise pickle.UnpicklingError(f"it names {module}.{name}, which describes no tensor")
-        return super().find_class(module, name)
+        # Not imported: there is nothing of these modules that is not there by now.
+        return getattr(sys.modules[module], name)
+
+
+_PLAIN = {
+    "torch.distributed.checkpoint.metadata": (
+        "ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties TensorStorageMetadata "
+        "_MEM_FORMAT_ENCODING"
+    ),
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.serialization": "_get_layout",
+    "torch": "Size bool uint8 int32 int64 float16 bfloat16 float32 float64",
+    "pathlib": "PosixPath WindowsPath",
+    "pathlib._local": "PosixPath WindowsPath",
+}
+"""What metadata may name, by module, which is compared as a whole."""
 
 
 def _member(kind, name):

@@ -7,21 +7,32 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.check import check
-from unity_ir.lowering.runtime.checkpoints import MOST_SEED, load, newest, save
+from unity_ir.lowering.runtime.checkpoints import MOST_SEED, Locked, load, newest, save
 from unity_ir.lowering.runtime.data import Data
+from unity_ir.lowering.runtime.files import why_not_written
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
-from unity_ir.lowering.runtime.plan import INPUTS, LOSS, NAME, WORLD, forward_backward, update
+from unity_ir.lowering.runtime.plan import (
+    IMPORTED,
+    INPUTS,
+    LOSS,
+    NAME,
+    OPTIMIZER,
+    TABLES,
+    WORLD,
+    forward_backward,
+    update,
+)
 from unity_ir.lowering.runtime.profile import Profile
-from unity_ir.lowering.runtime.ranks import build, fail, fail_alike
+from unity_ir.lowering.runtime.ranks import Context, build, fail, fail_alike, lost
 from unity_ir.lowering.runtime.watch import guard
-from unity_ir.lowering.runtime.weights import read_weights, write_weights
+from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_weights
 
 # --- copied into the program from here on ---
 
@@ -47,11 +58,13 @@ def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
 def train(ctx, options, data, seed, folder):
     """All the steps; those a checkpoint in `folder` has are done."""
     weights = init_weights(ctx, seed)
-    if options.weights:
-        read_weights(ctx, weights, options.weights)
     moments = init_moments(weights)
-    first = load(ctx, weights, moments, folder) if folder else 0
+    with ctx.unlimited():
+        if options.weights:
+            read_weights(ctx, weights, options.weights)
+        first = load(ctx, weights, moments, folder, options.changed, data.tables) if folder else 0
     for t in range(first, options.steps):
+        ctx.moved()
         is_last = t + 1 == options.steps
 
         def report(batch, loss, t=t):
@@ -61,20 +74,24 @@ def train(ctx, options, data, seed, folder):
                 print(f"step {t + 1} loss {float(loss):.6f}", flush=True)
 
         batch = data.batch(t)
+        ctx.moved()
         profile = Profile(ctx) if options.profile and is_last else None
         step(ctx, weights, moments, batch, t, report, profile)
         if profile:
-            profile.write(options.profile)
+            with ctx.unlimited():
+                profile.write(options.profile)
         if options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0)):
-            save(ctx, weights, moments, t + 1, options.save, seed)
+            with ctx.unlimited():
+                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables)
     if options.weights_out:
-        write_weights(ctx, weights, options.weights_out)
+        with ctx.unlimited():
+            write_weights(ctx, weights, options.weights_out, data.tables)
 
 
 # --- the command line
 
 
-ONLY_TRAINING = ("save", "save_every", "load", "weights", "weights_out", "profile", "check_nan")
+ONLY_TRAINING = ("save", "save_every", "keep", "load", "changed", "weights_out", "profile", "check_nan")
 """Options that a check of the program has no use for."""
 
 
@@ -95,10 +112,31 @@ def arguments():
     add("--check", action="store_true", help="compare with plain PyTorch instead of training")
     add("--save", metavar="DIR", help="write checkpoints to DIR; torchrun --max-restarts goes on from there")
     add("--save-every", type=int, default=0, metavar="N", help="every N steps, beside the last")
+    add("--keep", type=int, default=0, metavar="N", help="keep the N newest checkpoints of --save; all if left out")
     add("--load", metavar="DIR", help="go on from the newest complete checkpoint in DIR")
+    add(
+        "--changed",
+        metavar="NAME[,NAME..]",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        help=f"hyperparameters that may differ from the checkpoint's: of {', '.join(OPTIMIZER[1])}",
+    )
     add("--weights", metavar="FILE.safetensors", help="start from these weights, by full name")
+    add(
+        "--random-weights",
+        action="store_true",
+        help="of an imported model: start from initial weights, not from its own",
+    )
+    add("--tables", metavar="FILE.safetensors", help="tables of an imported model, where --weights does not hold them")
     add("--weights-out", metavar="FILE.safetensors", help="write the weights after the last step")
     add("--profile", metavar="FILE.json", help="write what the last step did when, for Perfetto")
+    add(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="end the run, and name the rank, when one does not answer or come further for so long (default 600)",
+    )
     add("--deterministic", action="store_true", help="the same bits in every run on the same devices")
     add("--check-nan", action="store_true", help="look at every result of every step, not only at the loss")
     options = parser.parse_args()
@@ -107,6 +145,16 @@ def arguments():
     trains = [f"--{n.replace('_', '-')}" for n in ONLY_TRAINING if options.check and getattr(options, n)]
     if trains:
         parser.error(f"--check trains nothing; leave out {', '.join(trains)}")
+    empty = [n for n, value in vars(options).items() if value == ""]
+    if empty:
+        parser.error(f"--{empty[0].replace('_', '-')} is empty; leave it out")
+    if not 1 <= options.timeout <= 10**7:
+        parser.error("--timeout is a number of seconds, at least 1")
+    if options.keep < 0 or (options.keep and not options.save):
+        parser.error("--keep counts checkpoints of --save, which has to be given")
+    unknown = [n for n in options.changed if n not in OPTIMIZER[1]]
+    if unknown:
+        parser.error(f"--changed {unknown[0]}: {OPTIMIZER[0]} has {', '.join(OPTIMIZER[1])}")
     if options.weights and options.load:
         parser.error("--weights starts from step 0, and --load goes on; one of them")
     if abs(options.seed or 0) > MOST_SEED:
@@ -122,14 +170,14 @@ def deterministic():
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def goes_on_from(options):
+def goes_on_from(ctx, options):
     """The folder of the checkpoint to start with, or None. When torchrun has started again, it is that of --save."""
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    there = newest(options.save) if options.save else None
+    there = newest(ctx, options.save) if options.save else None
     if again and there:
         return options.save
     if there and not (options.load and Path(options.load).resolve() == Path(options.save).resolve()):
-        fail(f"{options.save} holds checkpoints of another run; go on from them with --load, or save elsewhere")
+        fail_alike(f"{options.save} holds checkpoints of another run; go on from them with --load, or save elsewhere")
     return options.load
 
 
@@ -145,47 +193,63 @@ def check_writable(ctx, options):
         fail_alike(said[0])
 
 
-def why_not_written(path, folder):
-    """What is wrong with a file to write, or with a folder of files, that need not be there; None if nothing."""
-    try:
-        if path.is_dir() and not folder:
-            return f"cannot write {path}: it is a folder"
-        parent = path if folder else path.parent
-        while folder and not parent.exists():
-            parent = parent.parent
-        with tempfile.TemporaryFile(dir=parent):
-            return None
-    except OSError as e:
-        return f"cannot write {path}: {e.strerror}"
-
-
 def main():
     """Train, or check."""
     options = arguments()
     torch.set_num_threads(1)
     if options.deterministic:
         deterministic()
-    ctx = build(options.backend or ("nccl" if torch.cuda.is_available() else "gloo"))
-    folder = goes_on_from(options)
-    found = newest(folder) if folder else None
+    locked = None
+    try:
+        ctx = build(options.backend or ("nccl" if torch.cuda.is_available() else "gloo"), options.timeout)
+        ctx.moved()
+        check_writable(ctx, options)
+        locked = Locked(ctx, options.save) if options.save else None
+        run(ctx, options)
+        if ctx.watchdog:
+            dist.barrier()  # before the store may go with rank 0
+    except RuntimeError as e:
+        if not lost(e):
+            raise
+        time.sleep(1)  # the rank that has ended, or the watchdog, may say more
+        fail(f"another rank has ended: {str(e).strip().splitlines()[-1]}")
+    finally:
+        if Context.watchdog:
+            Context.watchdog.stop()
+        if locked:
+            locked.release()
+    dist.destroy_process_group()
+
+
+def run(ctx, options):
+    """What the options say, on ranks that have joined."""
+    folder = goes_on_from(ctx, options)
+    found = newest(ctx, folder) if folder else None
     seed = found[1]["seed"] if found else options.seed or 0
     if options.seed not in (None, seed):
-        fail(f"the run in {folder} has seed {seed}, not {options.seed}; leave --seed out")
+        fail_alike(f"the run in {folder} has seed {seed}, not {options.seed}; leave --seed out")
     if found and found[1]["step"] > options.steps:
         fail_alike(f"the run in {folder} has done {found[1]['step']} steps, more than the {options.steps} of --steps")
     torch.manual_seed(seed)
-    check_writable(ctx, options)
-    data = Data(options.data, seed)
-    if options.check:
-        wrong = check(ctx, options.steps, seed, data)
-        if ctx.rank == 0:
-            print(
-                "\n".join(wrong) or f"check passed: {options.steps} steps, loss, gradients and weights equal PyTorch's"
-            )
+    if IMPORTED and not (options.check or folder or options.weights or options.random_weights):
+        fail_alike(
+            "this model was imported with weights: start from them by --weights FILE, as unity-opt --from-torch=.. "
+            "--weights-out=FILE writes it, or from others by --random-weights"
+        )
+    with ctx.unlimited():
+        file = options.tables or options.weights
+        tables = read_tables(file) if file and TABLES else {}
+        data = Data(options.data, seed, None if options.check and not tables else tables)
+    if not options.check:
+        return train(ctx, options, data, seed, folder)
+    notes: list[str] = []
+    wrong = check(ctx, options.steps, seed, data, options.weights, notes)
+    if ctx.rank == 0:
+        print("\n".join(wrong) or f"check passed: {options.steps} steps, loss, gradients and weights equal PyTorch's")
+        print("".join(f"note: {note}\n" for note in notes), end="")
+    if wrong:
         dist.destroy_process_group()
-        sys.exit(1 if wrong else 0)
-    train(ctx, options, data, seed, folder)
-    dist.destroy_process_group()
+        sys.exit(1)
 
 
 if __name__ == "__main__":

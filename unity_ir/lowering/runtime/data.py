@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from unity_ir.lowering.runtime.plan import INPUTS
+from unity_ir.lowering.runtime.plan import INPUTS, TABLES
 from unity_ir.lowering.runtime.ranks import fail
 from unity_ir.lowering.runtime.weights import read_safetensors
 
@@ -20,19 +20,29 @@ from unity_ir.lowering.runtime.weights import read_safetensors
 # --- data: whole batches by step number, the same on every rank
 
 
+ROWS = [name for name in INPUTS if name not in TABLES]
+"""Inputs of which every batch has other rows."""
+
+
 class Data:
     """
     Rows of the arrays of an .npz or .safetensors file, shuffled anew every epoch; what `function(step)` of
     "module:function" returns, arrays by input name; or random numbers. What a batch is depends on the step and the seed
-    alone, so that a run that goes on needs to know no more.
+    alone, so that a run that goes on needs to know no more. `tables`, inputs that are the same in every step, come from
+    elsewhere, or whole from the same file or function.
     """
 
-    def __init__(self, source=None, seed=0):
-        self.source, self.seed, self.arrays, self.function = source, seed, None, None
+    def __init__(self, source=None, seed=0, tables=None):
+        # Given none they are random, too, which is enough for a check.
+        self.tables = None if tables is None else {n: _table("the file of weights", n, t) for n, t in tables.items()}
+        self.source, self.seed, self.function = source, seed, None
+        self.arrays: dict = {}
         if source and not os.path.exists(source) and ":" in str(source):
             self.function = self._function(str(source))
         elif source:
             self.arrays = self._read(source)
+            for name in [n for n in TABLES if n in self.arrays]:
+                self.tables = {**(self.tables or {}), name: _table(source, name, self.arrays.pop(name))}
 
     @staticmethod
     def _function(source):
@@ -49,51 +59,77 @@ class Data:
     def _read(path):
         """The arrays of the inputs. A file that could only train something else than it says is refused."""
         if str(path).endswith(".safetensors"):
-            arrays = read_safetensors(path, INPUTS, "input")
+            from safetensors import safe_open
+
+            try:
+                with safe_open(path, "pt") as file:
+                    there = set(file.keys())
+            except Exception as e:
+                fail(f"cannot read {path}: {e}")
+            wanted = [n for n in INPUTS if n not in TABLES or n in there]
+            arrays = read_safetensors(path, wanted, "input")
         else:
             import numpy
 
             try:
                 with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as loaded:
-                    arrays = {name: torch.from_numpy(loaded[name]) for name in INPUTS}
+                    wanted = [n for n in INPUTS if n not in TABLES or n in loaded]
+                    arrays = {name: torch.from_numpy(loaded[name]) for name in wanted}
             except Exception as e:  # numpy, zip and torch have many ways to say what is wrong with a file
-                fail(f"cannot read {', '.join(INPUTS)} from {path}: {e}")
-        for name, spec in INPUTS.items():
-            array = arrays[name]
+                fail(f"cannot read {', '.join(ROWS)} from {path}: {e}")
+        for name in ROWS:
+            array, spec = arrays[name], INPUTS[name]
             if not (array.dim() == len(spec.shape) > 0 and len(array) >= spec.shape[0]):
                 fail(f"{path}: {name} is {list(array.shape)}; a batch is {list(spec.shape)}")
             arrays[name] = _converted(path, name, array, (len(array), *spec.shape[1:]), spec)
-        if len({len(a) for a in arrays.values()}) != 1 or len({s.shape[0] for s in INPUTS.values()}) != 1:
-            fail(f"{path}: {', '.join(INPUTS)} must have as many rows as each other, in the file and in a batch")
+        if len({len(arrays[n]) for n in ROWS}) != 1 or len({INPUTS[n].shape[0] for n in ROWS}) != 1:
+            fail(f"{path}: {', '.join(ROWS)} must have as many rows as each other, in the file and in a batch")
         return arrays
 
     def batch(self, t):
-        """The whole batch of step `t`."""
+        """The whole batch of step `t`, with the tables."""
+        made = self._rows(t)
+        found = {**(self.tables or {}), **made}
+        missing = [name for name in INPUTS if name not in found]
+        if missing:
+            fail(
+                f"input {missing[0]!r} is a table of the model, which comes with its weights: give --weights or "
+                "--tables FILE, as unity-opt --from-torch=.. --weights-out=FILE writes it"
+            )
+        return {name: found[name] for name in INPUTS}
+
+    def _rows(self, t):
+        """The inputs of a step that are no tables, or, if these are random or the function makes them, all."""
         if self.function is not None:
             return self._called(t)
-        if self.arrays is None:
+        if not self.arrays:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + t)
-            return {name: self._random(spec, generator) for name, spec in INPUTS.items()}
-        rows = len(next(iter(self.arrays.values())))
-        size = next(iter(INPUTS.values())).shape[0]
+            wanted = ROWS if self.tables is not None else INPUTS
+            return {name: self._random(INPUTS[name], generator) for name in wanted}
+        rows = len(self.arrays[ROWS[0]])
+        size = INPUTS[ROWS[0]].shape[0]
         epoch, within = divmod(t, rows // size)
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
         take = order[within * size : (within + 1) * size]
-        return {name: self.arrays[name][take] for name in INPUTS}
+        return {name: self.arrays[name][take] for name in ROWS}
 
     def _called(self, t):
         try:
             found = self.function(t)
-            arrays = {name: torch.as_tensor(found[name]) for name in INPUTS}
+            arrays = {n: torch.as_tensor(found[n]) for n in INPUTS if n not in TABLES or n in found}
         except (Exception, SystemExit) as e:
-            fail(f"{self.source}({t}): {type(e).__name__}: {e}; it must return arrays by name: {', '.join(INPUTS)}")
-        return {n: _converted(f"{self.source}({t})", n, arrays[n], s.shape, s) for n, s in INPUTS.items()}
+            fail(f"{self.source}({t}): {type(e).__name__}: {e}; it must return arrays by name: {', '.join(ROWS)}")
+        return {n: _converted(f"{self.source}({t})", n, a, INPUTS[n].shape, INPUTS[n]) for n, a in arrays.items()}
 
     @staticmethod
     def _random(spec, generator):
         if not spec.dtype.is_floating_point:
             return torch.randint(0, spec.below or 2, spec.shape, generator=generator, dtype=spec.dtype)
         return torch.randn(spec.shape, generator=generator, dtype=torch.float32).to(spec.dtype)
+
+
+def _table(source, name, array):
+    return _converted(source, name, array, INPUTS[name].shape, INPUTS[name])
 
 
 def _converted(source, name, array, shape, spec):

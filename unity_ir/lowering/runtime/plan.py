@@ -24,6 +24,9 @@ GROUPS: tuple[tuple[int, ...], ...] = ()
 INPUTS: dict[str, Spec] = {}
 WEIGHTS: dict[str, Spec] = {}
 LOSS = Spec((), torch.float32, ())
+IMPORTED = False
+TABLES: tuple[str, ...] = ()
+NAMES: dict[str, str] = {}
 COARSEST = torch.float32
 OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
 

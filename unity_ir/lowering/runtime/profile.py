@@ -5,16 +5,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.collectives import Pending
+from unity_ir.lowering.runtime.files import write_file
 from unity_ir.lowering.runtime.plan import LINKS, NAME, WORLD
-from unity_ir.lowering.runtime.ranks import fail
 from unity_ir.lowering.runtime.watch import lines_of, watched
 
 # --- copied into the program from here on ---
@@ -129,14 +129,8 @@ class Profile:
         events = [event for rank, found in enumerate(everyone) for event in self._events(rank, *found)]
         text = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
         title = json.dumps(f"{NAME}, measured")
-        try:
-            with open(f"{path}.partial", "w") as file:
-                file.write(f'{{"displayTimeUnit":"ms","otherData":{{"title":{title}}},"traceEvents":[\n{text}\n]}}\n')
-            os.replace(f"{path}.partial", path)
-        except OSError as e:
-            if os.path.exists(f"{path}.partial"):
-                os.unlink(f"{path}.partial")
-            fail(f"cannot write {path}: {e}")
+        whole = f'{{"displayTimeUnit":"ms","otherData":{{"title":{title}}},"traceEvents":[\n{text}\n]}}\n'
+        write_file(path, lambda partial: Path(partial).write_text(whole))
 
     def _events(self, rank, spans, counts):
         yield {"ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": f"device {rank}"}}

@@ -1,4 +1,4 @@
-# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 """Ranks and their groups."""
 
 from __future__ import annotations
@@ -7,18 +7,27 @@ import math
 import os
 import sys
 import time
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.plan import GROUPS, MESH, NAME, WORLD
+from unity_ir.lowering.runtime.watchdog import Watchdog
 
 # --- copied into the program from here on ---
 
 
+FOREVER = timedelta(days=7)
+"""How long a group waits where the watchdog says how long."""
+
+
 def fail(message):
-    """End with one line, written at once, so that those of several ranks do not mix."""
-    sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
+    """End with one line, written at once so that those of ranks do not mix; of those that are watched one says why."""
+    if Context.watchdog is None or Context.watchdog.first():
+        sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
     if dist.is_initialized():
         dist.destroy_process_group()  # or its threads may abort the process
     sys.exit(1)
@@ -41,6 +50,8 @@ def fail_alike(message):
 class Context:
     """This rank: its device, its place in the mesh, and the groups it is in."""
 
+    watchdog = None  # of this process, if there are others and it has joined them itself
+
     def __init__(self, backend: str):
         self.rank = dist.get_rank()
         self.device = torch.device("cpu")
@@ -62,7 +73,7 @@ class Context:
             found.setdefault(tuple(c for i, c in enumerate(place) if i not in axes), []).append(rank)
         mine = None
         for ranks in found.values():
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, timeout=FOREVER if self.watchdog else None)
             if self.rank in ranks:
                 mine = group
         return mine
@@ -74,13 +85,25 @@ class Context:
             position = position * MESH[axis] + self.place[axis]
         return position
 
+    def moved(self):
+        """This rank has come further, as far as the others can be waited for."""
+        if self.watchdog:
+            self.watchdog.moved()
+
+    def unlimited(self):
+        """Within this, files are read or written, for which there is no limit of time."""
+        return self.watchdog.unlimited() if self.watchdog else nullcontext()
+
     def at(self, pins) -> bool:
         """Whether this rank is where pinned axes are: pairs of an axis and a coordinate."""
         return all(self.place[axis] == coordinate for axis, coordinate in pins)
 
 
-def build(backend: str) -> Context:
-    """Join the other ranks; the world must be the plan's."""
+def build(backend: str, seconds: float | None = None) -> Context:
+    """
+    Join the other ranks; the world must be the plan's. Of several that join here each is watched: one that hangs for
+    so many seconds ends the run.
+    """
     if not dist.is_initialized():
         if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
             fail("nccl needs GPUs, and PyTorch for them; --backend gloo runs on CPUs")
@@ -94,11 +117,23 @@ def build(backend: str) -> Context:
             )  # fmt: skip
         if "RANK" not in os.environ:
             os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
-        store, rank, world = next(dist.rendezvous("env://"))
+        limit: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
+        try:
+            store, rank, world = next(dist.rendezvous("env://", **limit))
+        except (RuntimeError, ValueError) as e:
+            fail(f"the ranks cannot meet: {(str(e).strip().splitlines() or ['no reason given'])[0]}")
         # After a restart torchrun's store may still hold where the ranks were that have gone.
         store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+        if seconds is not None and world == WORLD > 1:
+            Context.watchdog = Watchdog(store, rank, seconds)
+            limit = {"timeout": FOREVER}
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, **limit)
     if dist.get_world_size() != WORLD:
         said = f"this plan is for {WORLD} ranks, not {dist.get_world_size()}; run torchrun --nproc-per-node {WORLD}"
         fail_alike(said)
     return Context(backend)
+
+
+def lost(error) -> bool:
+    """Whether an error is that of a connection to another rank, which has ended."""
+    return isinstance(error, getattr(dist, "DistError", ())) or "gloo/" in str(error)

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import torch
 
+from unity_ir.lowering.runtime.files import write_file
 from unity_ir.lowering.runtime.pieces import piece, whole
-from unity_ir.lowering.runtime.plan import WEIGHTS
+from unity_ir.lowering.runtime.plan import NAMES, TABLES, WEIGHTS
 from unity_ir.lowering.runtime.ranks import fail
 
 # --- copied into the program from here on ---
@@ -23,12 +23,35 @@ def read_safetensors(path, names, what):
         from safetensors import safe_open
 
         with safe_open(path, "pt") as file:
-            missing = [name for name in names if name not in file.keys()]
+            there = set(file.keys())
+            called = {name: [n for n in (name, *_other_names(name)) if n in there] for name in names}
+            missing = [name for name in names if not called[name]]
             if not missing:
-                return {name: file.get_tensor(name) for name in names}
+                found = {name: [file.get_tensor(n) for n in own] for name, own in called.items()}
+                apart = [n for n, own in found.items() if any(not torch.equal(own[0], other) for other in own[1:])]
+                if not apart:
+                    return {name: own[0] for name, own in found.items()}
+                fail(f"{path}: {' and '.join(called[apart[0]])} are one {what} here, but differ there")
     except Exception as e:  # that of the library is no class of its own
         fail(f"cannot read {path}: {e}")
     fail(f"{path}: it has no {what} {missing[0]!r}")
+
+
+def _other_names(name):
+    return [other for other, of in NAMES.items() if of == name != other]
+
+
+def read_tables(path):
+    """The tables that a file has."""
+    try:
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            there = set(file.keys())
+    except Exception as e:
+        fail(f"cannot read {path}: {e}")
+    names = [name for name in TABLES if {name, *_other_names(name)} & there]
+    return read_safetensors(path, names, "table")
 
 
 def read_weights(ctx, weights, path):
@@ -41,19 +64,22 @@ def read_weights(ctx, weights, path):
             weights[name].copy_(piece(ctx, found.to(spec.dtype), spec))
 
 
-def write_weights(ctx, weights, path):
-    """Write all weights whole; the file is complete once it has its name."""
-    found = {}
+def write_weights(ctx, weights, path, tables=()):
+    """
+    Write all weights whole, and what else of the model's state there is, by all of their names, so that PyTorch loads
+    it strictly; the file is complete once it has its name.
+    """
+    found = {name: tables[name].cpu().contiguous().clone() for name in tables if NAMES.get(name) == name}
     for name, spec in WEIGHTS.items():
         value, _ = whole(ctx, weights.get(name), spec)
         if ctx.rank == 0:
             found[name] = value.cpu().contiguous().clone()
+    found.update({name: found[of].clone() for name, of in NAMES.items() if of in found and name != of})
     if ctx.rank == 0:
-        try:
+
+        def save(partial):
             from safetensors.torch import save_file
 
-            save_file(found, f"{path}.partial")
-            os.replace(f"{path}.partial", path)
-        except Exception as e:
-            Path(f"{path}.partial").unlink(missing_ok=True)
-            fail(f"cannot write {path}: {e}")
+            save_file(found, partial)
+
+        write_file(path, save)

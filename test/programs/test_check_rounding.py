@@ -1,0 +1,42 @@
+"""`--check` in float32 tells rounding from errors, where a step makes much of rounding: batch norms over few values."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from ranks import Ranks, check
+from zoo_plans import program, sized
+
+from unity_ir.models import build
+from unity_ir.pcg.graph import Optimizer
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    name, keys = sized("inception_v3")
+    return program(build(name, **keys), "data-parallel", 2, Optimizer("sgd", 0.01))
+
+
+def scaled(text: str, number: int, by: float) -> str:
+    """The program with one gradient too large."""
+    start = text.rindex("    return ", 0, text.index("def update("))
+    found = list(re.finditer(r"'([^']+)': \w+", text[start : text.index("\n", start)]))[number]
+    at = start + found.end()
+    return f"{text[:at]} * {by}{text[at:]}"
+
+
+def test_rounding_is_not_called_an_error(ranks: Ranks, text: str):
+    assert ranks.run(text, 2, check) == [[]] * 2
+
+
+def test_float64_is_what_tells(ranks: Ranks, text: str):
+    """Without it the same step is called wrong, as its gradients are off by more than PyTorch's."""
+    assert ranks.run(text.replace("ROUNDING = 4", "ROUNDING = 0"), 2, check, 1) == [[]] * 2
+    strict = text.replace("ROUNDING = 4", "ROUNDING = 0").replace("IN_DOUBLE = True", "IN_DOUBLE = False")
+    assert any("gradient of" in line for line in ranks.run(strict, 2, check, 1)[0])
+
+
+@pytest.mark.parametrize("number", [0, 40, 140, -1])
+def test_errors_are_told_all_the_same(ranks: Ranks, text: str, number: int):
+    assert ranks.run(scaled(text, number, 1.01), 2, check, 1)[0]

@@ -1,0 +1,125 @@
+"""A rank that hangs ends the run within its limit of time, in one line that names it, with exit code 1."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from models import mlp
+from test_programs import program
+
+SECONDS = 8
+DATA = """
+import os, time, torch
+def batch(step):
+    if step == 3 and os.environ["RANK"] == "1":
+        while True:
+            time.sleep(0.01)
+    return {"x": torch.ones(24, 16), "labels": torch.zeros(24, dtype=int)}
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("program") / "train.py"
+    found.write_text(program(mlp(), "ideal:2", "data-parallel", kernels="torch"))
+    (found.parent / "endless.py").write_text(DATA)
+    return found
+
+
+def ranks(path: Path, *options: str) -> list[subprocess.Popen[str]]:
+    """Two ranks, as another launcher than torchrun starts them: rank 0 keeps the store."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(path), "--backend", "gloo", "--timeout", str(SECONDS), *options]
+    return [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **settings, "RANK": str(rank)},
+            cwd=path.parent,
+        )
+        for rank in range(2)
+    ]
+
+
+def ended(
+    path: Path, disturb: Callable[[list[subprocess.Popen[str]]], None], *options: str, last: int = 0
+) -> tuple[list[int], str]:
+    """
+    Exit codes, and what is written to stderr, of ranks disturbed after the first step. Once rank `last` has ended, the
+    other has a few seconds.
+    """
+    processes = ranks(path, *options)
+    try:
+        assert processes[0].stdout
+        line = processes[0].stdout.readline()
+        disturb(processes)
+        written = processes[last].communicate(timeout=30 * SECONDS)[1]
+        with suppress(subprocess.TimeoutExpired):
+            processes[1 - last].wait(timeout=5)
+        codes = [process.poll() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+        rest = [process.communicate()[1] for process in processes]
+    assert line.startswith("step 1 "), rest
+    return [code if code is not None else 0 for code in codes], written + rest[1 - last]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_ends_the_run(path: Path, rank: int):
+    processes: list[subprocess.Popen[str]] = []
+
+    def stop(found: list[subprocess.Popen[str]]) -> None:
+        processes.extend(found)
+        found[rank].send_signal(signal.SIGSTOP)
+
+    started = time.monotonic()
+    codes, written = ended(path, stop, "--steps", "1000000", last=1 - rank)
+    assert time.monotonic() - started < 10 * SECONDS
+    assert codes[1 - rank] == 1
+    if rank == 0:
+        pattern = r"mlp: rank 0, which keeps the ranks' store, has not answered for \d+ s; .*\n"
+    else:
+        pattern = rf"mlp: rank 1 \(process {processes[1].pid} on .*\) has not answered for \d+ s; --timeout sets .*\n"
+        # Killed, as torchrun would do only half a minute later.
+        assert codes[rank] == -signal.SIGKILL
+    assert re.fullmatch(pattern, written), written
+
+
+def test_a_rank_in_an_endless_loop_is_named(path: Path):
+    codes, written = ended(path, lambda _: None, "--steps", "10", "--data", "endless:batch")
+    assert codes == [1, 1]
+    assert re.fullmatch(r"mlp: rank 1 \(process \d+ on .*\) has come no further for \d+ s; .*\n", written), written
+
+
+def test_a_killed_rank_ends_the_run_in_one_line(path: Path):
+    codes, written = ended(path, lambda found: found[1].kill(), "--steps", "1000000")
+    assert codes == [1, -signal.SIGKILL]
+    assert re.fullmatch(r"mlp: another rank has ended: .*\n", written), written
+
+
+def test_a_pause_shorter_than_the_limit_changes_nothing(path: Path):
+    def pause(found: list[subprocess.Popen[str]]) -> None:
+        for process in found:
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        for process in found:
+            process.send_signal(signal.SIGCONT)
+
+    codes, written = ended(path, pause, "--steps", "300")
+    assert (codes, written) == ([0, 0], "")

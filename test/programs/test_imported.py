@@ -1,0 +1,160 @@
+"""Programs of imported models: tables come once, from the file of weights; tied weights have all of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ranks import Ranks, check, refused, run_main
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from unity_ir.frontends.torch.imported import Imported, from_torch
+from unity_ir.lowering.program import emit
+from unity_ir.lowering.spmd import lower
+from unity_ir.machine import load
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Optimizer
+from unity_ir.search import run
+
+
+class Model(nn.Module):
+    """Rotary positions, a constant; a frozen layer; a head tied to the table of embeddings."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.inner, self.frozen = nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("angles", torch.tensor([0.5, 2.0]), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        turned = torch.outer(torch.arange(3.0), self.angles)
+        h = x * torch.cat([turned.cos(), turned.sin()], 1)
+        return self.head(torch.tanh(self.frozen(self.inner(h))))
+
+
+def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@pytest.fixture(scope="module")
+def module() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+@pytest.fixture(scope="module")
+def imported(module: Model) -> Imported:
+    ids = torch.zeros(4, 3, dtype=torch.int64)
+    return from_torch(module, (ids, ids), loss)
+
+
+@pytest.fixture(scope="module")
+def text(imported: Imported) -> str:
+    on, sgd = load("box:1"), Optimizer("sgd", 0.1)
+    step = fuse_collectives(differentiate(run(imported.graph, on, "data-parallel").graph, sgd, on.mesh))
+    return emit(lower(step, on), imported.graph, kernels="torch", origin=imported.origin).text
+
+
+@pytest.fixture(scope="module")
+def files(imported: Imported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    imported.save(folder / "w.safetensors")
+    random = np.random.default_rng(0)
+    np.savez(folder / "d.npz", ids=random.integers(0, 8, (12, 3)), labels=random.integers(0, 8, (12, 3)))
+    (folder / "rows.py").write_text(
+        "import numpy, pathlib\n"
+        "def batch(step):\n"
+        "    rows = numpy.load(pathlib.Path(__file__).with_name('d.npz'))\n"
+        "    return {n: rows[n][4 * step : 4 * step + 4] for n in ('ids', 'labels')}\n"
+    )
+    return folder
+
+
+Main = Callable[..., list[str]]
+
+
+@pytest.fixture
+def main(ranks: Ranks, text: str, files: Path) -> Main:
+    return lambda *options: ranks.run(text, 1, run_main, list(options), {}, str(files))[0]
+
+
+@pytest.fixture
+def refusal(ranks: Ranks, text: str) -> Callable[..., str]:
+    def said(*options: str) -> str:
+        ((code, written),) = ranks.run(text, 1, refused, list(options), {})
+        assert (code, written.count("\n")) == (1, 1)
+        return written
+
+    return said
+
+
+def test_what_is_a_table_and_what_is_tied_is_known(imported: Imported, text: str):
+    tables = [name for name in imported.tables if "frozen" not in name]
+    assert len(tables) == 1
+    assert imported.origin.tables == tuple(imported.tables)
+    kept = {name: name for name in ("frozen.weight", "frozen.bias")}
+    assert imported.names == {"head.weight": "table.weight", **kept}
+    assert "IMPORTED = True" in text
+
+
+def test_tables_come_from_the_weights_whatever_the_data_are(
+    main: Main, files: Path, module: Model, ranks: Ranks, text: str
+):
+    weights = ("--weights", str(files / "w.safetensors"), "--steps", "1")
+    (line,) = main(*weights, "--data", "rows:batch")
+    with np.load(files / "d.npz") as rows:
+        batch = {n: torch.tensor(rows[n][:4]) for n in ("ids", "labels")}
+    assert float(line.split()[-1]) == pytest.approx(loss(module(batch["ids"]), batch["labels"]).item(), abs=2e-6)
+    assert main(*weights, "--data", str(files / "d.npz"))
+    assert main(*weights)
+    assert ranks.run(text, 1, check) == [[]]
+    assert main("--check", *weights)[-1].startswith("check passed")
+
+
+def test_tables_may_be_in_the_data_once(main: Main, files: Path, imported: Imported, tmp_path: Path):
+    with np.load(files / "d.npz") as rows:
+        np.savez(tmp_path / "d.npz", **rows, **{n: t.numpy() for n, t in imported.tables.items()})
+    found = main("--random-weights", "--data", str(tmp_path / "d.npz"), "--steps", "1")
+    (tables := tmp_path / "t.safetensors").write_bytes((files / "w.safetensors").read_bytes())
+    assert found == main("--random-weights", "--tables", str(tables), "--data", str(files / "d.npz"), "--steps", "1")
+
+
+def test_what_was_forgotten_is_said(refusal: Callable[..., str], files: Path):
+    assert "was imported with weights: start from them by --weights FILE" in refusal("--steps", "1")
+    said = refusal("--steps", "1", "--random-weights", "--data", str(files / "d.npz"))
+    assert "is a table of the model, which comes with its weights" in said
+
+
+def test_trained_weights_load_strictly_and_go_on(main: Main, files: Path, tmp_path: Path, imported: Imported):
+    out = tmp_path / "out.safetensors"
+    data = ("--data", str(files / "d.npz"))
+    whole = main("--weights", str(files / "w.safetensors"), *data, "--steps", "4", "--weights-out", str(out))
+    found = load_file(out)
+    model = Model()
+    model.load_state_dict(found)
+    assert torch.equal(model.head.weight, found["table.weight"])
+    assert torch.equal(model.frozen.weight, imported.tables["frozen.weight"])
+    # Checkpoints hold the tables, so that a run goes on by itself.
+    folder = str(tmp_path / "c")
+    main("--weights", str(files / "w.safetensors"), *data, "--steps", "2", "--save", folder)
+    assert main("--load", folder, *data, "--steps", "4") == whole[2:]
+    # Trained weights, and the tables that are no part of the model's state.
+    assert main("--weights", str(out), "--tables", str(files / "w.safetensors"), *data, "--steps", "1")
+
+
+def test_tied_weights_that_differ_are_refused(refusal: Callable[..., str], main: Main, files: Path, tmp_path: Path):
+    path = tmp_path / "w.safetensors"
+    found = load_file(files / "w.safetensors")
+    assert torch.equal(found["head.weight"], found["table.weight"])
+    save_file({**found, "head.weight": found["head.weight"] + 1}, path)
+    assert "table.weight and head.weight are one weight here, but differ there" in refusal("--weights", str(path))
+    # Either name is enough.
+    save_file({n: t for n, t in found.items() if n != "table.weight"}, path)
+    assert main("--weights", str(path), "--steps", "1")

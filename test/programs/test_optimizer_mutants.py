@@ -1,0 +1,31 @@
+"""`--check` with its default settings tells every wrong constant and term of an optimizer's arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+from optimizer_mutants import mutants
+from ranks import Ranks, checked_each
+
+from unity_ir.lowering.program import emit
+from unity_ir.lowering.spmd import lower
+from unity_ir.machine import load
+from unity_ir.models import build
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.graph import Optimizer
+from unity_ir.search import run
+
+SETTINGS = [Optimizer("sgd", 0.1), Optimizer("adam", 1e-3), Optimizer("adamw", 1e-3), Optimizer("adamw", 1e-5)]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize("optimizer", SETTINGS, ids=lambda o: f"{o.name}-{o.lr}")
+def test_every_mutant_is_told(ranks: Ranks, optimizer: Optimizer, kernels: str):
+    graph, on = build("mlp", batch=2, hidden=4, classes=4, layers=1), load("box:1")
+    step = differentiate(run(graph, on, "data-parallel").graph, optimizer, on.mesh)
+    text = emit(lower(step, on), graph, "torch", kernels=kernels).text
+    wrong = mutants(text)
+    assert len(wrong) >= (6 if optimizer.name == "sgd" else 50)
+    found = ranks.run(text, 1, checked_each, [mutant for _, mutant in wrong])[0]
+    assert found[0] == []
+    survivors = [what for (what, _), lines in zip(wrong, found[1:], strict=True) if not lines]
+    assert not survivors

@@ -1,0 +1,61 @@
+# pyright: basic, reportPrivateImportUsage=false
+"""Files that a program writes: whole or not at all, and never in the place of a device."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from unity_ir.lowering.runtime.ranks import fail
+
+# --- copied into the program from here on ---
+
+
+# --- files: whole or not at all
+
+
+def write_file(path, write):
+    """
+    Call `write` with the path of a file to make, then give that file the name `path`. A link is followed, an existing
+    file keeps its mode, a new one gets that of the umask; what is no file, as a pipe or a device, is written into.
+    """
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            with tempfile.TemporaryDirectory() as folder:
+                write(f"{folder}/file")
+                with open(f"{folder}/file", "rb") as content, open(path, "wb") as out:
+                    shutil.copyfileobj(content, out)
+            return
+        real = os.path.realpath(path)
+        partial = f"{real}.{secrets.token_hex(4)}.partial"
+        try:
+            # Made here, as the library that writes it may not look at the umask.
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            mode = stat.S_IMODE(os.stat(real if os.path.exists(real) else partial).st_mode)
+            write(partial)
+            os.chmod(partial, mode)
+            os.replace(partial, real)
+        finally:
+            Path(partial).unlink(missing_ok=True)
+    except Exception as e:  # that of safetensors is no class of its own
+        fail(f"cannot write {path}: {getattr(e, 'strerror', None) or e}")
+
+
+def why_not_written(path, folder):
+    """What is wrong with a file to write, or with a folder of files, that need not be there; None if nothing."""
+    try:
+        if path.is_dir() and not folder:
+            return f"cannot write {path}: it is a folder"
+        if path.exists() and not path.is_file() and not folder:
+            return None if os.access(path, os.W_OK) else f"cannot write {path}: Permission denied"
+        parent = path if folder else Path(os.path.realpath(path)).parent
+        while folder and not parent.exists():
+            parent = parent.parent
+        with tempfile.TemporaryFile(dir=parent):
+            return None
+    except OSError as e:
+        return f"cannot write {path}: {e.strerror}"

@@ -1,0 +1,212 @@
+# pyright: basic, reportPrivateImportUsage=false
+"""Ends a run in which a rank hangs, and says which."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+from unity_ir.lowering.runtime.plan import NAME, WORLD
+
+# --- copied into the program from here on ---
+
+
+# --- ranks that hang
+
+
+LONGEST_START = 300.0
+"""Seconds for which a rank may not be there at first, even where the limit is less: imports take long on busy disks."""
+
+
+_KEEPER = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+
+
+class Watchdog(threading.Thread):
+    """
+    A thread of every rank that ends the run if a rank hangs: in Python, not in the backend, since gloo would say only
+    which neighbour it waits for, and NCCL aborts the process.
+
+    Ranks write to the store that they are there, and how far their main thread has come. Each looks at the one before
+    it: if that has written nothing for `seconds`, its process is stopped or its machine is gone. And each looks at
+    itself: if it has come no further for so long, those that are furthest behind all hang, be it in a loop of their
+    own, unless a rank reads or writes files, which may take as long as it takes.
+    """
+
+    def __init__(self, store, rank, seconds):
+        super().__init__(daemon=True)
+        # A connection of its own: the main thread may be waiting on the other.
+        self.store, self.rank, self.seconds = store.clone(), rank, seconds
+        self.store.set_timeout(timedelta(seconds=seconds))
+        self.pause = min(seconds / 10, 5.0)
+        self.count = 0  # how far the main thread has come
+        self.files = False  # whether it reads or writes files
+        self.stopped = threading.Event()
+        self.turned = time.monotonic()
+        self.start()
+        threading.Thread(target=self._watch_store, daemon=True).start()
+
+    def moved(self):
+        """The main thread has come further."""
+        self.count += 1
+
+    @contextmanager
+    def unlimited(self):
+        """What is done in here may take as long as it takes."""
+        self.files = True
+        try:
+            yield
+        finally:
+            self.files = False
+            self.moved()
+
+    def stop(self):
+        """The main thread is done."""
+        if not self.stopped.is_set():
+            self.stopped.set()
+            self.join()
+            with suppress(RuntimeError):  # if who kept the store is gone, nobody asks
+                self.store.set(f"beat {self.rank}", "done")
+
+    def first(self):
+        """Whether this rank is the first to say why the run ends, which only one should."""
+        try:
+            return self.store.add("ended", 1) == 1
+        except RuntimeError:  # who kept the store is gone
+            return self.rank == 0
+
+    def run(self):
+        try:
+            self._watch()
+        except Exception as e:
+            if not self.stopped.wait(self.pause):
+                text = str(e).strip().splitlines() or [type(e).__name__]
+                self._end(f"{_KEEPER}, which keeps the ranks' store, has ended: {text[0]}")
+
+    def _watch(self):
+        self.store.set(
+            f"process {self.rank}", json.dumps([socket.gethostname(), os.getpid(), *_parent_and_start("self")])
+        )
+        self.store.set(f"beat {self.rank}", json.dumps([0, 0, False, False]))
+        before = (self.rank - 1) % WORLD
+        last = time.monotonic()
+        theirs, since, mine, mine_since, beats = None, last, None, last, 0
+        while not self.stopped.wait(self.pause):
+            now = time.monotonic()
+            if now - last > self.seconds / 2:  # this process was stopped itself, and perhaps all were
+                since = mine_since = now
+            last, beats = now, beats + 1
+            self.turned = now
+            self.store.set(f"beat {self.rank}", json.dumps([beats, self.count, self.files, _waits()]))
+            if self.store.check(["blamed"]):
+                self._leave()
+            found = self._beat(before)
+            if found != theirs or found == b"done":
+                theirs, since = found, now
+            elif now - since >= (self.seconds if found else max(self.seconds, LONGEST_START)) - 4 * self.pause:
+                self.store.set("suspects", json.dumps([before]))
+                self._blame([before], "has not answered" if found else "has not started", now - since)
+            if self.count != mine or self.count == 0 or self.files:
+                mine, mine_since = self.count, now
+            elif now - mine_since >= self.seconds - self.pause:  # later, as a stopped rank keeps others waiting
+                mine_since = now if self._stuck(now - mine_since) else mine_since
+
+    def _watch_store(self):
+        """End this rank if the store does not even refuse: what asks it waits for ever if its process is stopped."""
+        last = time.monotonic()
+        while not self.stopped.wait(self.pause):
+            now = time.monotonic()
+            if now - last > self.seconds / 2:
+                self.turned = now
+            last = now
+            if now - self.turned >= self.seconds - self.pause:
+                said = f"{_KEEPER}, which keeps the ranks' store, has not answered for {now - self.turned:.0f} s"
+                sys.stderr.write(f"{NAME}: {said}; --timeout sets the limit\n")
+                sys.stderr.flush()
+                os._exit(1)
+
+    def _beat(self, rank):
+        key = f"beat {rank}"
+        return self.store.get(key) if self.store.check([key]) else None
+
+    def _stuck(self, seconds):
+        """
+        Blame those that do not wait for others or, if all seem to, those that are furthest behind. Returns whether
+        there is one that reads or writes files.
+        """
+        found = {r: json.loads(b) for r in range(WORLD) if (b := self._beat(r)) not in (None, b"done")}
+        if any(files for _, _, files, _ in found.values()):
+            return True
+        least = min(count for _, count, _, _ in found.values())
+        behind = [r for r, (*_, waits) in found.items() if not waits]
+        if len(behind) in (0, len(found)):
+            behind = [r for r, (_, count, *_) in found.items() if count == least]
+        if len(behind) == WORLD:
+            return self._end(
+                f"no rank has come further for {seconds:.0f} s, nor is one behind; --timeout sets the limit"
+            )
+        return self._blame(behind, "has come no further", seconds)
+
+    def _blame(self, ranks, what, seconds):
+        names = [f"rank {r}{self._process(r)}" for r in ranks[:4]] + ["others"] * (len(ranks) > 4)
+        self._end(f"{', '.join(names)} {what} for {seconds:.0f} s; --timeout sets the limit")
+
+    def _process(self, rank):
+        """Where a rank is, in words."""
+        if not self.store.check([f"process {rank}"]):
+            return ""
+        host, pid, *_ = json.loads(self.store.get(f"process {rank}"))
+        return f" (process {pid} on {host})"
+
+    def _end(self, message):
+        """Say why, if nobody has, and end this process, whose main thread waits for what does not come."""
+        if self.first():
+            sys.stdout.flush()
+            sys.stderr.write(f"{NAME}: {message}\n")
+            sys.stderr.flush()
+        try:
+            self.store.set("blamed", "")
+            self._leave()
+        finally:
+            os._exit(1)
+
+    def _leave(self):
+        """
+        End with the others. A stopped process of the same torchrun is killed, or torchrun would wait half a minute for
+        it.
+        """
+        for rank in json.loads(self.store.get("suspects")) if self.store.check(["suspects"]) else ():
+            if rank != self.rank and self.store.check([f"process {rank}"]):
+                host, pid, parent, start = json.loads(self.store.get(f"process {rank}"))
+                if (
+                    host == socket.gethostname()
+                    and parent == os.getppid()
+                    and _parent_and_start(pid) == [parent, start]
+                ):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(2 * self.pause)  # while others still need the store, which may be this process's
+        os._exit(1)
+
+
+def _waits():
+    """Whether the main thread is in a collective, as far as Python sees: on GPUs it waits for its stream elsewhere."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame is not None and (
+        frame.f_code.co_name == "wait" or f"{os.sep}distributed{os.sep}" in frame.f_code.co_filename
+    )
+
+
+def _parent_and_start(pid):
+    """A process's parent and when it was started, which together are no other's; nothing where it is not known."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return [int(fields[1]), int(fields[19])]
+    except (OSError, ValueError, IndexError):
+        return [0, 0]
