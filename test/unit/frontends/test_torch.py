@@ -166,7 +166,10 @@ def test_weights_are_saved_whole_or_not_at_all(tmp_path: Path):
     path = tmp_path / "tied.safetensors"
     imported.save(path)
     saved = load_file(path)
-    assert set(saved) == {"table.weight", "frozen.weight", "frozen.bias"}
+    # Tied weights by both names, as strict loading wants them.
+    assert set(saved) == {"table.weight", "decoder.weight", "frozen.weight", "frozen.bias"}
+    left_out = Tied().load_state_dict(saved, strict=False)
+    assert (left_out.missing_keys, left_out.unexpected_keys) == (["unused.weight", "unused.bias"], [])
     assert torch.equal(saved["table.weight"], imported.weights["table.weight"])
     assert [p.name for p in tmp_path.iterdir()] == ["tied.safetensors"]
     before = path.read_bytes()
