@@ -10,7 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "unity_ir"
 
 FLOORS = [
-    {"errors"},
+    {"errors", "messages"},
+    {"interrupts"},
     {"tdl"},
     {"ops"},
     {"pcg"},

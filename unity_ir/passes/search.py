@@ -12,9 +12,11 @@ from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr, f6
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
+from unity_ir import interrupts
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
+from unity_ir.messages import tell
 from unity_ir.pcg.graph import Optimizer, optimizer_of
 from unity_ir.search import Options, Progress, SearchResult, Settings, run
 from unity_ir.search.explain import explain
@@ -86,7 +88,7 @@ class Search(ModulePass):
                 )
             for func in pcg_functions(op):
                 graph = to_graph(func)
-                with _shown(func.sym_name.data) as progress:
+                with _shown(func.sym_name.data) as progress, interrupts.searching():
                     result = run(
                         graph, machine, self.strategy, optimizer, progress, self.seed, settings, options, self._rules()
                     )
@@ -105,7 +107,7 @@ class Search(ModulePass):
 
     def _tell(self, result: SearchResult, name: str) -> None:
         if result.interrupted:
-            print(f"pcg-search: interrupted; the best plan so far stands for @{name}", file=sys.stderr)
+            tell(f"pcg-search: interrupted; the best plan so far stands for @{name}")
         if self.explain is not None and result.joint is None:
             raise UnityError(f"pcg-search: the plan of @{name} is not the search's but one by hand; leave out explain")
         if self.explain is not None and result.joint is not None:
