@@ -15,9 +15,11 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import from_text
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, Optimizer, erase, leaf
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.layout import REPEAT
+from unity_ir.pcg.types import tensor_type
+from unity_ir.search import Settings, run
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.choices import fits, random_assignment
 from unity_ir.simulate.delta import Simulation
@@ -80,6 +82,20 @@ def test_random_changes_of_random_graphs(seed: int, machine: Machine, overlap: b
         assert state.propose(node, random_assignment(node, machine, random)) == written_out(state)
         state.accept() if random.random() < 0.7 else state.reject()
     assert state.makespan == state.full() == written_out(state)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("machine", MACHINES[:2])
+def test_weights_that_no_operator_reads_are_updated(alone: bool, machine: Machine):
+    weight = leaf("weight", tensor_type((12, 4), "f32"), name="v").result
+    grown = random_graph(Random(3), 3, dims=(4, 12))
+    outputs = (weight,) if alone else (*grown.outputs, weight)
+    graph = Graph("f", () if alone else grown.inputs, outputs)
+    state = start(graph, machine, Random(0))
+    assert state.makespan == state.full() == written_out(state) > 0
+    for strategy in ("joint", "mcmc", "unity", "sequential", "data-parallel", "tofu"):
+        found = run(graph, machine, strategy, settings=Settings(budget=4))
+        assert simulate(task_graph(found.graph, found.cost)).makespan > 0
 
 
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES[:3]))
