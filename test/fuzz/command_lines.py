@@ -132,7 +132,7 @@ OPT_FLAGS = (
         "--allow-unregistered-dialect",
         "--version",
     ),
-    *("--no-implicit-module", "--print-debuginfo", "--shrink", "--nothing", "--", "--search", "--time-passes"),
+    *("--no-implicit-module", "--print-debuginfo", "--nothing", "--", "--search", "--time-passes"),
 )
 RULES = (
     "--operator",
