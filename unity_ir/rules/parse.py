@@ -209,6 +209,7 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
             if item.name in bound:
                 raise _error(f"input {token} is declared twice; rename one", token)
             bound[item.name] = item
+        check_rule_name(_string(name), name.start_pos or 0)
         where = next((o for o in options if isinstance(o, _Where)), _Where(()))
         flags = next((o for o in options if isinstance(o, _Flags)), _Flags(False, None))
         sides = _side(source, bound), _side(target, bound)
@@ -220,6 +221,12 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
 
 def _error(message: str, token: Token) -> RuleTextError:
     return RuleTextError(message, token.start_pos or 0)
+
+
+def check_rule_name(name: str, position: int = 0) -> None:
+    """Raises `RuleTextError` for a name that is not printed as it is (of none at all `check` speaks): blanks around it, quotes, what cannot be seen."""
+    if name != " ".join(name.split()) or not name.isprintable() or set(name) & {'"', "\\"}:
+        raise RuleTextError(f"the name {name!a} has blanks or signs that no name may; rename it", position)
 
 
 def _string(token: Token) -> str:
