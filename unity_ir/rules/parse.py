@@ -224,7 +224,7 @@ def _error(message: str, token: Token) -> RuleTextError:
 
 
 def check_rule_name(name: str, position: int = 0) -> None:
-    """Raises `RuleTextError` for a name that is not printed as it is (of none at all `check` speaks): blanks around it, quotes, what cannot be seen."""
+    """Raises `RuleTextError` for a name that would be printed otherwise. Of an empty one `check` speaks."""
     if name != " ".join(name.split()) or not name.isprintable() or set(name) & {'"', "\\"}:
         raise RuleTextError(f"the name {name!a} has blanks or signs that no name may; rename it", position)
 
