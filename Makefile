@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test zoo aot lint format gpu bench clean
+.PHONY: help setup demo test fuzz zoo aot lint format gpu bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -28,6 +28,9 @@ test: lint ## everything that has to pass
 	pytest -n auto --maxprocesses 4 --dist loadfile
 	# All of them have run inside pytest; those that import torch in every process are not worth it again.
 	lit -sv test --filter-out from_torch
+
+fuzz: setup ## random wrong inputs for every tool, for an hour; those that end as none may are kept in out/fuzz
+	python test/fuzz/fuzz.py --seconds 3600 --seed "$$(date +%s)" --save out/fuzz
 
 zoo: setup ## programs of every model of the zoo on 2, 4 and 8 ranks, and every move of some done wrong
 	ZOO=all pytest -n 2 test/programs/test_zoo.py test/programs/test_every_collective.py

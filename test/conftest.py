@@ -24,7 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from xdsl.ir import Attribute
+
+# How long an example takes is the machine's affair: nothing here is timed.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 SUFFIXES = {".mlir", ".pcg"}
 BIN = Path(sys.executable).parent
@@ -164,7 +169,7 @@ def run_pipeline(commands: list[Command]) -> None:
     for command in commands:
         main = IN_PROCESS.get(command.argv[0])
         result = run_subprocess(command, stdin) if main is None else call(main, command, stdin)
-        if (result.code != 0) != command.expect_failure:
+        if (result.code != 0) != command.expect_failure or "internal error" in result.stderr + result.stdout:
             raise RunError(f"{shlex.join(command.argv)}: exit code {result.code}\n{result.stdout}{result.stderr}")
         if command.output is None:
             stdin = result.stdout

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 
@@ -71,12 +72,21 @@ class Ranks:
         found: dict[int, Any] = {}
         failures: list[str] = []
         for _ in range(world):
-            rank, state, answer = self._answers.get(timeout=240)
+            rank, state, answer = self._answer()
             found[rank] = answer
             if state != "ok":
                 failures.append(f"rank {rank}: {answer}")
         assert not failures, "\n".join(failures)
         return [found[rank] for rank in range(world)]
+
+    def _answer(self) -> tuple[int, str, Any]:
+        """The next rank's; not how long it takes, but that a process has died says that there is none."""
+        while True:
+            try:
+                return self._answers.get(timeout=1)
+            except Empty:
+                dead = [i for i, process in enumerate(self._processes) if not process.is_alive()]
+                assert not dead, f"rank {dead[0]} died"
 
     def close(self) -> None:
         for jobs in self._jobs:

@@ -99,19 +99,17 @@ def kill(path: Path) -> None:
 def test_a_killed_run_goes_on_with_the_same_losses(ranks: Ranks, tmp_path: Path):
     path = tmp_path / "train.py"
     path.write_text(program(mlp(), "ideal:2", "joint", "adam", kernels="torch"))
-    steps = 60
-    want = ranks.run(path.read_text(), 2, run_main, ["--steps", str(steps)])[0]
-
     folder = tmp_path / "checkpoints"
     run = torchrun(path, "--steps", "10000", "--save", str(folder), "--save-every", "3")
     try:
-        deadline = time.monotonic() + 300
-        while len(list(folder.glob("step_*/complete.json"))) < 2 and time.monotonic() < deadline:
+        while len(list(folder.glob("step_*/complete.json"))) < 2 and run.poll() is None:
             time.sleep(0.02)
     finally:
         kill(path)
-        run.communicate(timeout=60)
+        run.communicate()
 
     done = max(int(p.parent.name.removeprefix("step_")) for p in folder.glob("step_*/complete.json"))
-    assert done < steps, "the run was not killed in time"
-    assert ranks.run(path.read_text(), 2, run_main, ["--steps", str(steps), "--load", str(folder)])[0] == want[done:]
+    # However far it came before it was killed, which a busy machine decides.
+    steps = str(done + 20)
+    want = ranks.run(path.read_text(), 2, run_main, ["--steps", steps])[0]
+    assert ranks.run(path.read_text(), 2, run_main, ["--steps", steps, "--load", str(folder)])[0] == want[done:]

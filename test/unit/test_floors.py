@@ -10,7 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "unity_ir"
 
 FLOORS = [
-    {"errors", "budget"},
+    {"errors", "messages", "budget"},
+    {"interrupts"},
     {"tdl"},
     {"ops"},
     {"pcg"},

@@ -9,6 +9,7 @@ piece reaches beyond its part of a dim, the global shape says how far: `[8, 3, 3
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TypeVar, cast
 
 from xdsl.dialects.builtin import (
@@ -21,7 +22,7 @@ from xdsl.dialects.builtin import (
     f64,
     i64,
 )
-from xdsl.ir import Data, Dialect, Region, TypeAttribute
+from xdsl.ir import Data, Dialect, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     BaseAttr,
     IRDLOperation,
@@ -45,6 +46,9 @@ from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, at, pins, rol
 from unity_ir.pcg.reshard import HALO_EXCHANGES, KINDS, PINNED_KINDS, move_kind
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.analysis import Halos
+
+MAX_DEVICES = 2**20
+"""More than any cluster has."""
 
 ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 
@@ -159,11 +163,22 @@ class ProgramOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
-        sizes = self.mesh.get_values()
-        for op in self.body.block.ops:
+        sizes = tuple(int(s) for s in self.mesh.get_values())
+        if any(size < 1 for size in sizes) or prod(sizes) > MAX_DEVICES:
+            raise VerifyException(f"spmd.program: the mesh {list(sizes)} must be of 1 to {MAX_DEVICES} devices")
+        block = self.body.block
+        if block.args:
+            raise VerifyException("spmd.program: its block has arguments; a rank's program reads spmd.input")
+        made: set[SSAValue] = set()
+        for op in block.ops:
+            for value in op.operands:
+                if value not in made:
+                    name = value.name_hint or "?"
+                    raise VerifyException(f"{op.name}: uses %{name} before it is made; reorder them")
             for value in op.results:
                 if isinstance(value.type, PieceType):
-                    _check_piece(value.type.data, tuple(int(s) for s in sizes), op.name)
+                    _check_piece(value.type.data, sizes, op.name)
+            made.update(op.results)
 
 
 def _check_piece(piece: Piece, mesh: tuple[int, ...], where: str) -> None:

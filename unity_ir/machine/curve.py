@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import isfinite
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -47,6 +46,10 @@ class Curve:
 PARAMETERS = tuple(f.name for f in fields(Curve))
 
 
+LARGEST = 1e30
+"""Of any parameter; what is beyond is a typing error, and not a number is not below it either."""
+
+
 def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
     size = np.asarray(size, dtype=np.float64)
     # Nothing to do takes no time, whatever part of the peak it would reach.
@@ -74,7 +77,7 @@ def _curve(where: str, kind: object, table: object) -> Curve:
         if (
             not isinstance(value, int | float)
             or isinstance(value, bool)
-            or not isfinite(value)
+            or not abs(value) <= LARGEST
             or (value <= 0 and not name.endswith("power"))
         ):
             raise UnityError(

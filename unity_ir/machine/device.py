@@ -84,8 +84,10 @@ def _read(path: str, device: str, ranks: int) -> tuple[Profile, dict[str, Curve]
     profile = read_tuned(Path(path), device) if tuned else read_profile(path, device, ranks)
     fit = fit_path(Path(path), ranks)
     try:
-        return profile, curves(str(fit), tomllib.loads(fit.read_text())["curves"]) if fit.exists() else {}
-    except (OSError, ValueError, KeyError) as error:
+        return profile, curves(
+            str(fit), tomllib.loads(fit.read_text(encoding="utf-8"))["curves"]
+        ) if fit.exists() else {}
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UnityError(f"profile: {fit} is not what unity-profile writes: {error}; fit again") from error
 
 

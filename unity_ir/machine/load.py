@@ -28,6 +28,8 @@ def load(name: str) -> Machine:
     Raises `UnityError` for an unknown name, an unreadable file, or figures that cannot be.
     """
     described, _, profile = name.partition(PROFILE)
+    if PROFILE in profile:
+        raise UnityError(f"machine: {described} has two profiles; leave one out")
     machine = _load(described, profile)
     return machine if machine.name == name else replace(machine, name=name)
 
@@ -41,9 +43,11 @@ def _load(name: str, profile: str) -> Machine:
     else:
         raise UnityError(f"machine: no machine {name!r}; presets are {', '.join(presets())}, or give a .toml file")
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as e:
         raise UnityError(f"machine: {name} is not TOML: {e}") from e
+    except RecursionError as e:
+        raise UnityError(f"machine: {name} is nested too deeply") from e
     except (OSError, ValueError) as e:
         raise UnityError(f"machine: cannot read {name!a}: {getattr(e, 'strerror', None) or 'not text'}") from e
     if not name.isprintable():

@@ -25,6 +25,9 @@ SCHEMA = 1
 MAX_SECONDS = 86400.0
 """Nothing that is measured takes longer."""
 
+SIZES_LENGTH = 1000
+"""Characters of a kernel's sizes."""
+
 _TABLES = """
 create table about (key text primary key, value text not null) without rowid;
 create table kernels (
@@ -42,10 +45,15 @@ create table collectives (
 
 _WRONG = f"""
 select 1 from kernels where typeof(seconds) != 'real' or seconds <= 0 or seconds > {MAX_SECONDS}
-  or typeof(sizes) != 'text' or sizes glob '*[^0-9 ]*' or typeof(operator) != 'text'
+  or typeof(sizes) != 'text' or sizes glob '*[^0-9 ]*' or length(sizes) > {SIZES_LENGTH} or typeof(operator) != 'text'
+  or typeof(ranks) != 'integer' or typeof(flops) != 'integer' or flops < 0 or typeof(bytes) != 'integer' or bytes < 0
+  or typeof(kind) != 'text' or typeof(dtype) != 'text' or typeof(repeats) != 'integer' or typeof(spread) != 'real'
 union all
 select 1 from collectives where typeof(seconds) != 'real' or seconds <= 0 or seconds > {MAX_SECONDS}
   or typeof(bytes) != 'integer' or bytes <= 0 or typeof(members) != 'integer' or typeof(kind) != 'text'
+  or typeof(ranks) != 'integer'
+union all
+select 1 from about where typeof(key) != 'text' or typeof(value) != 'text'
 union all
 select 1 where not exists (select 1 from about where key = 'device' and typeof(value) = 'text')
 limit 1
@@ -190,8 +198,8 @@ def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generat
         if create is not None:
             _check_about(path, file.about, create)
         yield file
-    except sqlite3.DatabaseError as error:
-        raise UnityError(f"profile: {path} cannot be read or written: {error}") from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise UnityError(f"profile: {path} {_said(error, 'cannot be read or written')}") from error
     finally:
         if connection is not None:
             connection.close()
@@ -232,10 +240,18 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
         sound = found == [("ok",)] and {"about", "kernels", "collectives"} <= tables
         # SQLite reads on where the last page is cut short.
         sound = sound and path.stat().st_size >= pages * page and connection.execute(_WRONG).fetchone() is None
-    except sqlite3.DatabaseError as error:
-        raise UnityError(f"profile: {path} is no profile, or damaged: {error}") from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise UnityError(f"profile: {path} {_said(error, 'is no profile, or damaged')}") from error
     if not sound:
         raise UnityError(f"profile: {path} is damaged; measure again with unity-profile, or take a copy")
+
+
+def _said(error: sqlite3.Error | UnicodeDecodeError, otherwise: str) -> str:
+    if isinstance(error, UnicodeDecodeError) or "decode to UTF-8" in str(error):
+        return "has text that is not UTF-8; measure again with unity-profile, or take a copy"
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return "is locked by another process; wait for that to end, or take a copy"
+    return f"{otherwise}: {error}"
 
 
 CHANGES = ("date",)

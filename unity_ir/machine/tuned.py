@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from unity_ir.errors import UnityError
-from unity_ir.machine.profile import Profile
+from unity_ir.machine.profile import MAX_SECONDS, Profile
 
 IMPLEMENTATIONS = ("triton", "torch")
 
@@ -57,11 +56,11 @@ class Table:
 def read_table(path: Path) -> Table:
     """A table that `unity-tune` has written. Raises `UnityError` where it cannot be read, or is none."""
     try:
-        read: Any = json.loads(path.read_text(encoding="utf-8"))
+        read: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise UnityError(f"tune: {path}: {error.strerror}; make it with unity-tune") from error
-    except ValueError as error:
-        raise UnityError(f"tune: {path} is not JSON; make it with unity-tune") from error
+    except (ValueError, RecursionError) as error:
+        raise UnityError(f"tune: {path} is not JSON: {error}; make it with unity-tune") from error
     fields = _mapping(read) or {}
     about, rows = _mapping(fields.get("about")), _mapping(fields.get("seconds"))
     if about is None or rows is None or not all(isinstance(v, str) for v in about.values()):
@@ -87,6 +86,14 @@ def read_tuned(path: Path, device: str) -> Profile:
     return profile
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; one that has a key twice says two things."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
 def _sized(path: Path, key: str, found: Any) -> Sized:
     row = _mapping(found) or {}
     operator, sizes = row.get("operator"), row.get("sizes")
@@ -104,4 +111,4 @@ def _mapping(found: Any) -> dict[str, Any] | None:
 
 
 def _is_time(found: Any) -> bool:
-    return isinstance(found, float | int) and not isinstance(found, bool) and 0 < found < inf
+    return isinstance(found, float | int) and not isinstance(found, bool) and 0 < found <= MAX_SECONDS

@@ -62,5 +62,7 @@ def from_text(text: str) -> Graph:
         key, equals, value = setting.partition("=")
         if not equals or not (value.isdecimal() or value.isidentifier()) or len(value) > 12:
             raise UnityError(f"--model: {setting!a} is not key=number")
+        if key in keys:
+            raise UnityError(f"--model: {key} is given twice; leave one out")
         keys[key] = int(value) if value.isdecimal() else value
     return build(name, **keys)

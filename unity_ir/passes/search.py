@@ -13,10 +13,12 @@ from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr, f6
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
+from unity_ir import interrupts
 from unity_ir.budget import WORK, Budget
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
+from unity_ir.messages import tell
 from unity_ir.passes.graph_pass import Switch
 from unity_ir.pcg.graph import Optimizer, optimizer_of
 from unity_ir.search import Options, Progress, SearchResult, Settings, run
@@ -95,7 +97,7 @@ class Search(ModulePass):
                 )
             for func in pcg_functions(op):
                 graph = to_graph(func)
-                with _shown(func.sym_name.data) as progress:
+                with _shown(func.sym_name.data) as progress, interrupts.searching():
                     result = run(
                         graph,
                         machine,
@@ -131,14 +133,13 @@ class Search(ModulePass):
         if result.budget is not None and result.budget.ended:
             which = "time" if result.budget.is_late else "work"
             more = "seconds" if result.budget.is_late else "work"
-            print(
+            tell(
                 f"pcg-search: the budget of {which} ended the search of @{name} after {result.explored} graphs and "
                 f"{result.budget.done / UNIT:.4g} of {result.budget.work / UNIT:.4g} units of work; its best plan so "
-                f"far stands; give it more {more} to go on",
-                file=sys.stderr,
+                f"far stands; give it more {more} to go on"
             )
         elif result.interrupted:
-            print(f"pcg-search: interrupted; the best plan so far stands for @{name}", file=sys.stderr)
+            tell(f"pcg-search: interrupted; the best plan so far stands for @{name}")
         if self.explain is not None and result.joint is None:
             raise UnityError(f"pcg-search: the plan of @{name} is not the search's but one by hand; leave out explain")
         if self.explain is not None and result.joint is not None:

@@ -168,6 +168,9 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
     for what, axis in zip((*order, REPEAT), (*view.axes, view.repeat), strict=True):
         previous = -1
         for factor, stride in axis:
+            if factor == 1:
+                # `[1 @ 1]` is no step at all.
+                continue
             run = _run(factor, stride, mesh)
             if run is None or run[0] <= previous:
                 axes = ", ".join(f"{f} @ {s}" for f, s in zip(mesh.sizes, mesh.strides, strict=True))
@@ -187,9 +190,7 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
 
 
 def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
-    """The consecutive mesh axes that make up `factor @ stride`."""
-    if factor == 1:
-        return range(0)
+    """The consecutive mesh axes that make up `factor @ stride`, of a factor above 1."""
     for end, at in enumerate(mesh.strides):
         if at == stride:
             begin, size = end, mesh.sizes[end]

@@ -46,6 +46,8 @@ def parse_given(text: str) -> tuple[tuple[str, int], ...]:
         match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([1-9]\d{0,17})\s*", part, re.ASCII)
         if match is None:
             raise UnityError(f"{text!a} gives no values; write d=2,e=4, with numbers from 1")
+        if match[1] in found:
+            raise UnityError(f"{text!a} gives {match[1]} twice; leave one out")
         found[match[1]] = int(match[2])
     return tuple(found.items())
 

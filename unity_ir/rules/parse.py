@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from math import isfinite
 from typing import Any, cast
 
 from lark import (
@@ -81,6 +82,12 @@ class _Flags:
     proof: ProofRecord | None
 
 
+DIGITS = 18
+"""Of a number: more do not fit 64 bits."""
+
+STATEMENTS = 200
+"""Operators on a side: terms are trees, which are walked in as many calls as they are deep."""
+
 _Block = tuple[tuple[_Statement, ...], tuple[Token, ...]]
 """Statements, and the values yielded."""
 
@@ -90,6 +97,8 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
     """One method per rule of the grammar."""
 
     def integer(self, text: Token) -> Poly:
+        if len(text) > DIGITS:
+            raise _error(f"a number of {len(text)} digits; it must have at most {DIGITS}", text)
         return number(int(text))
 
     def symbol(self, name: Token) -> Poly:
@@ -143,17 +152,20 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
         return True
 
     def number(self, text: Token) -> float:
-        return float(text)
+        return _finite(text)
 
     def strings(self, *items: Token) -> tuple[str, ...]:
-        return tuple(s[1:-1] for s in items)
+        return tuple(map(_string, items))
 
     def proof(
         self, verdict: Token, seconds: float, assumed: tuple[str, ...] | None, digest: Token | None
     ) -> ProofRecord:
-        return ProofRecord(verdict[1:-1], seconds, assumed or (), digest[1:-1] if digest else "")
+        return ProofRecord(_string(verdict), seconds, assumed or (), _string(digest) if digest else "")
 
     def attributes(self, *flags: bool | ProofRecord | None) -> _Flags:
+        given = [type(f) for f in flags if f is not None]
+        if len(set(given)) < len(given):
+            raise RuleTextError("attributes: exact or proof is given twice; remove one", 0)
         return _Flags(True in flags, next((f for f in flags if isinstance(f, ProofRecord)), None))
 
     def polys(self, *items: Poly | None) -> tuple[Poly, ...]:
@@ -163,10 +175,10 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
         return Parameter(name[1:])
 
     def float(self, text: Token) -> Attribute:
-        return float(text)
+        return _finite(text)
 
     def string(self, text: Token) -> Attribute:
-        return text[1:-1]
+        return _string(text)
 
     def entry(self, name: Token, value: Attribute) -> tuple[Token, Attribute]:
         return name, value
@@ -199,10 +211,11 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
             if item.name in bound:
                 raise _error(f"input {token} is declared twice; rename one", token)
             bound[item.name] = item
+        check_rule_name(_string(name), name.start_pos or 0)
         where = next((o for o in options if isinstance(o, _Where)), _Where(()))
         flags = next((o for o in options if isinstance(o, _Flags)), _Flags(False, None))
         sides = _side(source, bound), _side(target, bound)
-        return Substitution(name[1:-1], tuple(bound.values()), *sides, where.conditions, flags.exact, flags.proof)
+        return Substitution(_string(name), tuple(bound.values()), *sides, where.conditions, flags.exact, flags.proof)
 
     def start(self, *rules: Substitution) -> tuple[Substitution, ...]:
         return rules
@@ -212,9 +225,33 @@ def _error(message: str, token: Token) -> RuleTextError:
     return RuleTextError(message, token.start_pos or 0)
 
 
+def check_rule_name(name: str, position: int = 0) -> None:
+    """Raises `RuleTextError` for a name that would be printed otherwise. Of an empty one `check` speaks."""
+    if name != " ".join(name.split()) or not name.isprintable() or set(name) & {'"', "\\"}:
+        raise RuleTextError(f"the name {name!a} has blanks or signs that no name may; rename it", position)
+
+
+def _string(token: Token) -> str:
+    """What is in quotes."""
+    text = token[1:-1]
+    unseen = next((c for c in text if not c.isprintable()), None)
+    if unseen is not None:
+        raise _error(f"the text has the character U+{ord(unseen):04X}, which cannot be seen; remove it", token)
+    return text
+
+
+def _finite(token: Token) -> float:
+    number = float(token)
+    if not isfinite(number):
+        raise _error(f"{token} is beyond all numbers; make it smaller", token)
+    return number
+
+
 def _side(block: _Block, inputs: Mapping[str, Input]) -> tuple[Term, ...]:
     """The terms a block yields. A name may be given once."""
     statements, yields = block
+    if len(statements) > STATEMENTS:
+        raise _error(f"a side of {len(statements)} operators; it must have at most {STATEMENTS}", statements[-1].op)
     terms: dict[str, Term] = dict(inputs)
 
     def find(token: Token) -> Term:
@@ -242,7 +279,7 @@ def _parse(text: str, start: str) -> Any:
         tree: Any = _grammar().parse(text, start=start)  # pyright: ignore[reportUnknownMemberType]
         return cast("Any", _Build().transform(tree))  # pyright: ignore[reportUnknownMemberType]
     except VisitError as e:
-        if isinstance(e.orig_exc, RuleTextError):
+        if isinstance(e.orig_exc, UnityError):
             raise e.orig_exc from None
         raise
     except UnexpectedInput as e:

@@ -88,7 +88,9 @@ class Flow:
     def cuts(self, source: Node | None, inner: SequenceOf[Node], target: Node | None) -> list[Node]:
         """The operators of `inner` through which all paths between two ends go, but a direct edge, in order."""
         place: dict[Node | None, int] = {n: i for i, n in enumerate((*inner, target))}
-        reach, found = max(place[u] for u in self.users[source] if u in place and u is not target), list[Node]()
+        # Nothing is reached where there are no operators.
+        reach = max((place[u] for u in self.users[source] if u in place and u is not target), default=len(inner))
+        found = list[Node]()
         for i, node in enumerate(inner):
             if reach <= i:
                 found.append(node)

@@ -278,7 +278,7 @@ class _Search:
                 if best is None or now < best:
                     best = now
                 made = better_at = 0
-                while made < part and made - better_at <= self._patience(made, best):
+                while self.alike and made < part and made - better_at <= self._patience(made, best):
                     if ends is not None and perf_counter() > ends:
                         break
                     made += 1
@@ -297,7 +297,7 @@ class _Search:
                         progress(proposed + made, best / TICKS)
                 proposed += made
         except KeyboardInterrupt:
-            if first is None:
+            if best is None:
                 raise
             interrupted = True
         assert first is not None

@@ -182,7 +182,8 @@ class _Search:
                 self.progress(self.explored, float(best.min()))
 
         def push(candidate: Candidate, seconds: Floats) -> None:
-            near = seconds / best
+            # A piece without operators takes no time.
+            near = np.divide(seconds, best, out=np.ones_like(seconds), where=best > 0)
             if (least := float(near.min())) <= alpha:
                 heapq.heappush(queue, (round(least, 9), float(seconds.min()), next(tie), candidate, seconds))
 
@@ -192,7 +193,8 @@ class _Search:
                 enter(candidate)
             while queue and len(seen) < budget:
                 priority, least, _, candidate, seconds = heapq.heappop(queue)
-                near = seconds / best
+                # A piece without operators takes no time.
+                near = np.divide(seconds, best, out=np.ones_like(seconds), where=best > 0)
                 now = (round(float(near.min()), 9), float(seconds.min()))
                 if now > (priority, least):
                     push(candidate, seconds)

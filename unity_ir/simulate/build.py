@@ -22,7 +22,7 @@ from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, topological
 from unity_ir.pcg.layout import Layout, dual
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.simulate.chains import Key, Task, arrivals, chain, stall
-from unity_ir.simulate.hops import Hop, hops
+from unity_ir.simulate.hops import Hop, Use, hops
 from unity_ir.simulate.streams import Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import (
     BACKWARD,
@@ -77,6 +77,8 @@ class _Builder:
         self.to_send: dict[int, list[Hop]] = {}
         self.to_send_back: dict[int, list[Hop]] = {}
         self.to_sync: dict[int, list[int]] = {}
+        self.to_sync_first: list[int] = []
+        """Weights that no operator reads, such as those returned: their gradients are there before any backward."""
         self._schedule()
         self.tasks: list[Task] = []
         self.labels: list[Label] = []
@@ -99,10 +101,13 @@ class _Builder:
         for group in self.to_send_back.values():
             group.sort(key=lambda h: (-h.depth, h.last))
         if not self.explicit:
-            ends = [
-                (min(h.last for h in self.hops.starting[r.value] if h.last is not None), i)
-                for i, r in enumerate(self.plan.weight_reshards)
-            ]
+            ends: list[tuple[Use, int]] = []
+            for i, r in enumerate(self.plan.weight_reshards):
+                uses = [h.last for h in self.hops.starting.get(r.value, ()) if h.last is not None]
+                if uses:
+                    ends.append((min(uses), i))
+                else:
+                    self.to_sync_first.append(i)
             for (p, _), i in sorted(ends):
                 self.to_sync.setdefault(p, []).append(i)
 
@@ -116,6 +121,8 @@ class _Builder:
             for hop in reversed(self.hops.all):
                 if hop.last is None:
                     self._send_back(hop)
+            for i in self.to_sync_first:
+                self._sync(i)
             for p in reversed(range(len(self.order))):
                 self._backward(p)
         else:
@@ -234,7 +241,7 @@ class _Builder:
         """Bring the gradient of a weight to where the weight rests, if it has not come there yet."""
         found = self.plan.weight_reshards[i]
         value = found.value
-        starting = self.hops.starting[value]
+        starting = self.hops.starting.get(value, ())
         sources = [n for hop in starting for n in hop.gradients(self.back)]
         levels = next((hop.gradient_levels for hop in starting if hop.gradient_levels), ())
         steps = self.streams.steps(found.backward, found.source, value.type.dtype)

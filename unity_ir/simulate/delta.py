@@ -20,7 +20,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import Assignment, Layout, dual, pins, role_name
+from unity_ir.pcg.layout import REPEAT, Assignment, Layout, dual, pins, role_name
 from unity_ir.pcg.materialise import materialise, resting
 from unity_ir.simulate.chains import Key, Task, arrivals
 from unity_ir.simulate.choices import fits
@@ -117,8 +117,13 @@ class Simulation:
     def makespan(self) -> int:
         """Ticks of an iteration."""
         if len(self.sums) == 2:
-            return self.sums[0] + max(self.lags[-1]) + self.sums[1]
-        return self.sums[0] + self._last(self.lags[-1], self.sums[1:])
+            return self.sums[0] + max(self._end) + self.sums[1]
+        return self.sums[0] + self._last(self._end, self.sums[1:])
+
+    @property
+    def _end(self) -> tuple[int, ...]:
+        """How far behind each stream is after the last block; a graph may have no operators."""
+        return self.lags[-1] if self.lags else (0,) * (self.streams.classes * self.streams.width)
 
     @property
     def assignments(self) -> dict[Node, Assignment]:
@@ -333,8 +338,12 @@ class Simulation:
         """Ticks of the update of a weight, and where it is done."""
         if not self.updated[v]:
             return 0, ()
-        p, i = self.uses[v][0]
-        rest = resting(self.choices[p].needs[i])
+        if self.uses[v]:
+            p, i = self.uses[v][0]
+            rest = resting(self.choices[p].needs[i])
+        else:
+            # What only is a result lies everywhere (`materialise`).
+            rest = (REPEAT,) * len(self.streams.machine.mesh.sizes)
         return self.costs.update(self.values[v], rest), self.streams.where(rest)
 
     def _set_update(self, v: int) -> None:

@@ -1,17 +1,45 @@
-"""What the command lines of the tools have in common."""
+"""What the tools' command lines have in common: options given once, one way to end, streams that may be closed."""
 
 from __future__ import annotations
 
+import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from contextlib import suppress
+from errno import EBADF
+from io import TextIOBase, TextIOWrapper
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, NoReturn
 
-from unity_ir.errors import UnityError
+from unity_ir import interrupts
+from unity_ir.errors import UnityError, UnityReport
+from unity_ir.messages import one_line, tell
+
+TRACEBACK = "UNITY_IR_TRACEBACK"
+"""The environment variable under which an internal error is raised, to see where it comes from."""
+
+
+class Once(Action):
+    """An option that may be given once: the second would take the place of the first without a word."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        given: set[str] = vars(namespace).setdefault("options_given", set())
+        if self.option_strings and self.dest in given:
+            parser.error(f"{'/'.join(self.option_strings)} is given twice; leave one out")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
 
 
 class Parser(ArgumentParser):
-    """A parser that raises `UnityError` for what it does not take."""
+    """A parser that raises `UnityError` for what it does not take, and for options given twice."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
         raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
@@ -20,18 +48,98 @@ class Parser(ArgumentParser):
 def exit_code(
     parser: Parser, work: Callable[[Namespace], int], argv: Sequence[str] | None, interrupted: str = ""
 ) -> int:
+    """Run a tool on its options: see `outcome`. Of Ctrl-C `interrupted` is said."""
+    return outcome(parser.prog, lambda: work(parser.parse_args(argv)), interrupted)
+
+
+def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted") -> int:
     """
-    Run a tool on its options. What is wrong with the input is one line on stderr and 1; Ctrl-C is 130, and what is said
-    of it is `interrupted`.
+    The exit code of a tool's work.
+
+    What is wrong with the input is one line on stderr and 1; Ctrl-C, SIGTERM and SIGHUP are 130, and what is said of
+    them is `interrupted`. Any other exception is a bug: one line that says so, unless `TRACEBACK` is set.
     """
     try:
-        return work(parser.parse_args(argv))
+        _open_streams()
+        with interrupts.handled():
+            code = work()
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader has gone, e.g. `| head`. Python flushes stdout once more at exit: give it somewhere to.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except UnityReport as report:
+        for line in str(report).splitlines():
+            tell(line)
     except UnityError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
+        tell(str(error))
     except KeyboardInterrupt:
-        if interrupted:
-            print(f"{parser.prog}: {interrupted}", file=sys.stderr)
+        tell(f"{tool}: {interrupted}")
         return 130
+    except UnicodeEncodeError as error:
+        tell(f"{tool}: {error.object[error.start : error.end]!a} is no text that can be written; take it out")
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}" if error.filename else f"{parser.prog}: {error}", file=sys.stderr)
+        tell(f"{error.filename!s}: {error.strerror}" if error.filename else f"{tool}: {error.strerror or error}")
+    except MemoryError:
+        tell(f"{tool}: out of memory; give it a smaller model, or more")
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        tell(f"{tool}: internal error: {_described(error)}; set {TRACEBACK}=1 to see where, and please report it")
     return 1
+
+
+def _described(error: Exception) -> str:
+    """`KeyError: 'x' at build.py:103`"""
+    where = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)[-1:]]
+    return " at ".join([f"{type(error).__name__}: {one_line(str(error))[:100]}", *where])
+
+
+class _Closed(TextIOBase):
+    """Standard output or input that the caller has closed. Nothing written to it is an error."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self.name = f"<{name}>"
+
+    @property
+    def buffer(self) -> NoReturn:
+        raise self._error()
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "utf-8"
+
+    def write(self, text: str, /) -> int:
+        if text:
+            raise self._error()
+        return 0
+
+    def _error(self) -> OSError:
+        return OSError(EBADF, f"{self._name} is closed; give it a file")
+
+
+class _Nowhere(TextIOBase):
+    """Closed stderr: what is said is lost, as the caller wants it."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
+def _open_streams() -> None:
+    """Stand-ins for closed standard streams, so that no file that is opened gets their numbers, and what is said."""
+    with suppress(OSError):
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(number)
+    streams: Any = sys
+    for name in ("stdin", "stdout"):
+        if getattr(sys, name) is None:
+            setattr(streams, name, _Closed(name))
+    if sys.stderr is None:
+        streams.stderr = _Nowhere()
+    # Programs and modules are UTF-8 whatever the terminal is.
+    output: Any = sys.stdout
+    if isinstance(output, TextIOWrapper) and output.encoding.lower() not in ("utf-8", "utf8"):
+        output.reconfigure(encoding="utf-8")

@@ -17,11 +17,11 @@ def read_graphs(name: str) -> list[Graph]:
     from xdsl.context import Context
     from xdsl.dialects import get_all_dialects
     from xdsl.dialects.builtin import ModuleOp
-    from xdsl.parser import Parser
     from xdsl.utils.exceptions import DiagnosticException, ParseError, VerifyException
 
     from unity_ir.dialects.convert import pcg_functions, to_graph
-    from unity_ir.tools.opt_messages import check_strings, missing_property, name_operation, one_line, parse_error
+    from unity_ir.tools.opt_messages import name_operation, parse_error
+    from unity_ir.tools.read_text import as_xdsl, check_structure, read_module
     from unity_ir.universe import UNITY_UNIVERSE
 
     context = Context()
@@ -29,25 +29,17 @@ def read_graphs(name: str) -> list[Graph]:
         context.register_dialect(dialect, factory)
     module = ModuleOp([])
     try:
-        text = Path(name).read_text(encoding="utf-8")
-        check_strings(text, name)
-        module = Parser(context, text, name).parse_module()
-        module.verify()
+        module = read_module(context, Path(name).read_bytes(), name)
+        check_structure(module)
+        with as_xdsl("verified"):
+            module.verify()
         graphs = [to_graph(f) for f in pcg_functions(module)]
     except ParseError as error:
         raise UnityError(parse_error(error, [op.name for op in context.loaded_ops])) from error
-    except RecursionError as error:
-        raise UnityError(f"{name}: nested too deeply") from error
     except VerifyException as error:
         raise UnityError(f"{name}: {name_operation(module, error)}") from error
-    except KeyError as error:
-        # xDSL verifies what is inside an operation first, which may look at properties that are missing.
-        if (missing := missing_property(module)) is None:
-            raise
-        raise UnityError(f"{name}: {missing}") from error
-    except (DiagnosticException, OverflowError, ValueError) as error:
-        # ValueError: text that is not UTF-8, and Python's limit on the digits of an integer.
-        raise UnityError(f"{name}: {one_line(str(error))}") from error
+    except DiagnosticException as error:
+        raise UnityError(f"{name}: {error}") from error
     if not graphs:
         raise UnityError(f"{name}: it has no function of pcg operations")
     return graphs

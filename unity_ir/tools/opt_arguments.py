@@ -9,7 +9,7 @@ from math import inf
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from xdsl.utils.arg_spec import ArgSpec
+from xdsl.utils.arg_spec import ArgSpec, PipelineLexer, SpecTokenKind
 
 from unity_ir.errors import UnityError
 
@@ -95,6 +95,22 @@ def expanded(argv: Sequence[str]) -> list[str]:
     return ["--search=joint" if word == "--search" else word for word in argv]
 
 
+def check_repeated(flag: str, text: str) -> None:
+    """Refuse an argument of a pass or target that is given twice: xDSL takes the last. Raises `ArgSpecParseError`."""
+    lexer = PipelineLexer(text)
+    seen: set[str] = set()
+    previous = None
+    while (token := lexer.lex()).kind is not SpecTokenKind.EOF:
+        if token.kind is SpecTokenKind.L_BRACE:
+            seen.clear()
+        if token.kind is SpecTokenKind.IDENT and previous in (SpecTokenKind.L_BRACE, SpecTokenKind.SPACE):
+            key = token.span.text.replace("-", "_")
+            if key in seen:
+                raise UnityError(f"unity-opt: {flag} {text}: {token.span.text} is given twice; leave one out")
+            seen.add(key)
+        previous = token.kind
+
+
 def check_arguments(given: str, spec: ArgSpec, kind: Any) -> None:
     """Refuse what a pass or target has no argument for, or what is not of the argument's type, by its name."""
     known = [field.name for field in fields(kind) if field.init and field.name != "name"]
@@ -143,6 +159,8 @@ def search_options(text: str) -> dict[str, str | int | float]:
         if not equals or kind is None:
             *known, last = (f"{name}=" for name in _SEARCH)
             raise UnityError(f"unity-opt: --search: {setting!a} is no {', '.join(known)} or {last}")
+        if key in found:
+            raise UnityError(f"unity-opt: --search: {key} is given twice; leave one out")
         try:
             found[key] = kind(value)
         except ValueError as error:

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.irdl import IRDLOperation, OptPropertyDef
 from xdsl.utils.exceptions import ParseError, VerifyException
 from xdsl.utils.lexer import Input, Span
+
+from unity_ir.messages import one_line, printable
 
 _STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"|"')
 """A comment, a whole string, or the quote of a broken one."""
@@ -25,6 +26,9 @@ def check_strings(text: str, name: str) -> None:
 def name_operation(module: ModuleOp, error: VerifyException) -> str:
     """What does not verify, beginning with the operation: xDSL's own rules do not name it."""
     text = one_line(str(error))
+    missing = re.fullmatch(r"(?:\S+: )?property '(\S+)' expected in operation '(\S+)'", text)
+    if missing is not None:
+        return f"{missing[2]}: property {missing[1]} is missing; add it"
     if re.match(r"\w+\.\w+: ", text):
         return text
     for op in module.walk():
@@ -35,25 +39,6 @@ def name_operation(module: ModuleOp, error: VerifyException) -> str:
     return text
 
 
-def missing_property(module: ModuleOp) -> str | None:
-    """Given a `func.func` without a type, returns `func.func: property function_type is missing; add it`."""
-    for op in module.walk():
-        if isinstance(op, IRDLOperation):
-            for name, definition in op.get_irdl_definition().properties.items():
-                if name not in op.properties and not isinstance(definition, OptPropertyDef):
-                    return f"{op.name}: property {name} is missing; add it"
-    return None
-
-
-def one_line(text: str) -> str:
-    """White space as single blanks; characters that would steer the terminal, escaped."""
-    return printable(" ".join(text.split()))
-
-
-def printable(text: str) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def parse_error(error: ParseError, known: Iterable[str]) -> str:
     """`file:line:col: message`, with near names, of those `known`, for an operation there is not."""
     message = one_line(error.msg)
@@ -62,7 +47,8 @@ def parse_error(error: ParseError, known: Iterable[str]) -> str:
     unknown = re.fullmatch(r"Operation (\S+) is not registered", message)
     if unknown is not None:
         message = f"{unknown[1]}: unknown operation{did_you_mean(unknown[1], known)}"
-    return f"{error.span.get_location()}: {message}"
+    # A file's name may hold a newline, which its text's lines are not.
+    return f"{printable(str(error.span.get_location()))}: {message}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -35,6 +35,7 @@ from unity_ir.lowering.spmd import lower
 from unity_ir.lowering.tuning import IMPLEMENTATIONS
 from unity_ir.machine import load
 from unity_ir.machine.model import Machine
+from unity_ir.messages import tell
 from unity_ir.models import from_text, names
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
@@ -320,13 +321,13 @@ def check(options: Namespace) -> int:
     rows = list(compiled(asked, targets, options))
     show(rows, asked, options.all)
     for what, reason in asked.refused.items():
-        print(f"not emitted: {what}: {reason}", file=sys.stderr)
+        tell(f"not emitted: {what}: {reason}")
     if options.json is not None:
         options.json.write_text(json.dumps(report(rows, asked, options), indent=1) + "\n", encoding="utf-8")
     wrong, left = sum(bool(row.wrong) for row in rows), len(asked.jobs) * len(targets) - len(rows)
     print(f"{len(asked.jobs)} distinct kernels, {len(rows)} compilations, {wrong} violations, {left} left out")
     for model in asked.without:
-        print(f"unity-aot: none of the programs of {model} could be emitted", file=sys.stderr)
+        tell(f"unity-aot: none of the programs of {model} could be emitted")
     return 1 if wrong or left or asked.without else 0
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
 from io import BytesIO, StringIO
@@ -22,7 +22,6 @@ from typing import IO, TYPE_CHECKING, Any, TypeGuard
 from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
-from xdsl.parser import Parser
 from xdsl.passes import PassPipeline
 from xdsl.utils.arg_spec import parse_pipeline, parse_spec
 from xdsl.utils.exceptions import (
@@ -35,25 +34,20 @@ from xdsl.utils.exceptions import (
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from unity_ir import __version__
-from unity_ir.errors import UnityError, UnityReport
+from unity_ir.errors import UnityError
+from unity_ir.tools.command_line import Once, outcome
 from unity_ir.tools.opt_arguments import (
     add_arguments,
     check_arguments,
+    check_repeated,
     expanded,
     search_options,
     seconds,
     usage_error,
 )
 from unity_ir.tools.opt_files import Kept, staged_files, write_files
-from unity_ir.tools.opt_messages import (
-    check_strings,
-    did_you_mean,
-    missing_property,
-    name_operation,
-    one_line,
-    parse_error,
-    printable,
-)
+from unity_ir.tools.opt_messages import did_you_mean, name_operation, parse_error
+from unity_ir.tools.read_text import as_xdsl, check_structure, read_module
 
 if TYPE_CHECKING:
     from unity_ir.frontends.torch import Imported
@@ -79,6 +73,7 @@ class UnityOpt(xDSLOptMain):
     """What goes into the files of `--trace` and `--timeline`, by name."""
 
     def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
+        arg_parser.register("action", None, Once)
         super().register_all_arguments(arg_parser)
         arg_parser.prog = "unity-opt"
         arg_parser.error = usage_error
@@ -91,26 +86,11 @@ class UnityOpt(xDSLOptMain):
         self.available_frontends["mlir"] = self.available_frontends["pcg"] = self.parse_text
 
     def parse_text(self, io: IO[bytes]) -> ModuleOp:
-        try:
-            text = io.read().decode()
-        except UnicodeDecodeError as error:
-            raise UnityError(f"{self.get_input_name()}: byte {error.start} is not UTF-8 text") from error
-        if not text.strip():
-            raise UnityError(f"{self.get_input_name()}: the file is empty; the empty module is `builtin.module {{}}`")
-        check_strings(text, self.get_input_name())
-        parser = Parser(self.ctx, text, self.get_input_name())
-        try:
-            return parser.parse_module(not self.args.no_implicit_module)
-        except VerifyException as error:
-            # An attribute that does not hold together; it has no place of its own.
-            if self.args.verify_diagnostics:
-                raise
-            parser.raise_error(str(error))
-        except RecursionError:
-            parser.raise_error("nested too deeply")
-        except (NotImplementedError, OverflowError, ValueError) as error:
-            # Python's limit on the digits of an integer, and widths xDSL cannot pack into bytes.
-            parser.raise_error(f"not a value of its type: {error}")
+        name, implicit = self.get_input_name(), not self.args.no_implicit_module
+        module = read_module(self.ctx, io.read(), name, implicit, raise_verify=self.args.verify_diagnostics)
+        if not self.args.disable_verify:
+            self.verified(module, check_structure)
+        return module
 
     def get_input_name(self) -> str:
         if self.args.model is not None:
@@ -182,8 +162,10 @@ class UnityOpt(xDSLOptMain):
                 raise UnityError("unity-opt: --profile is of a machine's devices; add --machine")
             self.args.machine += f",profile={self.args.profile}"
         for flag, given in (("--no-split", self.args.no_split), ("--no-cache", self.args.no_cache)):
-            if given and self.args.search.partition(",")[0] != "unity":
+            if given and (self.args.search or "").partition(",")[0] != "unity":
                 raise UnityError(f"unity-opt: {flag} is for Unity's search; add --search=unity")
+        for flag, text in (("-p", self.args.passes), ("-t", self.args.target)):
+            check_repeated(flag, text)
         specs = list(parse_pipeline(self.args.passes))
         for spec in specs:
             if spec.name not in self.available_passes:
@@ -256,9 +238,11 @@ class UnityOpt(xDSLOptMain):
             except ValueError as error:
                 raise UnityError(f"unity-opt: -t {self.args.target}: {error}") from error
 
-    def apply_passes(self, prog: ModuleOp) -> None:
+    def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
+        """Do what verifies a module; an error begins with the operation."""
         try:
-            super().apply_passes(prog)
+            with as_xdsl("changed or verified"):
+                work(module)
         except PassFailedException as error:
             if self.args.stats:
                 print_misfit(error.__cause__)
@@ -266,13 +250,10 @@ class UnityOpt(xDSLOptMain):
         except VerifyException as error:
             if self.args.verify_diagnostics:
                 raise
-            raise UnityError(f"{self.get_input_name()}: {name_operation(prog, error)}") from error
-        except KeyError:
-            # xDSL verifies what is inside an operation first, which may look at properties that are missing.
-            missing = missing_property(prog)
-            if missing is None:
-                raise
-            raise VerifyException(missing) from None
+            raise UnityError(f"{self.get_input_name()}: {name_operation(module, error)}") from error
+
+    def apply_passes(self, prog: ModuleOp) -> None:
+        self.verified(prog, super().apply_passes)
         if self.args.derivation_out is not None:
             self.derivation = derivation_text(prog)
         if self.args.stats:
@@ -327,6 +308,13 @@ class UnityOpt(xDSLOptMain):
         return {file: draw(timeline, title) for file, draw in drawn.items() if file is not None}
 
     # Writing
+
+    def output_resulting_program(self, prog: ModuleOp) -> str:
+        with as_xdsl(f"written by -t {self.args.target}"):
+            text = super().output_resulting_program(prog)
+        if not text.strip():
+            raise DiagnosticException(f"-t {self.args.target} writes nothing of it; it is for other operations")
+        return text
 
     def prepare_output(self) -> IO[str]:
         if self.args.output_file is None:
@@ -389,39 +377,27 @@ def main(argv: list[str] | None = None) -> int:
 
     Whatever is wrong with the input is one line on stderr and exit code 1; any exception is a bug.
     """
+    return outcome("unity-opt", lambda: _run(expanded(sys.argv[1:] if argv is None else argv)))
+
+
+def _run(argv: list[str]) -> int:
     verification = Attribute.__post_init__
     tool = None
     try:
-        tool = UnityOpt("Unity modular optimizer driver", expanded(sys.argv[1:] if argv is None else argv))
+        tool = UnityOpt("Unity modular optimizer driver", argv)
         tool.run()
         tool.write_output_file()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has gone, e.g. `| head`. Python flushes stdout once more at exit: give it somewhere to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except ParseError as error:
-        message = parse_error(error, [op.name for op in tool.ctx.loaded_ops] if tool else [])
+        known = [op.name for op in tool.ctx.loaded_ops] if tool else []
+        raise UnityError(parse_error(error, known)) from error
     except DiagnosticException as error:
-        message = one_line(f"{tool.get_input_name()}: {error}" if tool is not None else str(error))
-    except KeyboardInterrupt:
-        print("unity-opt: interrupted", file=sys.stderr)
-        return 130
-    except UnityReport as error:
-        message = "\n".join(map(printable, str(error).splitlines()))
-    except UnityError as error:
-        message = one_line(str(error))
+        raise UnityError(f"{tool.get_input_name()}: {error}" if tool is not None else str(error)) from error
     except ArgSpecParseError as error:
-        message = f"unity-opt: {one_line(str(error))}"
-    except OSError as error:
-        message = f"{error.filename}: {error.strerror}" if error.filename else f"unity-opt: {error}"
-    else:
-        return 0
+        raise UnityError(f"unity-opt: {error}") from error
     finally:
         # `--disable-verify` switches verification off for the whole process.
         Attribute.__post_init__ = verification
-    print(message, file=sys.stderr)
-    return 1
+    return 0
 
 
 if __name__ == "__main__":

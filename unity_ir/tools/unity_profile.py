@@ -39,6 +39,7 @@ from unity_ir.machine.fit import FEWEST, Fit, Line, Sample, fit, fit_line
 from unity_ir.machine.load import PROFILE, load
 from unity_ir.machine.model import Machine
 from unity_ir.machine.profile import CollectiveRow, KernelRow, ProfileFile, open_profile
+from unity_ir.messages import tell
 from unity_ir.pcg.differentiate import differentiate, trained
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Optimizer
@@ -370,11 +371,9 @@ def profile(options: Namespace) -> int:
             write(fitted, fit_text(found, lines(file, ranks), file.about, ranks))
         total = len(file.kernels(ranks))
     for operator, reason in sorted(asked.refused.items()):
-        print(f"not measured: {operator}: {reason}", file=sys.stderr)
+        tell(f"not measured: {operator}: {reason}")
     if interrupted:
-        print(
-            f"unity-profile: stopped; {options.out} has {total} kernels, and the same command goes on", file=sys.stderr
-        )
+        tell(f"unity-profile: stopped; {options.out} has {total} kernels, and the same command goes on")
         return 130
     print(
         f"{options.out}: {added} measured, {total} kernels with {ranks} ranks in all; {len(asked.jobs)} were asked for"

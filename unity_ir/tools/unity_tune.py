@@ -29,6 +29,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.spmd import Program, lower
 from unity_ir.lowering.tuning import IMPLEMENTATIONS, Table, read_table
 from unity_ir.machine import load
+from unity_ir.messages import tell
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
@@ -154,7 +155,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
             interrupted = True
     table.write(options.out)
     for what, reason in refused.items():
-        print(f"not measured: {what}: {reason}", file=sys.stderr)
+        tell(f"not measured: {what}: {reason}")
     show(table)
     print(f"{options.out}: {len(table.seconds) - before} operators measured, {len(table.seconds)} in all")
     return 130 if interrupted else 0

@@ -22,7 +22,7 @@ OPTIMIZERS = (Optimizer(), Optimizer("adam"))
 
 
 @given(st.integers(0, 10**6), st.sampled_from([(2,), (2, 3), (2, 2, 2)]), st.sampled_from(OPTIMIZERS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_counts_is_what_the_fullest_device_holds(seed: int, sizes: tuple[int, ...], optimizer: Optimizer):
     random, mesh = Random(seed), Mesh(sizes)
 

@@ -40,7 +40,7 @@ def plans(graph: Graph, machine: Machine, seed: int) -> list[Graph]:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_forward_costs_what_its_training_step_costs(seed: int, machine: Machine):
     graph = random_graph(Random(seed), Random(seed).randint(1, 7), dims=(2, 4, 6, 12))
     for plan in plans(graph, machine, seed):

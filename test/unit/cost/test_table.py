@@ -58,7 +58,7 @@ def rows(data: st.DataObject, node: Node) -> tuple[tuple[str, ...], list[tuple[i
 
 
 @pytest.mark.parametrize("name", operators())
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_rows_cost_what_single_configurations_cost(name: str, data: st.DataObject):
     node = serial(data, name)

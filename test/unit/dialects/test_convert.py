@@ -111,7 +111,7 @@ def _grid(type: TensorType) -> tuple[int, ...]:
     return tuple(d for d in (*type.degrees, type.copy, type.sum) if d > 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs())
 def test_round_trip(graph: Graph) -> None:
     func = from_graph(graph)
@@ -119,7 +119,7 @@ def test_round_trip(graph: Graph) -> None:
     assert to_graph(func) == graph
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs(), st.booleans())
 def test_round_trip_through_text(graph: Graph, generic: bool) -> None:
     # xDSL's generic form of a function loses names beyond ASCII.

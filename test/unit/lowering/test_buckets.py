@@ -51,7 +51,7 @@ def everywhere(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]
 @given(
     st.lists(st.tuples(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 2)), min_size=1, max_size=4)
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_many_in_one_call_are_as_in_calls_of_their_own(tensors: list[tuple[list[int], int]]):
     dims = tuple(dim % len(shape) for shape, dim in tensors)
     generator = torch.Generator().manual_seed(0)

@@ -35,7 +35,7 @@ def row_major(shape: tuple[int, ...]) -> list[int]:
 
 
 @given(contiguous())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_parts_and_what_is_joined_are_row_major(drawn: tuple[Tensor, int]):
     x, dim = drawn
     parts = COLLECTIVES._cut(x, dim, (0,))

@@ -124,7 +124,7 @@ def compare(program: Program, group: Fused, known: Mapping[int, Any], runner: An
 def test_random_groups(runner: Any) -> None:
     seen = set[str]()
 
-    @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 10**6), st.integers(3, 12))
     def property(seed: int, size: int) -> None:
         program = lowered(random_graph(Random(seed), size, dims=(2, 3, 6), dtype="f32"), load("box:1"))

@@ -42,7 +42,7 @@ def check_case(name: str, case: Case, impl: str, runner: Any, dtype: str = "f32"
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize("name", LOWERED)
 def test_random_shapes(name: str, impl: str, runner: Any) -> None:
-    @settings(max_examples=6, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=6, database=None, suppress_health_check=list(HealthCheck))
     @given(CASES[name])
     def property(case: Case) -> None:
         check_case(name, case, impl, runner)

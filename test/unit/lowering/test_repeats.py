@@ -100,7 +100,7 @@ def run(graph: Graph) -> tuple[str, Any]:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_loop_computes_what_its_lines_do(seed: int):
     graph = layered(seed)
     _, found = run(graph)

@@ -42,7 +42,7 @@ def layers(count: int, width: int = 64) -> Program:
 
 
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_what_is_read_is_there_and_nothing_stays(seed: int, with_pins: bool, bucket: int):
     program = random_program(seed, with_pins)
     found = schedule(program, bucket)
@@ -122,7 +122,7 @@ def held_until_the_end(program: Program, found: Schedule) -> list[list[int]]:
 
 
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]), st.sampled_from([0, 64, 256, 2**20]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_collectives_under_way_hold_so_much(seed: int, with_pins: bool, bucket: int, under_way: int):
     program = random_program(seed, with_pins)
     bound, free = (schedule(program, bucket, limit) for limit in (under_way, 2**60))
@@ -171,7 +171,7 @@ def ordered(seed: int) -> dict[Place, list[Call]]:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_rank_waits_for_ever(seed: int):
     check_order("f", ordered(seed))
 

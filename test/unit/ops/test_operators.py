@@ -111,7 +111,7 @@ def test_every_operator_is_tested():
 
 
 def tried(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    return settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("name", operators())

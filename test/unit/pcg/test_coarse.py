@@ -58,7 +58,7 @@ def coarsened(machine: Machine, shape: tuple[int, ...], source: Layout, target: 
 
 
 @given(problems())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_cheapest_with_axes_that_go_together(problem: tuple[Machine, tuple[int, ...], Layout, Layout]):
     machine, shape, source, target = problem
     memo = MEMOS.setdefault((machine.mesh.sizes, machine.axis_levels), {})
@@ -78,7 +78,7 @@ def test_the_cheapest_with_axes_that_go_together(problem: tuple[Machine, tuple[i
 
 
 @given(problems())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_cheaper_than_axis_by_axis(problem: tuple[Machine, tuple[int, ...], Layout, Layout]):
     machine, shape, source, target = problem
     if len(machine.mesh.sizes) > 3 and len(shape) > 2:

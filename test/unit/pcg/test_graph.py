@@ -18,7 +18,7 @@ TYPE = tensor_type((4, 6), "f64")
 
 
 @given(RANDOMS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_rebuilding_gives_the_very_same_graph(random: Random):
     graph = random_graph(random, 8)
     assert rewrite(graph, lambda node, operands: rebuild(node, operands, node.view).results) == graph
@@ -26,14 +26,14 @@ def test_rebuilding_gives_the_very_same_graph(random: Random):
 
 
 @given(RANDOMS, st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_erasure_of_any_plan_is_the_serial_graph(random: Random, seed: int):
     graph = random_graph(random, 5)
     assert erase(sample(graph, boxes(2, 3), seed)) == graph
 
 
 @given(RANDOMS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_nodes_come_after_their_operands_once(random: Random):
     nodes = random_graph(random, 8).nodes()
     assert len(nodes) == len(set(nodes))
@@ -42,7 +42,7 @@ def test_nodes_come_after_their_operands_once(random: Random):
 
 
 @given(RANDOMS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_rewrite_replaces_everywhere(random: Random):
     """relu(x) by x * 1 where x is positive anyway: everything after it is rebuilt, nothing keeps the old value."""
     graph = random_graph(random, 8)

@@ -39,7 +39,7 @@ MESHES = [(), (2,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (2, 2, 3), (2, 3, 2), (2,
 
 
 @given(st.sampled_from(MESHES), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_view_says_what_every_axis_does(sizes: tuple[int, ...], data: st.DataObject):
     mesh, order = Mesh(sizes), ("m", "n", COPY, frozenset({"x"}))
     assignment = tuple(data.draw(st.sampled_from([*order, REPEAT, *map(at, range(size))])) for size in sizes)
@@ -68,7 +68,7 @@ def test_view_of_a_layout_puts_pieces_where_devices_hold_them(sizes: tuple[int, 
 
 
 @given(st.integers(0, 10**6), st.sampled_from([(2, 2), (2, 3), (2, 2, 2)]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_writing_views_down_changes_no_place(seed: int, sizes: tuple[int, ...]):
     machine = boxes(*sizes)
     plan = differentiate(sample(random_graph(Random(seed), 5), machine, seed), Optimizer(), machine.mesh)

@@ -46,7 +46,7 @@ def marked(graph: Graph, random: Random) -> Graph:
 
 
 @given(st.integers(0, 10**6), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_gradients_are_the_same(seed: int, placed: bool):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 8))
@@ -71,7 +71,7 @@ def test_gradients_are_the_same(seed: int, placed: bool):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_backward_reads_nothing_that_is_not_kept(seed: int):
     random = Random(seed)
     graph = marked(random_graph(random, random.randint(1, 8)), random)

@@ -68,7 +68,7 @@ def test_moves_are_just_those_that_work(sizes: tuple[int, ...], shape: tuple[int
 
 
 @given(problems(), st.sampled_from([0.0, 1e-6]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_plan_leads_to_the_target(problem: tuple[Mesh, tuple[int, ...], Layout, Layout], overhead: float):
     mesh, shape, source, target = problem
     machine = boxes(*mesh.sizes, overhead=overhead)
@@ -140,7 +140,7 @@ def entering(machine: Machine, shape: tuple[int, ...], source: Layout, target: L
 
 
 @given(problems())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_plan_beats_the_cut(problem: tuple[Mesh, tuple[int, ...], Layout, Layout]):
     mesh, shape, source, target = problem
     if pins(source) or pins(target):

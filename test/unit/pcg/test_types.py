@@ -89,7 +89,7 @@ def steps(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
 
 
 @given(tensor_types(), st.lists(steps(), max_size=12))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_chain_keeps_the_value_and_its_gradient_is_dual(type: TensorType, chain: list[tuple[str, dict[str, int]]]):
     assume(not type.halo_sum)
     start = value = scattered(type)
@@ -112,7 +112,7 @@ def test_any_chain_keeps_the_value_and_its_gradient_is_dual(type: TensorType, ch
 
 
 @given(tensor_types(), steps())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_gradient_of_a_step_is_its_transpose(type: TensorType, step: tuple[str, dict[str, int]]):
     """<g, A x> = <A* g, x> over all pieces, each piece a vector of its own."""
     op, attributes = step

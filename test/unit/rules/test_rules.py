@@ -54,7 +54,7 @@ def check(graph: Graph, after: Graph) -> None:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_application_keeps_outputs_and_gradients(seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(2, 9), dims=(2, 4))
     for rule in ALGEBRAIC:

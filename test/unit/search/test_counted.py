@@ -62,7 +62,7 @@ def bounds(graph, machine: Machine, known: float, patch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_no_bound_is_above_the_optimum(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 5), dims=DIMS)
     least = Solver(Spaces(machine), SGD).solve(graph).seconds
@@ -72,7 +72,7 @@ def test_no_bound_is_above_the_optimum(machine: Machine, seed: int):
 
 @pytest.mark.parametrize("machine", LARGE.values(), ids=LARGE)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_no_plan_is_below_the_bound(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 4), dims=DIMS)
     plans = [sample(graph, machine, seed + i) for i in range(3)]
@@ -88,7 +88,7 @@ def test_no_plan_is_below_the_bound(machine: Machine, seed: int):
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
     machine = boxes(2, 2)
     graph = random_graph(Random(seed), Random(seed).randint(1, 6), dims=DIMS)
@@ -104,7 +104,7 @@ def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
 
 @pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_a_counted_plan_spelled_out_computes_the_same_and_is_not_below_its_sum(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 6), dims=DIMS)
     solver = Solver(Spaces(machine, by_count=True), SGD)
@@ -121,7 +121,7 @@ def test_a_counted_plan_spelled_out_computes_the_same_and_is_not_below_its_sum(m
     st.booleans(),
     st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_stepwise_as_from_the_table_of_all_pairs(machine: Machine, shape: list[int], training: bool, seed: int):
     random = np.random.default_rng(seed)
     space = LayoutSpace(machine, counted_groups(machine), tuple(shape), "f32")
@@ -183,7 +183,7 @@ def test_what_it_costs_from_one_layout_or_a_few_is_as_between_all(shape: tuple[i
 
 @pytest.mark.parametrize("machine", [*SAME.values(), boxes(2, 2, 2)])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_rows_left_of_a_finer_problem_have_its_best_choice(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 4), dims=DIMS)
     plain = Spaces(machine, by_count=True)
@@ -233,7 +233,7 @@ def orders(graph, machine: Machine) -> float:
 
 @pytest.mark.parametrize("machine", [*SAME.values(), boxes(4, 4)])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_with_orders_told_apart_it_costs_no_less_than_counted_and_no_more_than_on_axes(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 4), dims=DIMS)
     least = orders(graph, machine)

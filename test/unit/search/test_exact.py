@@ -153,7 +153,7 @@ class Everything:
 
 @pytest.mark.parametrize("machine", [TWO, FOUR, SIX, boxes(2, 2, 2, overhead=1e-6)], ids=["2", "2x2", "2x3", "2x2x2"])
 @given(st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_plan_costs_what_the_search_says_and_nothing_beats_it(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 8), dims=(2, 4, 6, 12))
     solver = Solver(Spaces(machine), SGD)
@@ -177,7 +177,7 @@ def named(roles: Sequence[GridRole], counts: Ints) -> Assignment:
 
 @pytest.mark.parametrize("machine", [TWO, FOUR, SIX], ids=["2", "2x2", "2x3"])
 @given(st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_choice_costs_the_sum_of_its_terms(machine: Machine, seed: int):
     """Configurations, rests and relays at random: the plan written out puts everything where it was chosen."""
     random = Random(seed)
@@ -222,7 +222,7 @@ def test_any_choice_costs_the_sum_of_its_terms(machine: Machine, seed: int):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_on_larger_machines_the_search_is_a_bound(seed: int):
     machine = boxes(2, 2, 2, 2, overhead=1e-6)
     graph = random_graph(Random(seed), 3, dims=(4, 16))
@@ -236,7 +236,7 @@ def test_on_larger_machines_the_search_is_a_bound(seed: int):
 
 @pytest.mark.parametrize("machine", [TWO, FOUR], ids=["2", "2x2"])
 @given(st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_tables_hold_every_configuration(machine: Machine, seed: int):
     graph = random_graph(Random(seed), 3, dims=(2, 4, 6, 12))
     problem, solver = Everything(graph, machine), Solver(Spaces(machine), SGD)
@@ -286,7 +286,7 @@ def test_weight_that_is_only_an_output_rests_somewhere():
 
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 4, 2**16]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_elimination_finds_the_least_sum(seed: int, near: int):
     random = np.random.default_rng(seed)
     sizes = {v: int(random.integers(1, 4)) for v in range(int(random.integers(1, 6)))}

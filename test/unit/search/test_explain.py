@@ -20,7 +20,7 @@ MACHINE = boxes(2, 2, overhead=1e-6)
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_alternative_is_the_best_plan_with_it(seed: int):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 5), dims=(2, 4, 6, 12))

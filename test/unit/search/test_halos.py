@@ -26,7 +26,7 @@ MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, ove
 
 
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_random_plan_of_a_cnn_means_the_same(seed: int, machine: Machine):
     graph = random_cnn(Random(seed), Random(seed).randint(1, 5))
     plan = sample(graph, machine, seed)
@@ -39,7 +39,7 @@ def test_a_random_plan_of_a_cnn_means_the_same(seed: int, machine: Machine):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES[:2]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_random_plan_of_a_cnn_is_below_the_bound(seed: int, machine: Machine):
     graph = random_cnn(Random(seed), Random(seed).randint(1, 4))
     solver = Solver(Spaces(machine), SGD)

@@ -47,7 +47,7 @@ def chosen_at_random(ledger: Ledger, random: Random) -> Choice:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(OPTIMIZERS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_choice_takes_the_time_and_bytes_the_ledger_says(seed: int, optimizer: Optimizer):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 7), dims=(2, 4, 6, 12))
@@ -63,7 +63,7 @@ def test_any_choice_takes_the_time_and_bytes_the_ledger_says(seed: int, optimize
 
 
 @given(st.integers(0, 10**6), st.floats(0, 1), st.sampled_from(OPTIMIZERS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_prices_are_minimised(seed: int, part: float, optimizer: Optimizer):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 6), dims=(2, 4, 6, 12))
@@ -85,7 +85,7 @@ def tried(ledger: Ledger) -> list[tuple[float, float]]:
 
 
 @given(st.integers(0, 10**6), st.floats(-0.1, 1.05))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_something_is_found_if_anything_fits_and_the_bound_holds(seed: int, part: float):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 2), dims=(2, 4))
@@ -107,7 +107,7 @@ def test_something_is_found_if_anything_fits_and_the_bound_holds(seed: int, part
 
 
 @given(st.integers(0, 10**6), st.floats(0, 1.2))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_what_is_returned_fits(seed: int, part: float):
     random = Random(seed)
     graph = random_graph(random, random.randint(2, 7), dims=(2, 4, 6, 12))
@@ -131,7 +131,7 @@ def test_what_is_returned_fits(seed: int, part: float):
 
 
 @given(st.integers(0, 10**6), st.floats(0, 0.9), st.sampled_from([boxes(4, 2, overhead=1e-6), FOUR]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_no_plan_that_fits_is_below_the_bound_over_counted_axes(seed: int, part: float, machine: Machine):
     size = 1 + seed % 3
     graph = small(seed, size) if seed % 2 else random_graph(Random(seed), size, dims=(2, 4, 6, 12))
@@ -155,7 +155,7 @@ def need_of(graph: Graph, machine: Machine, optimizer: Optimizer) -> int:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(OPTIMIZERS), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_peak_is_above_all_at_once(seed: int, optimizer: Optimizer, on_parts: bool):
     size = 1 + seed % 5
     graph = small(seed, size) if seed % 2 else random_graph(Random(seed), size, dims=(2, 4, 6, 12))
@@ -197,7 +197,7 @@ def smallest_at_random(graph: Graph, machine: Machine, optimizer: Optimizer, ran
 
 
 @given(st.integers(0, 10**6), st.sampled_from([TWO, FOUR]), st.sampled_from(OPTIMIZERS), st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @example(14, FOUR, Optimizer("adam"), True)
 @example(26, FOUR, Optimizer(), True)
 def test_no_plan_is_missed_near_the_least_that_plans_need(

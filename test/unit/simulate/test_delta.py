@@ -15,9 +15,11 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import from_text
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, Optimizer, erase, leaf
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.layout import REPEAT
+from unity_ir.pcg.types import tensor_type
+from unity_ir.search import Settings, run
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.choices import fits, random_assignment
 from unity_ir.simulate.delta import Simulation
@@ -69,7 +71,7 @@ def test_random_changes_of_models(text: str, overlap: bool):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_random_changes_of_random_graphs(seed: int, machine: Machine, overlap: bool):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 7), dims=(2, 4, 6, 12))
@@ -82,8 +84,22 @@ def test_random_changes_of_random_graphs(seed: int, machine: Machine, overlap: b
     assert state.makespan == state.full() == written_out(state)
 
 
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("machine", MACHINES[:2])
+def test_weights_that_no_operator_reads_are_updated(alone: bool, machine: Machine):
+    weight = leaf("weight", tensor_type((12, 4), "f32"), name="v").result
+    grown = random_graph(Random(3), 3, dims=(4, 12))
+    outputs = (weight,) if alone else (*grown.outputs, weight)
+    graph = Graph("f", () if alone else grown.inputs, outputs)
+    state = start(graph, machine, Random(0))
+    assert state.makespan == state.full() == written_out(state) > 0
+    for strategy in ("joint", "mcmc", "unity", "sequential", "data-parallel", "tofu"):
+        found = run(graph, machine, strategy, settings=Settings(budget=4))
+        assert simulate(task_graph(found.graph, found.cost)).makespan > 0
+
+
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES[:3]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_devices_told_apart_are_as_one_class(seed: int, machine: Machine):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 7), dims=(2, 4, 6, 12))
@@ -99,7 +115,7 @@ def test_devices_told_apart_are_as_one_class(seed: int, machine: Machine):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES[:3]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_operators_on_parts_of_the_machine(seed: int, machine: Machine):
     """Pinned on some axes: those tell devices apart, and all of them may."""
     random = Random(seed)
@@ -166,7 +182,7 @@ def test_what_does_not_fit_changes_nothing():
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_plans_with_pins_are_realised(random: Random):
     """Reshards between any parts of the machine are placed, and gradients piecewise are those of the serial graph."""
     graph, machine = random_graph(random, random.randint(1, 6)), boxes(2, 2, 2, overhead=1e-6)

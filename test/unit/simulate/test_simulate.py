@@ -48,7 +48,7 @@ def tasks_of(plan: Graph, machine: Machine, **options: object) -> TaskGraph:
 
 
 @seeds
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_without_overlap_the_time_is_the_sum(seed: int, machine: Machine):
     for step in (False, True):
         plan = random_plan(seed, machine, step)
@@ -60,7 +60,7 @@ def test_without_overlap_the_time_is_the_sum(seed: int, machine: Machine):
 
 
 @seeds
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_overlap_lies_between_its_bounds(seed: int, machine: Machine):
     for step in (False, True):
         tasks = tasks_of(random_plan(seed, machine, step), machine)
@@ -76,7 +76,7 @@ def test_overlap_lies_between_its_bounds(seed: int, machine: Machine):
 
 
 @seeds
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_one_class_stands_for_every_device(seed: int, machine: Machine):
     plan = random_plan(seed, machine, False)
     for overlap in (True, False):
@@ -93,7 +93,7 @@ def test_one_class_stands_for_every_device(seed: int, machine: Machine):
 
 
 @seeds
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_longer_task_never_shortens_the_whole(seed: int, machine: Machine):
     tasks = tasks_of(random_plan(seed, machine, False), machine)
     before = simulate(tasks).ends
@@ -105,7 +105,7 @@ def test_a_longer_task_never_shortens_the_whole(seed: int, machine: Machine):
 
 
 @seeds
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_memory_is_that_of_the_cost_model_at_most(seed: int, machine: Machine):
     """Nothing is held twice: at once there is at most what there ever is, and what is always there is."""
     plan = random_plan(seed, machine, False)

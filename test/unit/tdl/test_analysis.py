@@ -239,7 +239,7 @@ def lines(draw: st.DrawFn) -> str:
     return f"f({', '.join(read)}) {body}" + (" where " + ", ".join(f"size({v}) = 6" for v in used) if used else "")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(lines())
 def test_random_line_is_what_its_pieces_make(text: str):
     line = parse_line(text)

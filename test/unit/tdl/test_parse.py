@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unity_ir.errors import UnityError
@@ -93,7 +93,6 @@ def test_bad_line_is_refused(text: str, message: str):
 
 @given(st.text("fxyout[]()=*+-/.,;:iab01 \n", max_size=40))
 @example("f(x) out[i] = x[i] + 1")
-@settings(deadline=None)
 def test_any_text_is_read_or_refused_in_one_line(text: str):
     said = "read"
     try:

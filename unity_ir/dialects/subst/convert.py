@@ -11,7 +11,7 @@ from unity_ir.dialects.subst.attributes import PolyAttr, from_attribute, to_attr
 from unity_ir.dialects.subst.ops import ApplyOp, RuleOp, YieldOp
 from unity_ir.dialects.subst.types import SubstTensorType, SubstValueType
 from unity_ir.errors import UnityError
-from unity_ir.rules.parse import parse_tensor
+from unity_ir.rules.parse import check_rule_name, parse_tensor
 from unity_ir.rules.pattern import Condition, Input, Operation, ProofRecord, Result, Substitution, Term
 from unity_ir.rules.text import applications, tensor_text
 
@@ -65,6 +65,7 @@ def _region(rule: Substitution, side: tuple[Term, ...]) -> Region:
 
 def to_rule(op: RuleOp) -> Substitution:
     """The substitution of an operation. Raises `UnityError` for operations that are none."""
+    check_rule_name(op.rule_name.data)
     names = [n.data for n in op.inputs]
     types = [a.type for a in op.source.block.args]
     if types != [a.type for a in op.target.block.args] or len(types) != len(names) or len(set(names)) < len(names):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, cast
 
 from torch import nn
@@ -29,8 +30,25 @@ def from_text(text: str) -> Imported:
         sys.path.insert(0, os.getcwd())
     # The graph goes to stdout; what the model prints must not get into it.
     with redirect_stdout(sys.stderr):
-        module, example_inputs, loss = _called(text, path, name)
-        return from_torch(module, example_inputs, loss, name=name.replace(".", "_"))
+        with _ends_nothing(text):
+            module, example_inputs, loss = _called(text, path, name)
+            return from_torch(module, example_inputs, loss, name=name.replace(".", "_"))
+
+
+@contextmanager
+def _ends_nothing(text: str) -> Generator[None]:
+    """
+    What is called may raise anything: `sys.exit` must not end the tool as if it had done its work. Only what comes from
+    the user, Ctrl-C, goes on.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        raise refuse(f"{text} called sys.exit({error.code!a}); it must return the module") from error
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise refuse(f"{text} raised {type(error).__name__}: {one_line(error)}") from error
 
 
 def _called(text: str, path: str, name: str) -> tuple[nn.Module, Any, Any]:

@@ -35,13 +35,21 @@ def read_rules(path: Path | str) -> list[ForeignRule]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        raise UnityError(f"rules {path}: cannot be read: {error}") from None
+        raise UnityError(f"rules {path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise UnityError(f"rules {path}: is not JSON: {error}") from None
     rules = _list(f"rules {path}", found, "rule")
     return [_rule(f"rules {path}: rule {i}", r) for i, r in enumerate(rules)]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; one that has a key twice says two things."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"{next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))!a} is given twice")
+    return found
 
 
 def _list(where: str, of: Any, key: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.rules.generate.terms import Step, Term, Terms, Type
 from unity_ir.tdl.syntax import AttrValue
 
-VERSION = 1
+VERSION = 2
 
 
 def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +24,9 @@ def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         known, stages = (data["version"], data["of"]), dict[str, Any](data["stages"])
-    except (ValueError, KeyError, TypeError) as error:
+        if data["sha256"] != _digest(stages):
+            raise ValueError("changed since it was written")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnityError(f"{path}: no state of a run; name another file, or remove it") from error
     if known != (VERSION, json.loads(json.dumps(of))):
         raise UnityError(f"{path}: the state of a run with other parameters; name another file, or remove it")
@@ -36,8 +39,15 @@ def save(path: Path | None, of: dict[str, Any], stages: dict[str, Any]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps({"version": VERSION, "of": of, "stages": stages}), encoding="utf-8")
+    partial.write_text(
+        json.dumps({"version": VERSION, "of": of, "stages": stages, "sha256": _digest(stages)}), encoding="utf-8"
+    )
     os.replace(partial, path)
+
+
+def _digest(stages: dict[str, Any]) -> str:
+    """What a file must say of its stages, since numbers in them stand for one another."""
+    return sha256(json.dumps(stages).encode()).hexdigest()
 
 
 def pack_terms(groups: Sequence[Sequence[Term]]) -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""
+Modules from text, and their verification: whatever is wrong is a `ParseError`, a `VerifyException` or a `UnityError`.
+
+xDSL raises other exceptions where text does not hold together in a way its dialects do not look for: those are errors
+of the text, too. What this package itself raises beside the three is a bug, and stays an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+import xdsl
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.irdl import IRDLOperation
+from xdsl.parser import Parser
+from xdsl.parser.generic_parser import ParserState
+from xdsl.utils.exceptions import DiagnosticException, ParseError, VerifyException
+from xdsl.utils.lexer import Input, Token
+from xdsl.utils.mlir_lexer import MLIRLexer, MLIRToken, MLIRTokenKind, StringLiteral
+
+from unity_ir.errors import UnityError
+from unity_ir.tools.opt_messages import check_strings
+
+
+class _Lexer(MLIRLexer):
+    """
+    Strings with escapes are text wherever their bytes are UTF-8: xDSL prints `"é"` as `"\\C3\\A9"`, and reads that as
+    bytes, which no name or key of an attribute may be.
+    """
+
+    def lex(self) -> MLIRToken:
+        token = super().lex()
+        if token.kind is MLIRTokenKind.BYTES_LIT:
+            with suppress(UnicodeDecodeError):
+                _ = StringLiteral.from_span(token.span).string_contents
+                return Token(MLIRTokenKind.STRING_LIT, token.span)
+        return token
+
+
+class _Parser(Parser):
+    def __init__(self, context: Context, text: str, name: str):
+        super().__init__(context, text, name)
+        super(Parser, self).__init__(ParserState(_Lexer(Input(text, name))), context)
+
+
+_XDSL = os.path.dirname(xdsl.__file__)
+
+
+def read_module(
+    context: Context, data: bytes, name: str, implicit: bool = True, raise_verify: bool = False
+) -> ModuleOp:
+    """
+    The module of a text, which is not verified. `implicit` allows operations without a module around them;
+    `raise_verify` leaves attributes that do not verify as `VerifyException`.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise UnityError(f"{name}: byte {error.start} is not UTF-8 text") from error
+    if not text.strip():
+        raise UnityError(f"{name}: the file is empty; the empty module is `builtin.module {{}}`")
+    check_strings(text, name)
+    parser = _Parser(context, text, name)
+    try:
+        return parser.parse_module(implicit)
+    except VerifyException as error:
+        # An attribute that does not hold together; it has no place of its own.
+        if raise_verify:
+            raise
+        parser.raise_error(str(error))
+    except RecursionError:
+        parser.raise_error("nested too deeply")
+    except (NotImplementedError, OverflowError, ValueError, struct.error) as error:
+        # Python's limit on the digits of an integer, and widths xDSL cannot pack into bytes.
+        parser.raise_error(f"not a value of its type: {error}")
+    except (UnityError, ParseError, DiagnosticException):
+        raise
+    except Exception as error:
+        if not of_xdsl(error):
+            raise
+        parser.raise_error(f"xDSL cannot read it: {described(error)}")
+
+
+def check_structure(module: ModuleOp) -> None:
+    """
+    Verify that every operation has the operands, results, regions and properties of its definition.
+
+    Before `module.verify`, which goes from the inside out: verifiers look at operations around and beside theirs.
+    """
+    with as_xdsl("verified"):
+        for op in module.walk():
+            if isinstance(op, IRDLOperation):
+                try:
+                    op.get_irdl_definition().verify(op)
+                except VerifyException as error:
+                    raise VerifyException(f"{op.name}: {error}") from error
+
+
+@contextmanager
+def as_xdsl(done: str) -> Generator[None]:
+    """An exception that xDSL's own code raises on a module is an error of the module."""
+    try:
+        with warnings.catch_warnings():
+            # They would be lines beside the message.
+            warnings.simplefilter("ignore")
+            yield
+    except (UnityError, ParseError, DiagnosticException, OSError):
+        raise
+    except RecursionError as error:
+        raise DiagnosticException("nested too deeply") from error
+    except ImportError as error:
+        raise DiagnosticException(f"it cannot be {done}: {error}; install that first") from error
+    except Exception as error:
+        if not of_xdsl(error):
+            raise
+        raise DiagnosticException(f"it cannot be {done} by xDSL: {described(error)}") from error
+
+
+def of_xdsl(error: Exception) -> bool:
+    """Whether an exception was raised by xDSL's code, or by a library it called, with none of ours in between."""
+    trace, ours = error.__traceback__, False
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file.startswith(_XDSL):
+            ours = False
+        elif f"{os.sep}unity_ir{os.sep}" in file:
+            ours = True
+        trace = trace.tb_next
+    return not ours
+
+
+def described(error: Exception) -> str:
+    """`KeyError: 'x'`, or the name alone, as for assertions, which hold whole modules."""
+    text = "" if isinstance(error, AssertionError) else str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
