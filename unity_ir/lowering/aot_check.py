@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +19,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
+from unity_ir.errors import UnityError
 from unity_ir.lowering.aot import SHARED_LIMITS, Job, Outcome, compile_each, read_outcome
 from unity_ir.lowering.program import Emitted
 
@@ -91,25 +92,31 @@ class Cache:
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        with closing(self._open()) as file, file:
+        with self._open() as file:
             file.execute(
                 "CREATE TABLE IF NOT EXISTS compiled"
                 " (key TEXT, target TEXT, triton TEXT, outcome TEXT NOT NULL, PRIMARY KEY (key, target, triton))"
             )
 
-    def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=60)
+    @contextmanager
+    def _open(self) -> Generator[sqlite3.Connection]:
+        """A connection whose changes are kept. Raises `UnityError` for a file that is no cache."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=60)) as file, file:
+                yield file
+        except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+            raise UnityError(f"{self.path}: no cache of compiled kernels, or damaged ({error}); remove it") from error
 
     def get(self, target: str) -> dict[str, Outcome]:
         """Everything that was compiled for a target, by job."""
-        with closing(self._open()) as file:
+        with self._open() as file:
             query = "SELECT key, outcome FROM compiled WHERE target = ? AND triton = ?"
             rows = file.execute(query, (target, triton_version())).fetchall()
-        return {name: read_outcome(json.loads(text)) for name, text in rows}
+            return {name: read_outcome(json.loads(text)) for name, text in rows}
 
     def put(self, name: str, target: str, outcome: Outcome) -> None:
         text = json.dumps(outcome if isinstance(outcome, str) else asdict(outcome))
-        with closing(self._open()) as file, file:
+        with self._open() as file:
             file.execute("INSERT OR REPLACE INTO compiled VALUES (?, ?, ?, ?)", (name, target, triton_version(), text))
 
 

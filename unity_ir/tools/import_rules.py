@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from unity_ir.messages import printable
 from unity_ir.rules.foreign import Imported, import_rules
 from unity_ir.rules.pattern import ProofRecord, Substitution
 from unity_ir.rules.text import rule_text
@@ -45,7 +47,7 @@ def import_collection(options: Namespace) -> int:
         table.add_column(heading, no_wrap=heading != "why")
     for rule in report.rules:
         if options.all or rule.verdict not in PROVED:
-            table.add_row(rule.name, rule.verdict, rule.detail)
+            table.add_row(*(escape(printable(text)) for text in (rule.name, rule.verdict, rule.detail)))
     Console().print(table)
     return 0
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from unity_ir.errors import UnityError
 from unity_ir.lowering import aot_check
 from unity_ir.lowering.aot import Job, Outcome, Resources
 from unity_ir.lowering.aot_check import CHECKS, key, merged, violations
@@ -180,3 +183,16 @@ def test_several_processes_ask_for_the_same() -> None:
     assert one == two
     assert any(len(of) == 2 for of in one.models.values())
     assert len(one.programs) == 2
+
+
+@pytest.mark.parametrize("kept", ["no database", "no outcome"])
+def test_a_damaged_cache_is_told(kept: str, tmp_path: Path) -> None:
+    path = tmp_path / "aot.sqlite"
+    if kept == "no database":
+        path.write_text("x" * 2000)
+    else:
+        aot_check.Cache(path).put("k", "cuda:90", FITS)
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("UPDATE compiled SET outcome = '{'")
+    with pytest.raises(UnityError, match=r"aot.sqlite: no cache of compiled kernels, or damaged .*; remove it"):
+        aot_check.Cache(path).get("cuda:90")
