@@ -19,6 +19,17 @@ from unity_ir.tools.unity_opt import main
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
+@pytest.fixture(autouse=True)
+def _not_ignored():
+    """Signals as a terminal has them: `nohup` and a shell's background ignore some, and what they start goes on to."""
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    for number in NUMBERS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def kill(*numbers: int) -> None:
     for number in numbers:
         os.kill(os.getpid(), number)

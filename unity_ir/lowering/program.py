@@ -201,7 +201,7 @@ class _Printer:
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            runtime.text(),
+            runtime.text(runtime.parts_for(step)),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         compile(text, self.file, "exec")

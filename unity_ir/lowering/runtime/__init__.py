@@ -36,6 +36,11 @@ PARTS = (
 _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
 
+def parts_for(step: str) -> tuple[str, ...]:
+    """The parts that a program of this step needs: `halos` is left out where no halo is exchanged."""
+    return tuple(p for p in PARTS if p != "halos" or "halo" in step)
+
+
 def text(parts: Sequence[str] = PARTS) -> str:
     """What of the parts comes into a program."""
     return "\n\n".join(_file(part).split(MARK, 1)[1].strip("\n") + "\n" for part in parts)
