@@ -1,9 +1,10 @@
 """
 Which substitutions may be applied: those the prover, as it is now, proves of their text, as it is now.
 
-A proof is bound by a digest to the rule's normal form, to the lines of the operators it names and to the version of the
-prover. The verdicts on the library's rules are kept with the library, by digest; a test proves them again. Any other
-rule is proved when it is to be applied (some 20 ms). What a text says of its own proof counts for nothing here.
+A proof is bound by a digest to the rule's normal form, to the lines and gradients of the operators it names and to
+the version of the prover. The verdicts on the library's rules are kept with the library, by digest; a test proves them
+again. Any other rule is proved when it is to be applied (some 20 ms). What a text says of its own proof counts for
+nothing here.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from inspect import getsource
 from typing import get_args
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
+from unity_ir.ops.operator import Operator
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
@@ -27,7 +30,7 @@ from unity_ir.rules.proof.verdict import Proof, Verdict
 from unity_ir.rules.rule import Rule
 from unity_ir.rules.text import rule_text
 
-PROVER = 2
+PROVER = 3
 """The version of the prover. Raise it with every change by which a verdict may become another."""
 
 LIBRARY = "proofs.toml"
@@ -37,11 +40,19 @@ LIBRARY = "proofs.toml"
 def digest(rule: Substitution) -> str:
     """What a proof is bound to: the same for two texts of one rule, another as soon as what it says changes."""
     ops = sorted({o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys())
-    lines = [
-        " ".join((o.tdl if isinstance(o.tdl, str) else o.signature or "").split()) for o in map(find_operator, ops)
-    ]
+    lines = [text for op in ops for text in _said_of(find_operator(op))]
     text = "\n".join([f"prover {PROVER}", rule_text(replace(rule, name="", proof=None)), *lines])
     return sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def _said_of(operator: Operator) -> tuple[str, str]:
+    """An operator's line, and the text of its gradient; of one that no file holds, only whether it has one."""
+    try:
+        gradient = "none" if operator.gradient is None else getsource(operator.gradient)
+    except (OSError, TypeError):
+        gradient = "some"
+    return operator.tdl if isinstance(operator.tdl, str) else operator.signature or "", gradient
 
 
 @cache

@@ -24,6 +24,8 @@ from unity_ir.rules.proof.forms import (
     Read,
     Value,
     mono_text,
+    renamed,
+    renamed_bound,
     scaled,
     substitute_factor,
     text,
@@ -151,6 +153,8 @@ def _cancelled(form: Form, facts: Facts) -> list[Mono]:
                 members.append(same)
                 break
         else:
+            # With binders nothing else has: other monomials get them, whose own inner binders they must not meet.
+            mono = renamed(mono)
             classes.append((mono, [mono]))
     left: list[Mono] = []
     for _, members in classes:
@@ -242,6 +246,7 @@ def _same_extremes(left: Sequence[Bound], right: Sequence[Bound], facts: Facts) 
 def _same_bound(one: Bound, other: Bound, facts: Facts) -> bool:
     if len(one.binders) != len(other.binders):
         return False
+    one = renamed_bound(one)
     for names in _orders(one.binders):
         values = {old: symbol(new) for old, new in zip(other.binders, names, strict=True)}
         domain = frozenset(c.substitute(values) for c in other.domain)

@@ -265,6 +265,14 @@ def renamed(mono: Mono) -> Mono:
     )
 
 
+def renamed_bound(bound: Bound) -> Bound:
+    """The same with binders nothing else has."""
+    names = {b: fresh(b) for b in bound.binders}
+    values = {old: symbol(new) for old, new in names.items()}
+    domain = frozenset(c.substitute(values) for c in bound.domain)
+    return Bound(tuple(names.values()), domain, substitute(bound.body, values))
+
+
 def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
     """With polynomials in the place of free symbols."""
     return tuple(substitute_mono(m, values) for m in form)

@@ -9,7 +9,7 @@ is proved equal are the very gradient lines that `pcg-differentiate` would put i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn, Self, SupportsIndex
 
 from unity_ir.ops import operator as find_operator
@@ -44,33 +44,33 @@ class Sized(int):
         return made
 
     def __add__(self, other: int) -> Sized:
-        return Sized.of(self.poly + _poly(other), int(self) + int(other))
+        return Sized.of(self.poly + _poly(other), _int(self) + _int(other))
 
     def __radd__(self, other: int) -> Sized:
         return self + other
 
     def __sub__(self, other: int) -> Sized:
-        return Sized.of(self.poly - _poly(other), int(self) - int(other))
+        return Sized.of(self.poly - _poly(other), _int(self) - _int(other))
 
     def __rsub__(self, other: int) -> Sized:
-        return Sized.of(_poly(other) - self.poly, int(other) - int(self))
+        return Sized.of(_poly(other) - self.poly, _int(other) - _int(self))
 
     def __mul__(self, other: object) -> Sized:
         if not isinstance(other, int):
             return NotImplemented
-        return Sized.of(self.poly * _poly(other), int(self) * int(other))
+        return Sized.of(self.poly * _poly(other), _int(self) * _int(other))
 
     def __rmul__(self, other: object) -> Sized:
         return self * other
 
     def __neg__(self) -> Sized:
-        return Sized.of(-self.poly, -int(self))
+        return Sized.of(-self.poly, -_int(self))
 
     def __floordiv__(self, other: int) -> Sized:
         quotient = divided(self.poly, _poly(other))
         if quotient is None:
             raise Undecided(f"a gradient divides {self.poly} by {_poly(other)}")
-        return Sized.of(quotient, int(self) // int(other))
+        return Sized.of(quotient, _int(self) // _int(other))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, int):
@@ -78,20 +78,26 @@ class Sized(int):
         # A size that is a symbol is taken to be no other number: at sizes of 1, lines say the same.
         return self.poly == _poly(other)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __bool__(self) -> bool:
+        return self._compared(0, bool(_int(self)))
+
     def __hash__(self) -> int:
         return hash(self.poly)
 
     def __lt__(self, other: int) -> bool:
-        return self._compared(other, int(self) < int(other))
+        return self._compared(other, _int(self) < _int(other))
 
     def __le__(self, other: int) -> bool:
-        return self._compared(other, int(self) <= int(other))
+        return self._compared(other, _int(self) <= _int(other))
 
     def __gt__(self, other: int) -> bool:
-        return self._compared(other, int(self) > int(other))
+        return self._compared(other, _int(self) > _int(other))
 
     def __ge__(self, other: int) -> bool:
-        return self._compared(other, int(self) >= int(other))
+        return self._compared(other, _int(self) >= _int(other))
 
     def _compared(self, other: int, answer: bool) -> bool:
         if (self.poly - _poly(other)).constant is None:
@@ -103,12 +109,20 @@ class Sized(int):
 
     __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __rfloordiv__ = _unknown
     __pow__ = __rpow__ = _unknown  # pyright: ignore[reportAssignmentType]
-    __float__ = __str__ = __repr__ = __format__ = _unknown
+    __float__ = __str__ = __repr__ = __format__ = __divmod__ = __rdivmod__ = __abs__ = __round__ = _unknown
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __invert__ = _unknown
 
     def __index__(self) -> int:
         if self.poly.constant is None:
             self._unknown()
-        return int(self)
+        return _int(self)
+
+    __int__ = __trunc__ = __index__
+
+
+def _int(value: int) -> int:
+    """The number itself, whatever is known of it."""
+    return int.__int__(value)
 
 
 def _poly(value: SupportsIndex) -> Poly:
@@ -124,7 +138,9 @@ class _Number(float):
         raise Undecided(f"a gradient computes with ${self.parameter.name}")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _unknown
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __neg__ = _unknown
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __neg__ = __abs__ = __bool__ = __int__ = _unknown
+    __float__ = __str__ = __repr__ = __format__ = __round__ = __trunc__ = __floor__ = __ceil__ = _unknown
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _unknown
     __pow__ = _unknown  # pyright: ignore[reportAssignmentType]
     __hash__ = float.__hash__
 
@@ -217,7 +233,7 @@ def _key(term: Term) -> object:
 
 
 def _cotangent(n: int, of: Tensor) -> Tensor:
-    return named(f"gradient of result {n}", of.shape, of.dtype)
+    return replace(named(f"gradient of result {n}", of.shape, of.dtype), gradient=True)
 
 
 def _add(grads: dict[object, Product], key: object, grad: Product) -> None:

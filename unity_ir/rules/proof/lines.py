@@ -8,7 +8,7 @@ get symbolic extents from the operands' symbolic shapes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from unity_ir.errors import UnityError
@@ -83,13 +83,11 @@ class Lines:
     """The size of the dim each index runs over."""
     rounds: bool = True
     """
-    Casts that may change a number are functions of which nothing is known; otherwise those to floating point are
-    not.
+    Casts that may change a number are functions of which nothing is known; otherwise casts to floating point are the
+    identity.
     """
     exact: bool = False
     """Additions, products and sums are functions of which nothing is known, so that equal forms round alike."""
-    detached: bool = False
-    """`detach` is a function of which nothing is known; otherwise it is the identity that it is on values."""
 
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
         """An index that runs over a dim: its position, its symbols, and their constraints."""
@@ -122,8 +120,13 @@ class Lines:
         The results of an operator. Raises `Undecided` for what forms cannot say, `UnityError` where it does not apply.
         """
         operator = find_operator(name)
-        if name == "detach" and self.detached:
-            return [_detached(operands[0])]
+        results = self._results(operator, operands, attributes)
+        return [replace(r, gradient=True) for r in results] if any(t.gradient for t in operands) else results
+
+    def _results(
+        self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, Attribute]
+    ) -> list[Tensor]:
+        name = operator.name
         if not isinstance(operator.tdl, str):
             return [self._moved(name, operands[0], attributes)]
         for clause in operator.line.clauses:
@@ -303,7 +306,8 @@ class Line:
 
         if isinstance(result.expr, Access) and result.dtype is not None:
             source = self.tensors[result.expr.tensor]
-            return converted(Tensor(shape, element, source.dtype, source.stored), result.dtype, self.lines.rounds)
+            made = Tensor(shape, element, source.dtype, source.stored)
+            return converted(made, result.dtype, self.lines.rounds and not source.gradient)
         dtype = result.dtype or self.dtype
         stored = dtype == "bool" or (dtype == self.dtype and self._selects(result.expr))
         return Tensor(shape, element, dtype, stored)
@@ -525,6 +529,10 @@ class Line:
                     if free <= inner.keys():
                         domain += self._inside(index, size, inner)[1]
         body = self._form(expr.body, inner)
+        if self.lines.exact and expr.reducer in ("sum", "prod") and len(expr.names) > 1:
+            # Additions round by their order: a sum over the same elements, columns first, is another.
+            order = Apply("in order", tuple(_position(of_poly(inner[name])) for name in expr.names))
+            body = times((Mono(Fraction(1), (), frozenset(), (order,)),), body)
         if expr.reducer == "sum" and not (self.lines.exact and gather(expr) is None):
             return summed(body, tuple(binders), domain)
         part = Bound(tuple(binders), frozenset(domain), body)
@@ -590,13 +598,6 @@ def converted(of: Tensor, dtype: str, rounds: bool = True) -> Tensor:
         return form
 
     return Tensor(of.shape, element, dtype, stored=of.stored or of.dtype != dtype)
-
-
-def _detached(of: Tensor) -> Tensor:
-    def element(at: Position) -> Form:
-        return (Mono(Fraction(1), (), frozenset(), (Apply("detach", (of.element(at),)),)),)
-
-    return Tensor(of.shape, element, of.dtype, of.stored)
 
 
 def _as_number(name: str, value: Attribute) -> Poly:

@@ -36,6 +36,9 @@ from unity_ir.rules.proof.forms import (
 )
 from unity_ir.rules.proof.solver import Facts
 
+SMALL = 2**20
+"""Constants up to this are small beside what 64 bits hold."""
+
 CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
 """Functions whose values are 0 and 1."""
 
@@ -114,7 +117,7 @@ def _held(cast: str, form: Form) -> Form:
     hold. Empty where nothing is known.
     """
     number = _as_number(form)
-    if number is not None and (cast in ("as f64", "as i64") or number.constant in (0, 1)):
+    if number is not None and (number.constant in (0, 1) or (cast in ("as f64", "as i64") and _is_small(number))):
         if number.constant is not None:
             return (Mono(Fraction(number.constant)),)
         return (Mono(Fraction(1), (), frozenset(), (Read("#", (number,)),)),)
@@ -125,6 +128,11 @@ def _held(cast: str, form: Form) -> Form:
             return form
         case _:
             return ()
+
+
+def _is_small(number: Poly) -> bool:
+    """Whether a number is near one size or index, or the difference of two, all of which are far below 2^53."""
+    return all(len(m) < 2 and abs(c) <= (1 if m else SMALL) for m, c in number.terms) and len(number.terms) <= 3
 
 
 def _under_relu(form: Form) -> Form:

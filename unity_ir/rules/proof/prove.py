@@ -37,6 +37,12 @@ from unity_ir.rules.proof.solver import Answers, Facts
 from unity_ir.rules.proof.tensors import Tensor, Undivided, zeros
 from unity_ir.rules.proof.verdict import Proof, Verdict
 
+NOT_DERIVATIVES = ("detach", "cast", "bce")
+"""
+Operators whose gradient is, on more than single points, not the derivative of their line: `detach` has none, a cast is
+constant between the numbers it makes, the divisor in that of `bce` is bounded.
+"""
+
 SPLITS = 6
 """Sizes whose indices are taken apart, one after the other, before a proof is given up."""
 
@@ -52,6 +58,8 @@ def prove(rule: Substitution, seed: int = 0) -> Proof:
 
 
 def _prove(rule: Substitution, seed: int) -> tuple[Verdict, str, int]:
+    if len({i.name for i in rule.inputs}) < len(rule.inputs):
+        return "undecided", "two inputs have one name", 0
     try:
         counterexample = ill_typed(rule) or refute(rule, seed)
         if counterexample is not None:
@@ -84,18 +92,21 @@ def _without_ties(
     if different is not None and different[1]:
         return "forward only", different[0]
     try:
-        if any(o.op == "detach" for o in rule.operations((*rule.source, *rule.target))):
-            for case in found:
-                _split(_Values(rule, case, detached=True), answers)
-        _same_differentiable(rule)
+        _has_derivatives(rule)
     except (Undecided, Undivided, UnityError, KeyError) as error:
         return "forward only", f"gradients are not shown to be equal: {error}"
     at_ties = f"not at ties: {different[0]}" if different is not None else f"not shown at ties: {reason}"
     return "almost everywhere", f"gradients {at_ties}"
 
 
-def _same_differentiable(rule: Substitution) -> None:
-    """Raises `Undecided` where the target has an operator without a gradient, so that it may not be differentiated."""
+def _has_derivatives(rule: Substitution) -> None:
+    """
+    Raises `Undecided` unless the gradients of all operators are their derivatives almost everywhere, as they must be
+    for equal values to have equal gradients there.
+    """
+    for operation in rule.operations((*rule.source, *rule.target)):
+        if operation.op in NOT_DERIVATIVES:
+            raise Undecided(f"the gradient of {operation.op} is not its derivative")
     for operation in rule.operations(rule.target):
         if operation.op not in PARALLEL_OPERATORS and find_operator(operation.op).gradient is None:
             raise Undecided(f"{operation.op} has no gradient")
@@ -107,9 +118,7 @@ def _same_differentiable(rule: Substitution) -> None:
 class Options(TypedDict, total=False):
     """Options of `Lines`."""
 
-    detached: bool
     exact: bool
-    rounds: bool
 
 
 @dataclass(frozen=True)
@@ -118,13 +127,12 @@ class _Values:
 
     rule: Substitution
     case: Case
-    detached: bool = False
     exact: bool = False
 
     @property
     def options(self) -> Options:
         """What lines take for a function of which nothing is known."""
-        return {"detached": self.detached, "exact": self.exact}
+        return {"exact": self.exact}
 
     def pairs(self, lines: Lines) -> Iterator[tuple[Tensor, Tensor]]:
         """The tensors that have to be equal."""
@@ -147,7 +155,7 @@ class _Gradients:
     @property
     def options(self) -> Options:
         """What lines take for a function of which nothing is known."""
-        return {"rounds": False}
+        return {}
 
     def pairs(self, lines: Lines) -> Iterator[tuple[Tensor, Tensor]]:
         """The gradients that have to be equal. One that the source does not have asks for nothing."""

@@ -36,6 +36,8 @@ class Tensor:
     """Element type."""
     stored: bool = False
     """Elements are numbers of the element type; otherwise they are real numbers that are still to be rounded to it."""
+    gradient: bool = False
+    """Computed from the gradient of a result: how it rounds where it is cast is no part of what is proved."""
 
     @property
     def floating(self) -> bool:
@@ -55,7 +57,7 @@ def zeros(shape: tuple[Poly, ...], dtype: str) -> Tensor:
 
 def added(one: Tensor, other: Tensor) -> Tensor:
     """The sum, element by element, of two tensors of one shape."""
-    return Tensor(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype)
+    return Tensor(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
 
 
 def divided(size: Poly, by: Poly) -> Poly | None:
