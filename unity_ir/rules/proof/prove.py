@@ -14,11 +14,10 @@ be; - `forward only`: values are equal, gradients are not, or not shown to be;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import shorten
 from time import perf_counter
-from typing import TypedDict
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
@@ -80,20 +79,18 @@ def _prove(rule: Substitution, seed: int) -> tuple[Verdict, str, int]:
         for case in found:
             _split(_Gradients(rule, case), answers)
     except (Undecided, Undivided, UnityError, KeyError) as reason:
-        return *_without_ties(rule, found, str(reason), seed, answers), answers.questions
+        return *_without_ties(rule, str(reason), seed), answers.questions
     return "proved", "", answers.questions
 
 
-def _without_ties(
-    rule: Substitution, found: Sequence[Case], reason: str, seed: int, answers: Answers
-) -> tuple[Verdict, str]:
+def _without_ties(rule: Substitution, reason: str, seed: int) -> tuple[Verdict, str]:
     """The verdict on a rule whose values are equal, but whose gradient lines are not shown to be."""
     different = refute_gradients(rule, seed)
     if different is not None and different[1]:
         return "forward only", different[0]
     try:
         _has_derivatives(rule)
-    except (Undecided, Undivided, UnityError, KeyError) as error:
+    except Undecided as error:
         return "forward only", f"gradients are not shown to be equal: {error}"
     at_ties = f"not at ties: {different[0]}" if different is not None else f"not shown at ties: {reason}"
     return "almost everywhere", f"gradients {at_ties}"
@@ -115,12 +112,6 @@ def _has_derivatives(rule: Substitution) -> None:
 # --- equality in one case --------------------------------------------------------------------------------------------
 
 
-class Options(TypedDict, total=False):
-    """Options of `Lines`."""
-
-    exact: bool
-
-
 @dataclass(frozen=True)
 class _Values:
     """That both sides have the same values in a case."""
@@ -128,11 +119,6 @@ class _Values:
     rule: Substitution
     case: Case
     exact: bool = False
-
-    @property
-    def options(self) -> Options:
-        """What lines take for a function of which nothing is known."""
-        return {"exact": self.exact}
 
     def pairs(self, lines: Lines) -> Iterator[tuple[Tensor, Tensor]]:
         """The tensors that have to be equal."""
@@ -151,11 +137,7 @@ class _Gradients:
 
     rule: Substitution
     case: Case
-
-    @property
-    def options(self) -> Options:
-        """What lines take for a function of which nothing is known."""
-        return {}
+    exact: bool = False
 
     def pairs(self, lines: Lines) -> Iterator[tuple[Tensor, Tensor]]:
         """The gradients that have to be equal. One that the source does not have asks for nothing."""
@@ -190,7 +172,7 @@ def _split(claim: _Values | _Gradients, answers: Answers) -> None:
     case = claim.case
     for _ in range(SPLITS):
         restart()
-        lines = Lines(dict(case.sample), case.given, splits=splits, **claim.options)
+        lines = Lines(dict(case.sample), case.given, splits=splits, exact=claim.exact)
         try:
             _compare(claim, lines, answers)
             return
