@@ -23,13 +23,13 @@ from typing import Any
 from models import processor
 from rich.console import Console
 from rich.table import Table
+from taso_axioms.composites import composites
+from taso_axioms.parallel import statements
+from taso_axioms.taso import Axiom, axioms
+from taso_axioms.z3_mode import prove_by_axioms
 
-from unity_ir.rules.axioms.composites import composites
-from unity_ir.rules.axioms.parallel import statements
-from unity_ir.rules.axioms.taso import Axiom, axioms
-from unity_ir.rules.axioms.z3_mode import prove_by_axioms
-from unity_ir.rules.foreign import import_rules
 from unity_ir.rules.proof.prove import prove
+from unity_ir.rules.research.foreign import import_rules
 
 AIM = 0.05
 """Seconds for a proof, median."""

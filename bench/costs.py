@@ -21,8 +21,8 @@ from unity_ir.cost.work import repeats
 from unity_ir.machine import load
 from unity_ir.models import from_text
 from unity_ir.pcg.differentiate import trained
-from unity_ir.search.roles import degrees_of, role_counts
-from unity_ir.search.space import Spaces
+from unity_ir.search.layouts.axes import degrees_of, role_counts
+from unity_ir.search.layouts.space import Spaces
 
 MODELS = ["gpt2,layers=2", "bert_large,layers=2", "inception_v3", "nmt", "dlrm", "candle_uno"]
 

@@ -5,8 +5,8 @@ Emitted programs: how long it takes to print them, how long they are, and what g
 
 Processor seconds from a plan to its program in Triton, and lines of the program; aims for BERT-Large are 10 s and 5,000
 lines. Then, for each model of `--groups` in data parallelism on the first machine, lines of the step, launches, and
-bytes of what all operators read and write, alone and in groups (`lowering/fusing.py`). Exits with code 1 where an aim
-is missed.
+bytes of what all operators read and write, alone and in groups (`lowering/emit/fusing.py`). Exits with code 1 where an
+aim is missed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from models import processor
 from rich.console import Console
 from rich.table import Table
 
-from unity_ir.lowering.fusing import with_fusions
-from unity_ir.lowering.kernels.launcher import launcher
-from unity_ir.lowering.program import Implementations, emit
-from unity_ir.lowering.saving import with_savings
-from unity_ir.lowering.spmd import Compute, Program, lower
-from unity_ir.lowering.tuning import piece_of
+from unity_ir.lowering.emit.fusing import with_fusions
+from unity_ir.lowering.emit.printer import Implementations, emit
+from unity_ir.lowering.emit.tuning import piece_of
+from unity_ir.lowering.launchers import launcher
+from unity_ir.lowering.rank.program import Compute, Program, lower
+from unity_ir.lowering.rank.saved_softmax import with_savings
 from unity_ir.machine import load
 from unity_ir.machine.model import Machine
 from unity_ir.models import from_text

@@ -23,8 +23,8 @@ from unity_ir.machine import load
 from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph, Optimizer, Value
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.search.data_parallel import data_parallel
-from unity_ir.search.tofu import tofu
+from unity_ir.search.baselines.data_parallel import data_parallel
+from unity_ir.search.tofu.search import tofu
 
 DATA_PARALLEL = {
     "nmt": ("k80:16", 65.8, "FlexFlow, Figure 7b"),

@@ -33,9 +33,9 @@ PUBLISHED = "TASO: 5 to 10 minutes to generate, 2 to verify; Unity: 30 minutes f
 
 def measure(size: int, jobs: int) -> dict[str, Any]:
     """A run in this process."""
-    from unity_ir.rules.generate.report import summary
-    from unity_ir.rules.generate.run import generate
-    from unity_ir.rules.generate.space import Space
+    from unity_ir.rules.research.generate.report import summary
+    from unity_ir.rules.research.generate.run import generate
+    from unity_ir.rules.research.generate.space import Space
     from unity_ir.tools.unity_rules import OPERATORS
 
     begin = time.perf_counter()

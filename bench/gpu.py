@@ -67,8 +67,8 @@ def step_part(name: str, out: Path, steps: int, smoke: bool) -> None:
     sys.path.insert(0, str(ROOT / "test" / "helpers"))
     from zoo import by_hand
 
-    from unity_ir.lowering.program import emit
-    from unity_ir.lowering.spmd import lower
+    from unity_ir.lowering.emit.printer import emit
+    from unity_ir.lowering.rank.program import lower
     from unity_ir.machine import load
     from unity_ir.models import build
     from unity_ir.pcg.differentiate import differentiate

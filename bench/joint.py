@@ -38,10 +38,10 @@ def one(model: str, where: str) -> dict[str, Any]:
     from unity_ir.models import from_text
     from unity_ir.pcg.graph import Graph, Optimizer
     from unity_ir.rules.algebraic import selected
-    from unity_ir.search.exact import Solver
-    from unity_ir.search.joint import joint
-    from unity_ir.search.memory import joint_within
-    from unity_ir.search.sequential import sequential
+    from unity_ir.search.exact.solver import Solver
+    from unity_ir.search.joint.best_first import joint
+    from unity_ir.search.joint.sequential import sequential
+    from unity_ir.search.memory.lagrangian import joint_within
     from unity_ir.simulate.report import simulated
 
     graph, machine = from_text(model), load(where)

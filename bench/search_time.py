@@ -66,10 +66,10 @@ def measure(case: str, whole: bool) -> dict[str, float | None]:
     from unity_ir.cost.plan import cost
     from unity_ir.pcg.graph import Optimizer
     from unity_ir.rules.algebraic import algebraic
-    from unity_ir.search.counted import certified
-    from unity_ir.search.groups import solve
-    from unity_ir.search.joint import joint
-    from unity_ir.search.realise import realise
+    from unity_ir.search.bounds.axis_counts import certified
+    from unity_ir.search.exact.axis_groups import solve
+    from unity_ir.search.exact.plan_graph import realise
+    from unity_ir.search.joint.best_first import joint
 
     model, keys, name, _ = CASES[case]
     graph, on = import_module(f"unity_ir.models.{model}").build(**keys), machine(name)

@@ -36,6 +36,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from exhaustive import exhaustive, space_of
 from rich.console import Console
 from rich.table import Table
 
@@ -43,9 +44,8 @@ from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine, load
 from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import REPEAT, Assignment
-from unity_ir.search.exhaustive import exhaustive, space_of
-from unity_ir.search.mcmc import mcmc
+from unity_ir.pcg.sharding import REPEAT, Assignment
+from unity_ir.search.flexflow.mcmc import mcmc
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.choices import random_assignment
 from unity_ir.simulate.delta import Simulation

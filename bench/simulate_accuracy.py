@@ -95,8 +95,8 @@ def prepare(file: Path, ranks: int, machine: str, folder: Path) -> tuple[float, 
     from dataclasses import replace
 
     from unity_ir.cost.plan import cost
-    from unity_ir.lowering.program import emit
-    from unity_ir.lowering.spmd import lower
+    from unity_ir.lowering.emit.printer import emit
+    from unity_ir.lowering.rank.program import lower
     from unity_ir.machine import load
     from unity_ir.pcg.differentiate import differentiate
     from unity_ir.pcg.fuse_collectives import fuse_collectives

@@ -27,7 +27,7 @@ from rich.table import Table
 from unity_ir.cost.plan import cost
 from unity_ir.machine import load
 from unity_ir.models import from_text
-from unity_ir.search.tofu import VARIANTS, tofu
+from unity_ir.search.tofu.search import VARIANTS, tofu
 from unity_ir.simulate.report import simulated
 
 SEARCHED = {

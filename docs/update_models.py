@@ -6,7 +6,8 @@ import inspect
 from importlib import import_module
 from pathlib import Path
 
-from unity_ir.cost.products import graph_products
+from products import graph_products
+
 from unity_ir.models import build, names
 
 PATH = Path(__file__).parent / "models.md"

@@ -123,7 +123,7 @@ def graph_texts(random: Random, count: int) -> list[str]:
     from unity_ir.passes.differentiate import Differentiate
     from unity_ir.passes.fuse_collectives import FuseCollectives
     from unity_ir.passes.lower_to_spmd import LowerToSpmd
-    from unity_ir.search.sample import sample
+    from unity_ir.search.baselines.random_plan import sample
 
     texts: list[str] = []
     while len(texts) < count:

@@ -23,7 +23,9 @@ from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import work
 from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf
-from unity_ir.pcg.layout import (
+from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.reshard import moves
+from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
     SUM,
@@ -35,8 +37,6 @@ from unity_ir.pcg.layout import (
     operand_layout,
     result_layout,
 )
-from unity_ir.pcg.materialise import materialise
-from unity_ir.pcg.reshard import moves
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 Floats = npt.NDArray[np.float64]

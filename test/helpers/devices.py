@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 
 from unity_ir.pcg.interpret import Array
-from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, Mesh, at, pins
 from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, at, pins
 
 Held = list[Array | None]
 """What every device holds; nothing where the value is not."""

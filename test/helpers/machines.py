@@ -9,7 +9,7 @@ from graphs import boxes
 from hypothesis import strategies as st
 
 from unity_ir.machine import Level, Machine, Protocol, Wire
-from unity_ir.machine.loads import stuck
+from unity_ir.machine.link_traffic import stuck
 
 PROTOCOLS = (Protocol("short", 1e-6, 2e-6, 0.5, 0.25), Protocol("long", 4e-6, 3e-6, 1.0, 0.9))
 

@@ -10,7 +10,7 @@ from graphs import boxes
 from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph, Node, Value, rebuild, rewrite
 from unity_ir.pcg.view import View
-from unity_ir.search.sample import sample
+from unity_ir.search.baselines.random_plan import sample
 
 
 def pinned(graph: Graph, seed: int, inner: int = 2, outer: int = 2) -> tuple[Graph, Machine]:

@@ -8,9 +8,9 @@ import pytest
 from models import MODELS, machine
 
 from unity_ir.dialects.convert import to_graph
-from unity_ir.lowering.aot import SHARED_LIMITS, compile_all
-from unity_ir.lowering.program import Emitted, emit
-from unity_ir.lowering.spmd import lower
+from unity_ir.lowering.emit.printer import Emitted, emit
+from unity_ir.lowering.measure.aot import SHARED_LIMITS, compile_all
+from unity_ir.lowering.rank.program import lower
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search import run

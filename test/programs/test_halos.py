@@ -10,9 +10,9 @@ from models import by_hand, cnn, cnn_torch, machine
 from ranks import Ranks, check, gradients
 from zoo_plans import divided
 
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.spmd import Exchange, Program, lower
-from unity_ir.lowering.spmd_text import from_op, to_op
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.convert import from_op, to_op
+from unity_ir.lowering.rank.program import Exchange, Program, lower
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.tdl.parallel import Configuration, operand_degrees

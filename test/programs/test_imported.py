@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from unity_ir.frontends.torch.imported import Imported, from_torch
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.spmd import lower
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives

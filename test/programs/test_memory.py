@@ -12,8 +12,8 @@ import torch
 from models import mlp, residual
 
 from unity_ir.cost.plan import cost
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.spmd import lower
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate

@@ -6,8 +6,8 @@ import pytest
 from optimizer_mutants import mutants
 from ranks import Ranks, checked_each
 
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.spmd import lower
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate

@@ -12,9 +12,9 @@ from pinned import pinned
 from ranks import Ranks, check, load_and_train, train_and_save
 from test_programs import program
 
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.spmd import Program, Reshard, lower
-from unity_ir.lowering.spmd_text import from_op, to_op
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.convert import from_op, to_op
+from unity_ir.lowering.rank.program import Program, Reshard, lower
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer

@@ -9,9 +9,9 @@ from ranks import Ranks, check, gradients
 from zoo import SMALL
 from zoo import by_hand as zoo_by_hand
 
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.schedule import BUCKET_BYTES
-from unity_ir.lowering.spmd import lower
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.program import lower
+from unity_ir.lowering.rank.schedule import BUCKET_BYTES
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives

@@ -8,15 +8,15 @@ from models import machine
 from pinned import pinned
 from zoo import SMALL
 
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.spmd import Program, lower
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.program import Program, lower
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, parallel, rebuild, rewrite
-from unity_ir.pcg.layout import REPEAT, Assignment, Mesh
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.sharding import REPEAT, Assignment, Mesh
 from unity_ir.search import run
 
 _DECODER = {"batch": 8, "sequence": 4, "hidden": 16, "layers": 1, "vocabulary": 16}

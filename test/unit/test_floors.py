@@ -13,7 +13,7 @@ FLOORS = [
     {"errors", "messages", "budget"},
     {"interrupts"},
     {"tdl"},
-    {"ops"},
+    {"forms", "ops"},
     {"pcg"},
     {"machine", "rules"},
     {"cost"},
@@ -33,14 +33,14 @@ ALLOWED = {"frontends": ("torch",)}
 """What a part below the dialects reads from outside all the same."""
 
 
-def imports(path: Path) -> set[str]:
-    """Every module a file imports, at the top or inside functions."""
+def imports(path: Path, names: bool = False) -> set[str]:
+    """Every module a file imports, at the top or inside functions; with `names`, each name with its module instead."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            found.update([f"{node.module}.{alias.name}" for alias in node.names] if names else [node.module])
     return found
 
 
@@ -60,3 +60,64 @@ def test_imports_go_down(path: Path):
             assert part == own or floor(part) < floor(own), f"{path.name} imports {module}"
         if own in CORE and root not in ALLOWED.get(own, ()):
             assert root not in ("xdsl", "torch", "triton"), f"{path.name} imports {module}"
+
+
+ROOMS = {
+    "search": [
+        {"layouts"},
+        {"exact"},
+        {"joint", "baselines", "tofu", "flexflow", "unity"},
+        {"memory"},
+        {"bounds", "result"},
+        {"choose"},
+        {"run", "explain"},
+    ],
+    "lowering": [
+        {"text", "rank", "runtime"},
+        {"triton", "pytorch"},
+        {"launchers"},
+        {"emit"},
+        {"measure"},
+    ],
+}
+"""The floors inside of packages that have rooms; a file at a package's top is a room of its own."""
+
+INSIDE = {("search", "flexflow", "baselines")}
+"""Arrows between rooms of one floor: a random walk starts from the plans people write by hand."""
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_imports_go_down_inside_a_package(package: str):
+    floors = ROOMS[package]
+    height = {room: i for i, rooms in enumerate(floors) for room in rooms}
+    for path in sorted((PACKAGE / package).rglob("*.py")):
+        own = path.relative_to(PACKAGE / package).with_suffix("").parts[0]
+        if own == "__init__":
+            continue
+        for module in imports(path):
+            parts = module.split(".")
+            if parts[:2] != ["unity_ir", package] or len(parts) < 3 or parts[2] == own:
+                continue
+            other = parts[2]
+            down = height[other] < height[own] or (package, own, other) in INSIDE
+            assert down, f"{path.relative_to(PACKAGE)} imports {module}"
+
+
+def test_no_files_import_each_other():
+    """A circle of files is one idea that cannot be read from any end."""
+    files = {
+        ".".join(("unity_ir", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+    }
+    waiting = {
+        name: {
+            found
+            for module in imports(path, names=True)
+            for found in [module if module in files else module.rpartition(".")[0]]
+            if found in files and found != name
+        }
+        for name, path in files.items()
+    }
+    while free := {name for name, needs in waiting.items() if not needs & waiting.keys()}:
+        waiting = {name: needs for name, needs in waiting.items() if name not in free}
+    assert not waiting, f"in or above a circle: {', '.join(sorted(waiting))}"

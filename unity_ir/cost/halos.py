@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from unity_ir.pcg.graph import Node
-from unity_ir.pcg.layout import Assignment, Mesh, pins
 from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import Assignment, Mesh, pins
 from unity_ir.pcg.types import divided_type
 from unity_ir.tdl.parallel import Configuration, operand_degrees
 

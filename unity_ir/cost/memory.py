@@ -15,8 +15,8 @@ from itertools import product
 from math import prod
 
 from unity_ir.pcg.graph import Node, Optimizer, Value
-from unity_ir.pcg.layout import Layout, Mesh, pins
 from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import Layout, Mesh, pins
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 HOLDS = ("weights", "gradients", "optimizer state", "activations")

@@ -22,9 +22,9 @@ from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.coarse import Memo, plan_coarsely
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
-from unity_ir.pcg.layout import Layout, Placement, dual, pins, place
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import HALO_EXCHANGES, Move
+from unity_ir.pcg.sharding import Layout, Placement, dual, pins, place
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from unity_ir.cost.plan import PlanCost, Reshard, cost
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Graph, Node
-from unity_ir.pcg.layout import REPEAT, Assignment, Layout, Mesh, devices_of, pins, role_name
 from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, devices_of, pins, role_name
 from unity_ir.rules.trust import equal_but_at_ties
 
 WIDTH = 140

@@ -19,7 +19,7 @@ class Kernel:
     sizes: tuple[int, ...]
     """Of the operands' pieces, dim by dim, then the extents of the line's index variables in TDL order."""
     kind: str
-    """See `tdl.kinds`."""
+    """See `forms.kinds`."""
     flops: int
     """Floating point operations."""
     bytes: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unity_ir.cost.time import Kernel, seconds
+from unity_ir.forms.kinds import kind
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Shapes
@@ -15,7 +16,6 @@ from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Node, apply, leaf, topological
 from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
 from unity_ir.tdl.counts import flops
-from unity_ir.tdl.kinds import kind
 from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
 from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Entry
 

@@ -15,7 +15,8 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from unity_ir.dialects.machine import ViewAttr
 from unity_ir.dialects.names import check_name, hint, name_text
-from unity_ir.dialects.pcg.operators import COMPUTE_OPS, PARALLEL_OPS, ComputeOp, ParallelOp
+from unity_ir.dialects.pcg.generated import COMPUTE_OPS, PARALLEL_OPS
+from unity_ir.dialects.pcg.operators import ComputeOp, ParallelOp
 from unity_ir.dialects.pcg.ops import (
     ConstantOp,
     PcgOp,

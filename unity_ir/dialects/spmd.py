@@ -42,8 +42,8 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator, SymbolOpI
 from xdsl.utils.exceptions import VerifyException
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, at, pins, role_name
 from unity_ir.pcg.reshard import HALO_EXCHANGES, KINDS, PINNED_KINDS, move_kind
+from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, at, pins, role_name
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.analysis import Halos
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from unity_ir.machine.link_traffic import below
 from unity_ir.machine.links import Level, Wire
-from unity_ir.machine.loads import below
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """
 The algorithms of collectives, and the bytes each sends over the levels its groups span.
 
-All groups of a machine run the collective at once; `machine.loads` adds up what they put on every link.
+All groups of a machine run the collective at once; `machine.link_traffic` adds up what they put on every link.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.kinds import KINDS
+from unity_ir.forms.kinds import KINDS
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Numbers: TypeAlias = float | npt.NDArray[np.int64] | Floats

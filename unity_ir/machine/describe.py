@@ -10,8 +10,8 @@ from typing import Any, cast
 from unity_ir.errors import UnityError
 from unity_ir.machine.curve import curves
 from unity_ir.machine.device import Device, profiled
+from unity_ir.machine.link_traffic import stuck
 from unity_ir.machine.links import LINKS, PORTS, Level, Link, Protocol, ProtocolLatency, Wire
-from unity_ir.machine.loads import stuck
 from unity_ir.machine.model import Machine, slowest
 
 Table = Mapping[str, Any]

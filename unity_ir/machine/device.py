@@ -35,7 +35,7 @@ class Device:
     """Seconds a kernel costs at least."""
     efficiency: float = 0.7
     curves: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
-    """By kind of kernel (see `tdl.kinds`), fitted from a profile."""
+    """By kind of kernel (see `forms.kinds`), fitted from a profile."""
     profile: Profile | None = None
     """What was measured, which goes before what is estimated."""
 

@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.bounds import DEMANDS, Capacity
+from unity_ir.machine.link_traffic import below
 from unity_ir.machine.links import Level, Link, Protocol, Wire
-from unity_ir.machine.loads import below
 from unity_ir.machine.transfers import PLANS, Indexed, Message, Traffic
-from unity_ir.pcg.layout import Mesh
+from unity_ir.pcg.sharding import Mesh
 
 MAX_DEVICES = 1024
 """Of a machine with links of its own: they are routed one by one."""

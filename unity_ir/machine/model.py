@@ -15,10 +15,10 @@ from unity_ir.machine.bounds import least_seconds
 from unity_ir.machine.collectives import SCHEDULES
 from unity_ir.machine.device import Device
 from unity_ir.machine.graph import Topology
+from unity_ir.machine.link_traffic import line
 from unity_ir.machine.links import Level, Link, Protocol
-from unity_ir.machine.loads import line
-from unity_ir.pcg.layout import Mesh, prime_factors
 from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import Mesh, prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 Floats = npt.NDArray[np.float64]

@@ -8,7 +8,7 @@ from unity_ir.errors import UnityError
 from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, optimizer_of
-from unity_ir.pcg.layout import devices_of, mesh_of
+from unity_ir.pcg.sharding import devices_of, mesh_of
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from xdsl.passes import ModulePass
 from unity_ir.dialects.convert import from_graph, pcg_functions, to_graph
 from unity_ir.dialects.imported import IMPORTED
 from unity_ir.dialects.machine import module_machine
-from unity_ir.lowering.spmd import lower
-from unity_ir.lowering.spmd_text import to_op
+from unity_ir.lowering.rank.convert import to_op
+from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.pcg.graph import erase
-from unity_ir.pcg.layout import devices_of
+from unity_ir.pcg.sharding import devices_of
 
 REFERENCE = "_reference"
 """Added to a program's name: the serial forward it must agree with, kept for `--check`."""

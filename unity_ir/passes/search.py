@@ -58,7 +58,7 @@ class Search(ModulePass):
     """Of the random strategy and of mcmc."""
 
     beta: float | None = None
-    """Of mcmc: see `unity_ir.search.mcmc.Settings`."""
+    """Of mcmc: see `unity_ir.search.flexflow.mcmc.Settings`."""
 
     budget: int | None = None
     """Proposals of mcmc; candidates for every operator of unity."""

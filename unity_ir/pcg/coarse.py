@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from math import gcd, inf, prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, Mesh, pins
 from unity_ir.pcg.reshard import Move, Price, group_role, move_kind
+from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, pins
 
 FINE_AXES = 3
 """Meshes of up to so many axes are planned axis by axis. The number of layouts grows exponentially with the axes."""

@@ -17,7 +17,9 @@ from unity_ir.ops import operators
 from unity_ir.ops.operator import Application, Operator
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, leaf, parallel, rebuild, topological
-from unity_ir.pcg.layout import (
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.pcg.recompute import Again
+from unity_ir.pcg.sharding import (
     Layout,
     Mesh,
     Placement,
@@ -28,8 +30,6 @@ from unity_ir.pcg.layout import (
     place,
     view_of,
 )
-from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.pcg.recompute import Again
 from unity_ir.pcg.view import View
 
 

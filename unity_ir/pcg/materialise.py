@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from unity_ir.pcg.graph import Graph, Node, Value, divide, leaf, parallel
-from unity_ir.pcg.layout import (
+from unity_ir.pcg.parallel import type_steps
+from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
     SUM,
@@ -19,7 +20,6 @@ from unity_ir.pcg.layout import (
     result_layout,
     view_of,
 )
-from unity_ir.pcg.parallel import type_steps
 from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 from unity_ir.tdl.analysis import Halos

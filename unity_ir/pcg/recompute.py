@@ -9,7 +9,7 @@ What a reshard has brought elsewhere is a tensor of its own, and is kept.
 from __future__ import annotations
 
 from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild
-from unity_ir.pcg.layout import COPY, REPEAT, Layout, Placement
+from unity_ir.pcg.sharding import COPY, REPEAT, Layout, Placement
 
 RENAMING = ("replicate", "pick", "recompute")
 """Operators after which the pieces are the same tensors, unless a view says that they are elsewhere."""

@@ -15,7 +15,7 @@ from itertools import combinations, count
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.layout import COPY, PINNED, REPEAT, SUM, Layout, Mesh, at, pins
+from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, at, pins
 
 KINDS = ("slice", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "zero_pad", "retype")
 """

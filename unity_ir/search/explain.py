@@ -18,13 +18,13 @@ from unity_ir.cost.plan import PlanCost
 from unity_ir.cost.stats import WIDTH, bytes_text, divided, reshard_words, seconds_text
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
-from unity_ir.pcg.layout import Assignment, Mesh, pins
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.search.exact import ExactPlan, Solver, Terms
-from unity_ir.search.joint import JointPlan
-from unity_ir.search.ledger import Ledger
-from unity_ir.search.price import Price
-from unity_ir.search.realise import spelled
+from unity_ir.pcg.sharding import Assignment, Mesh, pins
+from unity_ir.search.exact.plan_graph import spelled
+from unity_ir.search.exact.solver import ExactPlan, Solver, Terms
+from unity_ir.search.joint.best_first import JointPlan
+from unity_ir.search.layouts.objective import Price
+from unity_ir.search.memory.seconds_and_bytes import Ledger
 
 SHOWN = 24
 """Alternatives listed."""

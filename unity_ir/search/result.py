@@ -8,7 +8,7 @@ from unity_ir.budget import Budget
 from unity_ir.cost.plan import PlanCost
 from unity_ir.pcg.graph import Graph
 from unity_ir.rules.derivation import Application
-from unity_ir.search.joint import JointPlan
+from unity_ir.search.joint.best_first import JointPlan
 
 
 @dataclass(frozen=True)

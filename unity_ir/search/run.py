@@ -16,25 +16,25 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.rules.algebraic import selected
 from unity_ir.rules.rule import Rule
-from unity_ir.search.counted import of_kernels
-from unity_ir.search.data_parallel import data_parallel, fsdp
-from unity_ir.search.exact import Solver
-from unity_ir.search.expert import expert
-from unity_ir.search.joint import Explored, JointPlan, Progress, joint
-from unity_ir.search.mcmc import Settings, mcmc
-from unity_ir.search.memory import Refused, joint_within, lacking, needed
-from unity_ir.search.messages import Messages
-from unity_ir.search.portfolio import Emitted
-from unity_ir.search.price import TIME
+from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
+from unity_ir.search.baselines.expert import expert
+from unity_ir.search.baselines.random_plan import sample
+from unity_ir.search.bounds.axis_counts import of_kernels
+from unity_ir.search.choose.candidates import Emitted
+from unity_ir.search.choose.winner import settling
+from unity_ir.search.exact.shared_moves import SharedTerms, certain
+from unity_ir.search.exact.solver import Solver
+from unity_ir.search.exact.trw_s import Messages
+from unity_ir.search.flexflow.mcmc import Settings, mcmc
+from unity_ir.search.joint.best_first import Explored, JointPlan, Progress, joint
+from unity_ir.search.joint.sequential import sequential
+from unity_ir.search.layouts.axes import EXACT_AXES
+from unity_ir.search.layouts.objective import TIME
+from unity_ir.search.layouts.space import Spaces
+from unity_ir.search.memory.lagrangian import Refused, joint_within, lacking, needed
 from unity_ir.search.result import SearchResult
-from unity_ir.search.roles import EXACT_AXES
-from unity_ir.search.sample import sample
-from unity_ir.search.sequential import sequential
-from unity_ir.search.settle import settling
-from unity_ir.search.shared import SharedTerms, certain
-from unity_ir.search.space import Spaces
-from unity_ir.search.tofu import VARIANTS, tofu
-from unity_ir.search.unity import Options, unity
+from unity_ir.search.tofu.search import VARIANTS, tofu
+from unity_ir.search.unity.search import Options, unity
 
 STRATEGIES = ("joint", "unity", "sequential", "data-parallel", "fsdp", "expert", "mcmc", *VARIANTS, "random")
 

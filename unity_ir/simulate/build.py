@@ -5,7 +5,7 @@ Program order is: forward operators in graph order, backward in reverse, the opt
 arrived. With overlap a reshard is issued as soon as its source is made, that of a leaf one operator ahead of its first
 use, and a gradient is synchronised as soon as it is complete. Without, every move is issued right before its first use
 and waited for at once. Halo exchanges are always waited for at once. The emitted program overlaps
-(`lowering.schedule`), halo exchanges too.
+(`lowering.rank.schedule`), halo exchanges too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.plan import PlanCost, update_time
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, topological
-from unity_ir.pcg.layout import Layout, dual
+from unity_ir.pcg.sharding import Layout, dual
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.simulate.chains import Key, Task, arrivals, chain, stall
 from unity_ir.simulate.hops import Hop, Use, hops

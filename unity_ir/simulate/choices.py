@@ -11,7 +11,8 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.coarse import FINE_AXES
 from unity_ir.pcg.graph import Node
-from unity_ir.pcg.layout import (
+from unity_ir.pcg.materialise import degrees
+from unity_ir.pcg.sharding import (
     COPY,
     PINNED,
     REPEAT,
@@ -23,7 +24,6 @@ from unity_ir.pcg.layout import (
     operand_layout,
     result_layout,
 )
-from unity_ir.pcg.materialise import degrees
 from unity_ir.pcg.types import TensorType
 from unity_ir.tdl.analysis import Analysis
 

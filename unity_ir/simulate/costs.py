@@ -10,8 +10,8 @@ from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.plan import plan_moves, update_time
 from unity_ir.cost.work import work
 from unity_ir.pcg.graph import Node, Optimizer, Value, leaf
-from unity_ir.pcg.layout import Assignment, Layout, dual, layout_type, operand_layout, result_layout
 from unity_ir.pcg.materialise import degrees
+from unity_ir.pcg.sharding import Assignment, Layout, dual, layout_type, operand_layout, result_layout
 from unity_ir.pcg.types import TensorType
 from unity_ir.simulate.chains import Task, chain, stall
 from unity_ir.simulate.streams import Classes, Step, Streams, ticks

@@ -20,8 +20,8 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer
-from unity_ir.pcg.layout import REPEAT, Assignment, Layout, dual, pins, role_name
 from unity_ir.pcg.materialise import materialise, resting
+from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, dual, pins, role_name
 from unity_ir.simulate.chains import Key, Task, arrivals
 from unity_ir.simulate.choices import fits
 from unity_ir.simulate.costs import Choice, Costs

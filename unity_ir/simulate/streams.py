@@ -17,8 +17,8 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.layout import PINNED, REPEAT, GridRole, Layout, at, pins
 from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import PINNED, REPEAT, GridRole, Layout, at, pins
 
 TICKS = 10**12
 """Ticks per second. Times are whole picoseconds, so that equal means equal."""

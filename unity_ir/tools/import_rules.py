@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from unity_ir.messages import printable
-from unity_ir.rules.foreign import Imported, import_rules
 from unity_ir.rules.pattern import ProofRecord, Substitution
+from unity_ir.rules.research.foreign import Imported, import_rules
 from unity_ir.rules.text import rule_text
 from unity_ir.rules.trust import digest
 

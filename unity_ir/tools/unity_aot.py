@@ -27,12 +27,12 @@ from rich.table import Table
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
-from unity_ir.lowering.aot import INSTRUCTIONS, SHARED_LIMITS, Job, Outcome, Resources
-from unity_ir.lowering.aot_check import CHECKS, Cache, compile_jobs, jobs, merged, triton_version, violations
-from unity_ir.lowering.kernels.step import Compiled
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.spmd import lower
-from unity_ir.lowering.tuning import IMPLEMENTATIONS
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.emit.tuning import IMPLEMENTATIONS
+from unity_ir.lowering.measure.aot import INSTRUCTIONS, SHARED_LIMITS, Job, Outcome, Resources
+from unity_ir.lowering.measure.aot_check import CHECKS, Cache, compile_jobs, jobs, merged, triton_version, violations
+from unity_ir.lowering.rank.program import lower
+from unity_ir.lowering.triton.step import Compiled
 from unity_ir.machine import load
 from unity_ir.machine.model import Machine
 from unity_ir.messages import tell

@@ -265,7 +265,7 @@ class UnityOpt(xDSLOptMain):
         """The machine to cost a function on; without one, the smallest plain box that holds its pieces."""
         from unity_ir import machine
         from unity_ir.dialects.machine import module_machine
-        from unity_ir.pcg.layout import devices_of
+        from unity_ir.pcg.sharding import devices_of
 
         said = machine.load(self.args.machine) if self.args.machine else module_machine(module)
         return said or machine.load(f"box:{devices_of(graph)}")

@@ -34,6 +34,7 @@ from unity_ir.cost.plan import update_bytes, update_kernel
 from unity_ir.cost.time import Kernel
 from unity_ir.cost.work import applied, kernel_of, repeats
 from unity_ir.errors import UnityError
+from unity_ir.forms.kinds import KINDS
 from unity_ir.machine.device import Device, fit_path
 from unity_ir.machine.fit import FEWEST, Fit, Line, Sample, fit, fit_line
 from unity_ir.machine.load import PROFILE, load
@@ -44,16 +45,15 @@ from unity_ir.pcg.differentiate import differentiate, trained
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.search.roles import degrees_of
+from unity_ir.search.layouts.axes import degrees_of
+from unity_ir.search.layouts.operator_table import operator_table
+from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.run import run
-from unity_ir.search.space import Spaces
-from unity_ir.search.tables import operator_table
-from unity_ir.tdl.kinds import KINDS
 from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.graphs import read_graphs
 
 if TYPE_CHECKING:
-    from unity_ir.lowering.measure import Call, Job
+    from unity_ir.lowering.measure.operators import Call, Job
 
 MOVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "zero_pad")
 ELEMENTS = tuple(4**k for k in range(5, 12))
@@ -70,7 +70,7 @@ class Asked:
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
     def add(self, node: Node) -> None:
-        from unity_ir.lowering.measure import call_of
+        from unity_ir.lowering.measure.operators import call_of
 
         kernel = kernel_of(node)
         if self._is_new(kernel):
@@ -80,7 +80,7 @@ class Asked:
                 self.refused[node.op] = str(error)
 
     def add_update(self, weight: Node, optimizer: Optimizer) -> None:
-        from unity_ir.lowering.measure import update_call
+        from unity_ir.lowering.measure.operators import update_call
 
         (type,) = weight.types
         elements = 1
@@ -198,7 +198,7 @@ def _processor() -> str:
 
 def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> int:
     """Add to a profile what it lacks; returns how many were added."""
-    from unity_ir.lowering.measure import Collective, Ranks
+    from unity_ir.lowering.measure.operators import Collective, Ranks
 
     have = {(row.operator, row.sizes) for row in file.kernels(ranks)}
     kernels = [(k, job) for k, job in asked.jobs.items() if (k.operator, k.sizes) not in have][: options.limit]

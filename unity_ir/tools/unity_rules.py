@@ -24,9 +24,9 @@ from rich.table import Table
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
-from unity_ir.rules.generate.report import rows, summary
-from unity_ir.rules.generate.run import Report, generate
-from unity_ir.rules.generate.space import PARALLEL, Space
+from unity_ir.rules.research.generate.report import rows, summary
+from unity_ir.rules.research.generate.run import Report, generate
+from unity_ir.rules.research.generate.space import PARALLEL, Space
 from unity_ir.rules.text import rule_text
 from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.import_rules import import_collection, import_options

@@ -26,22 +26,22 @@ from rich.table import Table as Shown
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
-from unity_ir.lowering.spmd import Program, lower
-from unity_ir.lowering.tuning import IMPLEMENTATIONS, Table, read_table
+from unity_ir.lowering.emit.tuning import IMPLEMENTATIONS, Table, read_table
+from unity_ir.lowering.rank.program import Program, lower
 from unity_ir.machine import load
 from unity_ir.messages import tell
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.pcg.layout import devices_of
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.sharding import devices_of
 from unity_ir.search.run import run
 from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.graphs import read_graphs
 
 if TYPE_CHECKING:
-    from unity_ir.lowering.tune_measure import Candidate, Measure
+    from unity_ir.lowering.measure.implementations import Candidate, Measure
 
 
 def programs(
@@ -126,7 +126,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
     """Measure, write, and say what was found. `measure` stands in for the GPU."""
     import torch
 
-    from unity_ir.lowering.tune_measure import OnGPU, candidates
+    from unity_ir.lowering.measure.implementations import OnGPU, candidates
 
     if measure is None and not torch.cuda.is_available():
         raise UnityError(

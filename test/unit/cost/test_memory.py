@@ -15,8 +15,8 @@ from small import op, weight, whole
 from unity_ir.cost.memory import held
 from unity_ir.cost.plan import cost
 from unity_ir.pcg.graph import Graph, Optimizer, leaf
-from unity_ir.pcg.layout import REPEAT, Layout, Mesh, at, layout_type, pins
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.sharding import REPEAT, Layout, Mesh, at, layout_type, pins
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
 

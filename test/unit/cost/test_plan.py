@@ -18,11 +18,11 @@ from unity_ir.pcg.differentiate import differentiate, needs_gradient
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.data_parallel import data_parallel
-from unity_ir.search.exact import Solver
-from unity_ir.search.realise import realise
-from unity_ir.search.sample import sample
-from unity_ir.search.space import Spaces
+from unity_ir.search.baselines.data_parallel import data_parallel
+from unity_ir.search.baselines.random_plan import sample
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.solver import Solver
+from unity_ir.search.layouts.space import Spaces
 
 SGD, ADAM = Optimizer(), Optimizer("adam")
 MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6)]

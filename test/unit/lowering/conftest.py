@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from operator_cases import CASES, Case
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
-from unity_ir.lowering.kernels.launcher import Launcher
+from unity_ir.lowering.launchers import Launcher
 
 assert isinstance(tl.sum, InterpretedFunction), "something imported triton before TRITON_INTERPRET was set"
 

@@ -10,13 +10,13 @@ from covered import bound_of, operand_dtypes, refusal
 from lowered import LOWERED
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.aot import SHARED_LIMITS, Job, Resources, compile_all, compile_each
-from unity_ir.lowering.aot_check import violations
-from unity_ir.lowering.fusing import with_fusions
-from unity_ir.lowering.kernels.launcher import Compiled, Launcher, launcher, optimizer_launcher
-from unity_ir.lowering.saving import with_savings
-from unity_ir.lowering.spmd import Fused, lower
-from unity_ir.lowering.tuning import piece_of
+from unity_ir.lowering.emit.fusing import with_fusions
+from unity_ir.lowering.emit.tuning import piece_of
+from unity_ir.lowering.launchers import Compiled, Launcher, launcher, optimizer_launcher
+from unity_ir.lowering.measure.aot import SHARED_LIMITS, Job, Resources, compile_all, compile_each
+from unity_ir.lowering.measure.aot_check import violations
+from unity_ir.lowering.rank.program import Fused, lower
+from unity_ir.lowering.rank.saved_softmax import with_savings
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.ops import operator

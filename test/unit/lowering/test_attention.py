@@ -11,7 +11,7 @@ from case import Case
 from covered import operand_dtypes
 from kernel_checks import check, random_operands
 
-from unity_ir.lowering.kernels.launcher import launcher
+from unity_ir.lowering.launchers import launcher
 from unity_ir.ops import operator
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate

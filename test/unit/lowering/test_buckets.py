@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unity_ir.lowering import runtime
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.schedule import BUCKET_MEMBERS, Bucket, Schedule, schedule
-from unity_ir.lowering.spmd import Compute, Leaf, Program, Reshard, lower
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.program import Compute, Leaf, Program, Reshard, lower
+from unity_ir.lowering.rank.schedule import BUCKET_MEMBERS, Bucket, Schedule, schedule
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate

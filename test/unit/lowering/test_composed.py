@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from operator_cases import DTYPES
 
-from unity_ir.lowering.fusing import with_fusions
-from unity_ir.lowering.kernels.launcher import launcher
-from unity_ir.lowering.spmd import Compute, Fused, Leaf, Program, UpdateWeight, lower
-from unity_ir.lowering.tuning import piece_of
+from unity_ir.lowering.emit.fusing import with_fusions
+from unity_ir.lowering.emit.tuning import piece_of
+from unity_ir.lowering.launchers import launcher
+from unity_ir.lowering.rank.program import Compute, Fused, Leaf, Program, UpdateWeight, lower
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf, parallel

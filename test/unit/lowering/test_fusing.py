@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from models import data, machine, weight
 from operator_cases import DTYPES
 
-from unity_ir.lowering.fusing import MOST_OPERATORS, with_fusions
-from unity_ir.lowering.kernels.launcher import launcher
-from unity_ir.lowering.saving import with_savings
-from unity_ir.lowering.schedule import Schedule, Wait, crosses, piece_bytes, schedule
-from unity_ir.lowering.spmd import Compute, Exchange, Fused, Leaf, Program, Reshard, lower
-from unity_ir.lowering.tuning import Piece, piece_of
+from unity_ir.lowering.emit.fusing import MOST_OPERATORS, with_fusions
+from unity_ir.lowering.emit.tuning import Piece, piece_of
+from unity_ir.lowering.launchers import launcher
+from unity_ir.lowering.rank.program import Compute, Exchange, Fused, Leaf, Program, Reshard, lower
+from unity_ir.lowering.rank.saved_softmax import with_savings
+from unity_ir.lowering.rank.schedule import Schedule, Wait, crosses, piece_bytes, schedule
 from unity_ir.machine import Machine, load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Optimizer, apply, leaf, parallel
-from unity_ir.pcg.layout import piece_index
+from unity_ir.pcg.sharding import piece_index
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
 from unity_ir.tdl.evaluate import evaluate

@@ -15,9 +15,9 @@ from lowered import LOWERED, WITHOUT_GRADIENT
 from operator_cases import CASES, DTYPES
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.kernels.expression import KERNEL_FUNCTIONS
-from unity_ir.lowering.kernels.launcher import is_convolution, launcher, optimizer_launcher
-from unity_ir.lowering.torch_code import torch_expression
+from unity_ir.lowering.launchers import is_convolution, launcher, optimizer_launcher
+from unity_ir.lowering.pytorch.code import torch_expression
+from unity_ir.lowering.triton.expression import KERNEL_FUNCTIONS
 from unity_ir.ops import Operator, operator
 from unity_ir.ops.operator import Application
 from unity_ir.tdl.bind import bind

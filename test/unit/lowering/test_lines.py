@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pinned import pinned
 
-from unity_ir.lowering.program import MOVES, emit
-from unity_ir.lowering.schedule import Bucket, Wait, crosses, schedule
-from unity_ir.lowering.spmd import Compute, Exchange, Leaf, Program, Reshard, UpdateWeight, lower
+from unity_ir.lowering.emit.printer import MOVES, emit
+from unity_ir.lowering.rank.program import Compute, Exchange, Leaf, Program, Reshard, UpdateWeight, lower
+from unity_ir.lowering.rank.schedule import Bucket, Wait, crosses, schedule
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
-from unity_ir.pcg.layout import PINNED
+from unity_ir.pcg.sharding import PINNED
 from unity_ir.search import run
-from unity_ir.search.sample import sample
+from unity_ir.search.baselines.random_plan import sample
 
 Event = tuple[Any, ...]
 

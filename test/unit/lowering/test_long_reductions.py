@@ -8,8 +8,8 @@ from case import Case
 from covered import bound_of, operand_dtypes
 from kernel_checks import check, random_operands
 
-from unity_ir.lowering.kernels.launcher import launcher
-from unity_ir.lowering.kernels.tiling import AT_WORK, LOOPED
+from unity_ir.lowering.launchers import launcher
+from unity_ir.lowering.triton.tiling import AT_WORK, LOOPED
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.spmd import lower
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.data_parallel import data_parallel
+from unity_ir.search.baselines.data_parallel import data_parallel
 
 
 def test_one_shape_in_two_element_types_are_two_functions():

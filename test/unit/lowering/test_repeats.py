@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unity_ir.lowering import reference_text as reference_module
-from unity_ir.lowering.kernels.layout import Names
-from unity_ir.lowering.reference_text import reference_text
-from unity_ir.lowering.repeats import LEAST, Run, numbered, pattern, runs
+from unity_ir.forms.addresses import Names
+from unity_ir.lowering.emit import reference_text as reference_module
+from unity_ir.lowering.emit.reference_text import reference_text
+from unity_ir.lowering.emit.repeats import LEAST, Run, numbered, pattern, runs
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 

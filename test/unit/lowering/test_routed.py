@@ -12,7 +12,7 @@ from operator_cases import DTYPES
 from operator_twins import TORCH
 from torch import Tensor
 
-from unity_ir.lowering.kernels.launcher import launcher
+from unity_ir.lowering.launchers import launcher
 from unity_ir.ops import operator
 from unity_ir.tdl.parallel import Configuration, piece
 
@@ -76,7 +76,7 @@ def test_pieces_of_the_experts(name: str, impl: str, route: str, dtype: str, par
 
 @pytest.mark.parametrize("name", NAMES)
 def test_positions_beyond_32_bits(name: str, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unity_ir.lowering.kernels.launcher.needs_int64", lambda bound: True)
+    monkeypatch.setattr("unity_ir.lowering.launchers.needs_int64", lambda bound: True)
     test_pieces_of_the_experts(name, "triton", "in two dims", "f32", 2, runner)
 
 

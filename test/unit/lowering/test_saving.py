@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from models import attention, machine, mlp
 
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.saving import with_savings
-from unity_ir.lowering.spmd import Compute, Program, lower
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.rank.program import Compute, Program, lower
+from unity_ir.lowering.rank.saved_softmax import with_savings
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search import run

@@ -10,8 +10,8 @@ import pytest
 import torch
 from covered import operand_dtypes
 
-from unity_ir.lowering.kernels.launcher import Launcher, launcher
-from unity_ir.lowering.kernels.scatter import SHORT
+from unity_ir.lowering.launchers import Launcher, launcher
+from unity_ir.lowering.triton.scatter import SHORT
 from unity_ir.ops import operator
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line

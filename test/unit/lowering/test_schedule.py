@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from pinned import pinned
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.order import Call, Place, calls, check_order
-from unity_ir.lowering.schedule import Bucket, Schedule, Wait, crosses, piece_bytes, schedule
-from unity_ir.lowering.spmd import Compute, Exchange, Leaf, Program, Reshard, UpdateWeight, lower
+from unity_ir.lowering.rank.deadlock import Call, Place, calls, check_order
+from unity_ir.lowering.rank.program import Compute, Exchange, Leaf, Program, Reshard, UpdateWeight, lower
+from unity_ir.lowering.rank.schedule import Bucket, Schedule, Wait, crosses, piece_bytes, schedule
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.data_parallel import data_parallel, fsdp
-from unity_ir.search.sample import sample
+from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
+from unity_ir.search.baselines.random_plan import sample
 
 
 def random_program(seed: int, with_pins: bool) -> Program:

@@ -10,9 +10,9 @@ from covered import bound_of, operand_dtypes
 from kernel_checks import check, random_operands
 from operator_cases import DTYPES
 
-from unity_ir.lowering.kernels.launcher import launcher
-from unity_ir.lowering.torch_code import torch_expression
-from unity_ir.lowering.windows import needs_start
+from unity_ir.forms.windows import needs_start
+from unity_ir.lowering.launchers import launcher
+from unity_ir.lowering.pytorch.code import torch_expression
 from unity_ir.ops import operator
 from unity_ir.pcg.interpret import split
 from unity_ir.pcg.types import Piece, divided_type

@@ -16,8 +16,8 @@ from machines import axes, machines
 from unity_ir.machine import load
 from unity_ir.machine.collectives import SCHEDULES
 from unity_ir.machine.graph import Topology
+from unity_ir.machine.link_traffic import line
 from unity_ir.machine.load import presets
-from unity_ir.machine.loads import line
 from unity_ir.pcg.reshard import COLLECTIVES, HALO_EXCHANGES, KINDS, PINNED_KINDS
 
 ALL = (*COLLECTIVES, *HALO_EXCHANGES, *PINNED_KINDS)

@@ -23,7 +23,7 @@ from unity_ir.machine.fit import Sample, fit, fit_line
 from unity_ir.machine.profile import CollectiveRow, KernelRow, open_profile, read_profile
 from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.data_parallel import data_parallel
+from unity_ir.search.baselines.data_parallel import data_parallel
 
 SHIPPED = Path(unity_ir.__file__).parent / "machine" / "profiles" / "CPU.sqlite"
 

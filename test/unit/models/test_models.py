@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from products import graph_products
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import BY_HAND, SMALL, by_hand, small
 
-from unity_ir.cost.products import graph_products
 from unity_ir.dialects.convert import from_graph, to_graph
 from unity_ir.errors import UnityError
 from unity_ir.models import build, from_text, names

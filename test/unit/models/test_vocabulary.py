@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from parallelization import parallelize
 from torch.nn import functional as F
 
 from unity_ir.models.builder import Builder
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, erase, rewrite
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
-from unity_ir.rules.parallelization import parallelize
 from unity_ir.tdl.parallel import Configuration
 
 CLASS = {"max_of_parts": "p", "sum_exp": "c", "class_score": "c"}

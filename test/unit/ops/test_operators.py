@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from lowered import WITHOUT_GRADIENT
 from operator_cases import CASES, DTYPES
 from operator_twins import TORCH
+from parallelization import configurations, parallelize
 from torch import Tensor
 
 from unity_ir.errors import UnityError
@@ -29,7 +30,6 @@ from unity_ir.pcg.graph import Graph, Node, Value, apply, divide, erase, leaf, p
 from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
 from unity_ir.pcg.parallel import type_steps
 from unity_ir.pcg.types import TensorType, divided_type, tensor_type
-from unity_ir.rules.parallelization import configurations, parallelize
 from unity_ir.tdl.elements import converted
 from unity_ir.tdl.parallel import Configuration, Degrees, operand_degrees
 

@@ -18,7 +18,7 @@ from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf, parallel
 from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
 from unity_ir.pcg.types import tensor_type
 from unity_ir.pcg.view import View
-from unity_ir.search.sample import sample
+from unity_ir.search.baselines.random_plan import sample
 
 RANDOMS = st.integers(0, 10**6).map(Random)
 SGD = Optimizer()

@@ -11,7 +11,7 @@ from unity_ir.pcg import graph as module
 from unity_ir.pcg.graph import Graph, apply, erase, leaf, parallel, rebuild, rewrite, topological
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.sample import sample
+from unity_ir.search.baselines.random_plan import sample
 
 RANDOMS = st.integers(0, 10**6).map(Random)
 TYPE = tensor_type((4, 6), "f64")

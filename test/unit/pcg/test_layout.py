@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, grid, leaf
-from unity_ir.pcg.layout import (
+from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
     SUM,
@@ -33,7 +33,7 @@ from unity_ir.pcg.layout import (
 )
 from unity_ir.pcg.types import tensor_type
 from unity_ir.pcg.view import View
-from unity_ir.search.sample import sample
+from unity_ir.search.baselines.random_plan import sample
 
 MESHES = [(), (2,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (2, 2, 3), (2, 3, 2), (2, 2, 2, 2)]
 

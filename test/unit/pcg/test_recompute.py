@@ -29,7 +29,7 @@ from unity_ir.pcg.graph import (
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.sample import sample
+from unity_ir.search.baselines.random_plan import sample
 
 SGD = Optimizer()
 

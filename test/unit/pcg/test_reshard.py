@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unity_ir.machine import Machine
-from unity_ir.pcg.layout import COPY, REPEAT, SUM, Layout, Mesh, at, dual, layout_type, pins
 from unity_ir.pcg.reshard import KINDS, Move, move_kind, moves, plan
-from unity_ir.search.space import Spaces
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, at, dual, layout_type, pins
+from unity_ir.search.layouts.space import Spaces
 
 MESHES = [(2,), (3,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (2, 2, 3)]
 EXACT = [((2, 2), (4, 8)), ((2, 3), (6, 12)), ((3, 2), (6,)), ((2, 2, 2), (8, 2)), ((2, 2, 3), (12,)), ((2, 2), ())]

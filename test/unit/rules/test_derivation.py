@@ -12,7 +12,7 @@ from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import algebraic
 from unity_ir.rules.derivation import Application, parse_derivations, replay
-from unity_ir.search.joint import joint
+from unity_ir.search.joint.best_first import joint
 
 
 def heads() -> Graph:

@@ -6,16 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
+from parallelization import configurations, parallelize
 
 from unity_ir import ops
 from unity_ir.ops import operator, operators
 from unity_ir.ops.operator import Operator
 from unity_ir.pcg.graph import apply, leaf
 from unity_ir.pcg.types import tensor_type
-from unity_ir.rules.generate.run import generate
-from unity_ir.rules.generate.space import Space
-from unity_ir.rules.parallelization import configurations, parallelize
 from unity_ir.rules.proof.obligations import obligations
+from unity_ir.rules.research.generate.run import generate
+from unity_ir.rules.research.generate.space import Space
 
 DOCS = Path(__file__).parents[3] / "docs" / "operators.md"
 

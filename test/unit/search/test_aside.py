@@ -12,8 +12,9 @@ from graphs import boxes
 
 from unity_ir import models
 from unity_ir.pcg.graph import Graph
-from unity_ir.search import aside, run
-from unity_ir.search.aside import Aside
+from unity_ir.search import run
+from unity_ir.search.choose import worker as aside
+from unity_ir.search.choose.worker import Aside
 
 WAYS = pytest.mark.parametrize("beside", [True, False])
 
@@ -170,8 +171,8 @@ def test_with_other_threads_or_one_processor_there_is_none(monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", ["tables", "messages"])
 def test_a_search_is_the_same_in_one_process(kind: str, monkeypatch: pytest.MonkeyPatch):
     if kind == "messages":
-        monkeypatch.setattr("unity_ir.search.counted.TABLES", -1)
-    monkeypatch.setattr("unity_ir.search.groups.ROWS", 0)
+        monkeypatch.setattr("unity_ir.search.bounds.axis_counts.TABLES", -1)
+    monkeypatch.setattr("unity_ir.search.exact.axis_groups.ROWS", 0)
     graph, machine = models.build("mlp", layers=4), boxes(16, overhead=1e-6)
     both = run(graph, machine)
     monkeypatch.setattr(aside, "_processor_left", lambda: False)

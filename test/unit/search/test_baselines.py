@@ -16,12 +16,12 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate, trained
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
-from unity_ir.pcg.layout import pins, place
+from unity_ir.pcg.sharding import pins, place
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
-from unity_ir.search.coarsen import alone, coarsen
-from unity_ir.search.one_axis import Axes
-from unity_ir.search.tofu import VARIANTS, fewest, tofu
+from unity_ir.search.tofu.coarsen import alone, coarsen
+from unity_ir.search.tofu.search import VARIANTS, fewest, tofu
+from unity_ir.search.tofu.step import Axes
 
 BASELINES = ("data-parallel", "fsdp", "expert", *VARIANTS)
 MODELS = ("bert_large", "gpt2", "llama3_8b", "dlrm", "xdl", "rnnlm", "nmt", "alexnet", "moe")

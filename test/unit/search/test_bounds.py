@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Optimizer, erase
-from unity_ir.search import exact
-from unity_ir.search.eliminate import Axis, Factor, Memo, every, minimise, minimise_within, plain
-from unity_ir.search.exact import Solver
-from unity_ir.search.groups import first_cuts, groups_for, solve
-from unity_ir.search.messages import Messages
-from unity_ir.search.problem import Between, Link, Problem, port, undominated
-from unity_ir.search.realise import realise
-from unity_ir.search.roles import Floats
-from unity_ir.search.space import Spaces
+from unity_ir.search.exact import solver as exact
+from unity_ir.search.exact.axis_groups import first_cuts, groups_for, solve
+from unity_ir.search.exact.elimination import Axis, Factor, Memo, every, minimise, minimise_within, plain
+from unity_ir.search.exact.factor_graph import Between, Link, Problem, port, undominated
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.solver import Solver
+from unity_ir.search.exact.trw_s import Messages
+from unity_ir.search.layouts.axes import Floats
+from unity_ir.search.layouts.space import Spaces
 
 SGD = Optimizer()
 MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6), boxes(2, 2, 2)]
@@ -201,7 +201,7 @@ def test_groups_of_axes_make_real_plans(seed: int):
     machine = boxes(2, 2, 2, 3, 2, overhead=1e-6)
     graph = random_graph(Random(seed), 4, dims=(4, 12, 48))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unity_ir.search.groups.ROWS", 1000)
+        patch.setattr("unity_ir.search.exact.axis_groups.ROWS", 1000)
         solver, found = solve(graph, machine, SGD)
     assert not solver.spaces.axis_by_axis
     first = Solver(Spaces(machine, first_cuts(machine, 3)), SGD).solve(graph)

@@ -18,11 +18,11 @@ from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.search import run
-from unity_ir.search.exact import Solver
-from unity_ir.search.joint import joint
-from unity_ir.search.realise import realise
-from unity_ir.search.shared import shares
-from unity_ir.search.space import FREE_MOVE, Spaces
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.shared_moves import shares
+from unity_ir.search.exact.solver import Solver
+from unity_ir.search.joint.best_first import joint
+from unity_ir.search.layouts.space import FREE_MOVE, Spaces
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
 

@@ -11,10 +11,10 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Optimizer, erase
-from unity_ir.pcg.layout import place
+from unity_ir.pcg.sharding import place
 from unity_ir.search import Options, Settings, run
-from unity_ir.search.counted import of_kernels
-from unity_ir.search.memory import needed
+from unity_ir.search.bounds.axis_counts import of_kernels
+from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.result import SearchResult
 from unity_ir.search.run import STRATEGIES, _baselines
 
@@ -89,7 +89,7 @@ def test_the_same_budget_ends_in_the_same_plan(work: float, monkeypatch: pytest.
 
 def test_what_is_given_is_no_slower_than_a_baseline_as_emitted():
     graph, machine, optimizer = small("moe"), load("box:4"), Optimizer()
-    from unity_ir.search.portfolio import as_emitted
+    from unity_ir.search.choose.candidates import as_emitted
 
     found = searched(graph, "joint", "box:4", 1e7)
     assert found.interrupted

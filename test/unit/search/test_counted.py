@@ -16,24 +16,26 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models.mlp import build as mlp
 from unity_ir.pcg.graph import Optimizer, erase
-from unity_ir.search import counted, exact, ordered
-from unity_ir.search import space as space_module
-from unity_ir.search.assign import assign
-from unity_ir.search.data_parallel import data_parallel
-from unity_ir.search.eliminate import Factor, every, minimise_within
-from unity_ir.search.exact import Solver
-from unity_ir.search.finer import finer
-from unity_ir.search.groups import solve
-from unity_ir.search.messages import Messages
-from unity_ir.search.ordered import told
-from unity_ir.search.problem import between, port
-from unity_ir.search.roles import counted as counted_groups
-from unity_ir.search.roles import role_counts
+from unity_ir.search.baselines.data_parallel import data_parallel
+from unity_ir.search.baselines.random_plan import sample
+from unity_ir.search.bounds import axis_counts as counted
+from unity_ir.search.bounds import ordered_axes as ordered
+from unity_ir.search.bounds.assign_axes import assign
+from unity_ir.search.bounds.ordered_axes import told
+from unity_ir.search.bounds.refine import finer
+from unity_ir.search.exact import solver as exact
+from unity_ir.search.exact.axis_groups import solve
+from unity_ir.search.exact.elimination import Factor, every, minimise_within
+from unity_ir.search.exact.factor_graph import between, port
+from unity_ir.search.exact.shared_moves import sharpened
+from unity_ir.search.exact.solver import Solver
+from unity_ir.search.exact.trw_s import Messages
+from unity_ir.search.exact.two_way import StepwiseBetween
+from unity_ir.search.layouts import space as space_module
+from unity_ir.search.layouts.axes import counted as counted_groups
+from unity_ir.search.layouts.axes import role_counts
+from unity_ir.search.layouts.space import LayoutSpace, Spaces
 from unity_ir.search.run import run
-from unity_ir.search.sample import sample
-from unity_ir.search.shared import sharpened
-from unity_ir.search.space import LayoutSpace, Spaces
-from unity_ir.search.stepwise import StepwiseBetween
 
 SGD = Optimizer()
 DIMS = (4, 8, 12, 24)

@@ -20,7 +20,8 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, apply, erase, leaf
-from unity_ir.pcg.layout import (
+from unity_ir.pcg.reshard import plan
+from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
     SUM,
@@ -33,16 +34,15 @@ from unity_ir.pcg.layout import (
     operand_layout,
     result_layout,
 )
-from unity_ir.pcg.reshard import plan
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search import eliminate
-from unity_ir.search.data_parallel import data_parallel
-from unity_ir.search.eliminate import Factor, minimise, plain
-from unity_ir.search.exact import ExactPlan, Solver
-from unity_ir.search.realise import realise
-from unity_ir.search.roles import Ints
-from unity_ir.search.sample import sample
-from unity_ir.search.space import LayoutSpace, Spaces
+from unity_ir.search.baselines.data_parallel import data_parallel
+from unity_ir.search.baselines.random_plan import sample
+from unity_ir.search.exact import elimination as eliminate
+from unity_ir.search.exact.elimination import Factor, minimise, plain
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.solver import ExactPlan, Solver
+from unity_ir.search.layouts.axes import Ints
+from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
 SGD = Optimizer()
 TWO, FOUR, SIX = boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unity_ir.errors import UnityError
 from unity_ir.search import run
 from unity_ir.search.explain import alternatives, explain, named, operators
-from unity_ir.search.ledger import Ledger
+from unity_ir.search.memory.seconds_and_bytes import Ledger
 
 MACHINE = boxes(2, 2, overhead=1e-6)
 

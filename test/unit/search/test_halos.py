@@ -16,10 +16,10 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.exact import Solver
-from unity_ir.search.realise import realise
-from unity_ir.search.sample import sample
-from unity_ir.search.space import Spaces
+from unity_ir.search.baselines.random_plan import sample
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.solver import Solver
+from unity_ir.search.layouts.space import Spaces
 
 SGD = Optimizer()
 MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6)]

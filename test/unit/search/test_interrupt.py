@@ -13,7 +13,8 @@ from graphs import boxes
 from unity_ir import models
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, erase
-from unity_ir.search import Settings, mcmc, run
+from unity_ir.search import Settings, run
+from unity_ir.search.flexflow import mcmc
 from unity_ir.tools.unity_opt import main
 
 MACHINE = boxes(2, 2, overhead=1e-6)
@@ -79,7 +80,7 @@ def test_the_tool_prints_the_plan_and_says_so(
 ):
     file = tmp_path / "mlp.pcg"
     assert main(["--model=mlp,layers=2", "-o", str(file)]) == 0
-    monkeypatch.setattr("unity_ir.search.joint._rewrites", interrupt)
+    monkeypatch.setattr("unity_ir.search.joint.best_first._rewrites", interrupt)
     assert main([str(file), "--search", "--machine=2gpu"]) == 0
     printed = capsys.readouterr()
     assert "#machine.view" in printed.out
@@ -92,7 +93,7 @@ def test_the_tool_prints_the_plan_and_says_so(
 SIGNALLED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-from unity_ir.search import joint
+from unity_ir.search.joint import best_first as joint
 from unity_ir.tools.unity_opt import main
 rewrites = joint._rewrites
 def interrupted(graph, rules):
@@ -114,7 +115,7 @@ def test_a_signal_ends_a_process_with_a_plan():
 def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
     """The bound of a large machine, branches on parts, what is compared: there is a plan by then."""
     machine = boxes(*[2] * 6, overhead=1e-6) if late == "bounded" else MACHINE
-    monkeypatch.setattr(sys.modules["unity_ir.search.settle"], late, interrupt)
+    monkeypatch.setattr(sys.modules["unity_ir.search.choose.winner"], late, interrupt)
     found = run(mlp(), machine)
     assert found.interrupted
     assert found.derivation

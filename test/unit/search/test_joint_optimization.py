@@ -15,7 +15,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import SEARCHED, algebraic, selected
 from unity_ir.rules.derivation import replay
 from unity_ir.search import SearchResult, run
-from unity_ir.search.joint import one_device
+from unity_ir.search.joint.best_first import one_device
 
 
 def given(name: str, *shape: int, dtype: str = "f32") -> Node:

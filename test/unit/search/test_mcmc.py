@@ -11,9 +11,9 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
-from unity_ir.pcg.layout import Assignment, at, pins
+from unity_ir.pcg.sharding import Assignment, at, pins
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.mcmc import BEHIND, Settings, assignments_of, mcmc, told_apart
+from unity_ir.search.flexflow.mcmc import BEHIND, Settings, assignments_of, mcmc, told_apart
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.choices import fits, random_assignment, roles
 from unity_ir.simulate.delta import Simulation

@@ -23,15 +23,24 @@ from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.derivation import replay
 from unity_ir.search import run
-from unity_ir.search.again import may_recompute
-from unity_ir.search.counted import Bounds, Known, bound_within
-from unity_ir.search.exact import Solver
-from unity_ir.search.ledger import Choice, Ledger
-from unity_ir.search.memory import Curve, Fitting, NothingFits, Refused, Solvers, all_at_once, fitting, needed
-from unity_ir.search.price import SPACE, Price
-from unity_ir.search.realise import realise
-from unity_ir.search.sample import sample
-from unity_ir.search.space import Spaces
+from unity_ir.search.baselines.random_plan import sample
+from unity_ir.search.bounds.axis_counts import Bounds, Known, bound_within
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.recompute import may_recompute
+from unity_ir.search.exact.solver import Solver
+from unity_ir.search.layouts.objective import SPACE, Price
+from unity_ir.search.layouts.space import Spaces
+from unity_ir.search.memory.lagrangian import (
+    Curve,
+    Fitting,
+    NothingFits,
+    Refused,
+    Solvers,
+    all_at_once,
+    fitting,
+    needed,
+)
+from unity_ir.search.memory.seconds_and_bytes import Choice, Ledger
 from unity_ir.simulate.report import peak
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))

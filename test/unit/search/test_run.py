@@ -20,11 +20,11 @@ from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
-from unity_ir.search.joint import joint
-from unity_ir.search.portfolio import as_emitted
-from unity_ir.search.price import Price
-from unity_ir.search.realise import realise
-from unity_ir.search.settle import HIDDEN, hidden
+from unity_ir.search.choose.candidates import as_emitted
+from unity_ir.search.choose.winner import HIDDEN, hidden
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.joint.best_first import joint
+from unity_ir.search.layouts.objective import Price
 
 
 def mlp() -> Graph:

@@ -7,10 +7,10 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Value, apply, leaf
-from unity_ir.pcg.layout import REPEAT, place
+from unity_ir.pcg.sharding import REPEAT, place
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
-from unity_ir.search.samples import batch_dims
+from unity_ir.search.baselines.batch_dims import batch_dims
 
 TWO = load("cpu:2")
 

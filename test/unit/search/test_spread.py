@@ -14,11 +14,11 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
-from unity_ir.pcg.layout import pins, place
+from unity_ir.pcg.sharding import pins, place
 from unity_ir.search import run
-from unity_ir.search.joint import joint
-from unity_ir.search.portfolio import as_emitted
-from unity_ir.search.spread import OPERATORS, spread
+from unity_ir.search.choose.candidates import as_emitted
+from unity_ir.search.choose.parallel_siblings import OPERATORS, spread
+from unity_ir.search.joint.best_first import joint
 from unity_ir.simulate.report import simulated
 
 
@@ -76,7 +76,7 @@ def test_no_operators_side_by_side_in_a_chain(graph: Graph):
 @pytest.mark.parametrize("operators", [OPERATORS, 0])
 def test_an_operator_unlike_all_others_is_tried_in_every_way(operators: int, monkeypatch: pytest.MonkeyPatch):
     """Of large graphs only the first, whose gradient is moved last."""
-    monkeypatch.setattr(sys.modules["unity_ir.search.spread"], "OPERATORS", operators)
+    monkeypatch.setattr(sys.modules["unity_ir.search.choose.parallel_siblings"], "OPERATORS", operators)
     graph, machine = build("bert_large", batch=64, sequence=512, hidden=1024, layers=1), load("dgx-h100:1")
     alike = joint(graph, machine, (), Optimizer()).graph
     found = spread(graph, machine, Optimizer(), alike)

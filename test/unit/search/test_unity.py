@@ -15,18 +15,18 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Optimizer, apply, erase, leaf
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
-from unity_ir.pcg.layout import SUM, operand_layout, pins, place, result_layout
+from unity_ir.pcg.sharding import SUM, operand_layout, pins, place, result_layout
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import algebraic
 from unity_ir.rules.derivation import replay
 from unity_ir.search import run
-from unity_ir.search.decompose import Block, Edge, Parallel, Region, Sequence
-from unity_ir.search.mapping import Mapper, Piece
-from unity_ir.search.prices import Prices
-from unity_ir.search.shares import Degrees, Share, divisors, roles, splits, views
-from unity_ir.search.split import ENTRY, partitionings, parts
-from unity_ir.search.substitutions import Substitutions, corresponding
-from unity_ir.search.unity import Options, unity
+from unity_ir.search.unity.device_shares import Degrees, Share, divisors, roles, splits, views
+from unity_ir.search.unity.machine_mapping import Mapper, Piece
+from unity_ir.search.unity.search import Options, unity
+from unity_ir.search.unity.series_parallel import Block, Edge, Parallel, Region, Sequence
+from unity_ir.search.unity.split import ENTRY, partitionings, parts
+from unity_ir.search.unity.substitutions import Substitutions, corresponding
+from unity_ir.search.unity.view_costs import Prices
 
 
 def random_degrees(random: Random, piece: Piece, devices: int) -> dict[Node, Degrees]:

@@ -17,7 +17,7 @@ from unity_ir.models import from_text
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, erase, leaf
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
-from unity_ir.pcg.layout import REPEAT
+from unity_ir.pcg.sharding import REPEAT
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import Settings, run
 from unity_ir.simulate.build import task_graph

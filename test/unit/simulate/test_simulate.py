@@ -18,11 +18,11 @@ from unity_ir.machine import Machine
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
-from unity_ir.pcg.layout import Mesh
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.sharding import Mesh
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.data_parallel import data_parallel
-from unity_ir.search.sample import sample
+from unity_ir.search.baselines.data_parallel import data_parallel
+from unity_ir.search.baselines.random_plan import sample
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.chains import chain
 from unity_ir.simulate.full import Timeline, simulate

@@ -10,7 +10,7 @@ import pytest
 
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
-from unity_ir.lowering import measure
+from unity_ir.lowering.measure import operators as measure
 from unity_ir.machine import load
 from unity_ir.machine.profile import open_profile
 from unity_ir.models import from_text

@@ -12,9 +12,9 @@ import pytest
 from unity_ir.cost.time import seconds
 from unity_ir.cost.work import kernel_of
 from unity_ir.errors import UnityError
-from unity_ir.lowering.program import emit
-from unity_ir.lowering.tune_measure import Candidate, candidates
-from unity_ir.lowering.tuning import Table, read_table
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.emit.tuning import Table, read_table
+from unity_ir.lowering.measure.implementations import Candidate, candidates
 from unity_ir.machine import load
 from unity_ir.models import build, from_text
 from unity_ir.pcg.differentiate import differentiate

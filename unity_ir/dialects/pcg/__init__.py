@@ -2,7 +2,8 @@
 
 from xdsl.ir import Dialect
 
-from unity_ir.dialects.pcg.operators import COMPUTE_OPS, PARALLEL_OPS, ComputeOp, ParallelOp
+from unity_ir.dialects.pcg.generated import COMPUTE_OPS, PARALLEL_OPS
+from unity_ir.dialects.pcg.operators import ComputeOp, ParallelOp
 from unity_ir.dialects.pcg.ops import ConstantOp, UpdateOp, WeightOp
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 

@@ -1,27 +1,19 @@
-"""
-The operators as xDSL operations: one class each, generated.
-
-A parallel operator's class follows from its entry in `PARALLEL_OPERATORS`, a compute operator's from its TDL line in
-`unity_ir.ops`. Nothing here knows any of them by name.
-"""
+"""The operators as xDSL operations: what all have in common. `generated` has a class for each."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar, cast
 
 from xdsl.dialects.builtin import IntegerAttr
-from xdsl.interfaces import HasCanonicalizationPatternsInterface
 from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def, var_operand_def, var_result_def
+from xdsl.irdl import operand_def, result_def, var_operand_def, var_result_def
 from xdsl.parser import Parser
-from xdsl.pattern_rewriter import RewritePattern
 from xdsl.printer import Printer
 
 from unity_ir.dialects.machine import ViewAttr
-from unity_ir.dialects.pcg.attributes import CONSTRAINTS, print_dictionary, to_attribute, to_value
+from unity_ir.dialects.pcg.attributes import print_dictionary, to_attribute, to_value
 from unity_ir.dialects.pcg.ops import (
     NodeOp,
     as_parse_error,
@@ -36,8 +28,8 @@ from unity_ir.dialects.pcg.types import PcgTensorType
 from unity_ir.errors import UnityError
 from unity_ir.ops import operators
 from unity_ir.ops.operator import Attributes, Operator
-from unity_ir.pcg.graph import LEAVES, apply, leaf, parallel
-from unity_ir.pcg.parallel import PARALLEL_OPERATORS, ParallelOperator
+from unity_ir.pcg.graph import apply, leaf, parallel
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 from unity_ir.tdl.syntax import AttrValue
@@ -113,7 +105,7 @@ class OperatorOp(NodeOp, ABC):
                 raise UnityError(f"{self.name}: the result type is {inferred}, not {given}; correct it")
 
 
-class ParallelOp(OperatorOp, HasCanonicalizationPatternsInterface, ABC):
+class ParallelOp(OperatorOp, ABC):
     """Base of the parallel operators: `pcg.partition %x, dim 0 by 2 on #machine.view<...> : type`."""
 
     operand = operand_def(PcgTensorType)
@@ -132,12 +124,6 @@ class ParallelOp(OperatorOp, HasCanonicalizationPatternsInterface, ABC):
     @classmethod
     def kinds(cls) -> dict[str, str]:
         return dict.fromkeys(PARALLEL_OPERATORS[cls.operator_name()].attributes, "int")
-
-    @classmethod
-    def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
-        from unity_ir.dialects.pcg.fold import PATTERNS
-
-        return PATTERNS
 
     @classmethod
     def parse(cls, parser: Parser) -> OperatorOp:
@@ -210,39 +196,3 @@ class ComputeOp(OperatorOp, ABC):
         self.print_view(printer)
         printer.print_string(" : ")
         printer.print_list(self.operand_types, printer.print_attribute)
-
-
-OpT = TypeVar("OpT", bound=OperatorOp)
-
-
-def _generate(base: type[OpT], name: str, doc: str, properties: dict[str, tuple[str, AttrValue | None]]) -> type[OpT]:
-    """
-    The class of the operator `name`, with a property for each attribute, given as (kind, default).
-
-    Its Python accessor is `attr_dim`, so that no attribute's name can shadow a method.
-    """
-    if name in (*LEAVES, "update") or "view" in properties:
-        raise ValueError(f"operator {name}: its name, or the name of an attribute, has another meaning in the dialect")
-    fields: dict[str, object] = {"__module__": __name__, "__doc__": doc, "name": f"pcg.{name}"}
-    for attribute, (kind, default) in properties.items():
-        value = None if default is None else to_attribute(kind, default)
-        fields[f"attr_{attribute}"] = prop_def(CONSTRAINTS[kind], value, prop_name=attribute)
-    class_name = "".join(part.capitalize() for part in name.split("_")) + "Op"
-    return irdl_op_definition(cast(type[OpT], type(class_name, (base,), fields)))
-
-
-def _parallel_class(rule: ParallelOperator) -> type[ParallelOp]:
-    doc = f"See `PARALLEL_OPERATORS[{rule.name!r}]`."
-    return _generate(ParallelOp, rule.name, doc, {a: ("int", None) for a in rule.attributes})
-
-
-def _compute_class(operator: Operator) -> type[ComputeOp]:
-    properties = {a.name: (a.kind, a.default) for a in operator.line.attributes}
-    return _generate(ComputeOp, operator.name, f"`{operator.line.text}`", properties)
-
-
-PARALLEL_OPS: dict[str, type[ParallelOp]] = {name: _parallel_class(rule) for name, rule in PARALLEL_OPERATORS.items()}
-"""Class of every parallel operator."""
-
-COMPUTE_OPS: dict[str, type[ComputeOp]] = {name: _compute_class(operator) for name, operator in operators().items()}
-"""Class of every compute operator."""

@@ -3,8 +3,7 @@
 from xdsl.ir import Dialect
 
 from unity_ir.dialects.subst.attributes import ParameterAttr, PolyAttr
-from unity_ir.dialects.subst.convert import from_rule, to_rule
-from unity_ir.dialects.subst.ops import ApplyOp, RuleOp, YieldOp
+from unity_ir.dialects.subst.ops import ApplyOp, RuleOp, YieldOp, from_rule, to_rule
 from unity_ir.dialects.subst.types import SubstTensorType, SubstValueType
 
 SUBST = Dialect("subst", [RuleOp, ApplyOp, YieldOp], [SubstTensorType, SubstValueType, PolyAttr, ParameterAttr])

@@ -1,9 +1,9 @@
 """
 The fixed part of every emitted program, a file for each subject.
 
-`lowering.program` copies what is below the mark of each into the program, after the plan, the kernels and the step; so
-a program needs nothing of this package. What is above the mark is for reading, linting and testing the files: `plan`
-has stand-ins for what the plan defines.
+`lowering.emit.printer` copies what is below the mark of each into the program, after the plan, the kernels and the
+step; so a program needs nothing of this package. What is above the mark is for reading, linting and testing the files:
+`plan` has stand-ins for what the plan defines.
 """
 
 from __future__ import annotations

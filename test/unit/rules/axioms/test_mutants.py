@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import islice, permutations
 
 import pytest
+from taso_axioms.parallel import statements
+from taso_axioms.taso import axioms
 
-from unity_ir.rules.axioms.parallel import statements
-from unity_ir.rules.axioms.taso import axioms
 from unity_ir.rules.pattern import Attribute, Operation, Result, Substitution, Term
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.proof import prove as module

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from taso_axioms.parallel import statements
+from taso_axioms.taso import Axiom
+from taso_axioms.terms import op, partition, rule, tensor
 
-from unity_ir.rules.axioms.parallel import statements
-from unity_ir.rules.axioms.taso import Axiom
-from unity_ir.rules.axioms.terms import op, partition, rule, tensor
 from unity_ir.rules.poly import symbol
 from unity_ir.rules.proof.forms import REAL, as_poly, of_poly
 from unity_ir.rules.proof.prove import prove

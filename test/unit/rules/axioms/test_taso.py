@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from taso_axioms.taso import Axiom, axioms, cat, conv
+from taso_axioms.terms import op, rule, tensor
 
-from unity_ir.rules.axioms.taso import Axiom, axioms, cat, conv
-from unity_ir.rules.axioms.terms import op, rule, tensor
 from unity_ir.rules.proof.prove import prove
 
 AXIOMS = axioms()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from taso_axioms.composites import composites
+from taso_axioms.taso import add, cat, matmul, mul, relu
+from taso_axioms.terms import op, results, rule, tensor
+from taso_axioms.z3_mode import prove_by_axioms
 
-from unity_ir.rules.axioms.composites import composites
-from unity_ir.rules.axioms.taso import add, cat, matmul, mul, relu
-from unity_ir.rules.axioms.terms import op, results, rule, tensor
-from unity_ir.rules.axioms.z3_mode import prove_by_axioms
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.proof.prove import prove
 

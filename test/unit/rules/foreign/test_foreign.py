@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from unity_ir.errors import UnityError
-from unity_ir.rules.foreign import import_rules
-from unity_ir.rules.foreign.collection import read_rules
-from unity_ir.rules.foreign.terms import substitution
+from unity_ir.rules.research.foreign import import_rules
+from unity_ir.rules.research.foreign.collection import read_rules
+from unity_ir.rules.research.foreign.terms import substitution
 
 COLLECTION = Path(__file__).with_name("collection.json")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unity_ir.ops import operator
-from unity_ir.rules.generate.field import Line, P, inverse, oracle, residue
+from unity_ir.rules.research.generate.field import Line, P, inverse, oracle, residue
 from unity_ir.tdl.evaluate import evaluate
 
 CASES: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [

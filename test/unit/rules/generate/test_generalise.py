@@ -6,14 +6,14 @@ from typing import Any
 
 from rule_text import shapes, text
 
-from unity_ir.rules.generate.fingerprint import Values
-from unity_ir.rules.generate.generalise import general, most_general
-from unity_ir.rules.generate.packs import packed
-from unity_ir.rules.generate.space import Space
-from unity_ir.rules.generate.terms import Step, Term, Terms
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.proof.prove import prove
+from unity_ir.rules.research.generate.fingerprint import Values
+from unity_ir.rules.research.generate.generalise import general, most_general
+from unity_ir.rules.research.generate.packs import packed
+from unity_ir.rules.research.generate.space import Space
+from unity_ir.rules.research.generate.terms import Step, Term, Terms
 
 MATRIX, SQUARE, IMAGES, KERNELS = Space(("conv2d",)).inputs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unity_ir.rules.generate.order import canonical, merged
+from unity_ir.rules.research.generate.order import canonical, merged
 
 
 def word(*variables: int) -> int:

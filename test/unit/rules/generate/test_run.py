@@ -13,12 +13,12 @@ from unity_ir import ops
 from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
 from unity_ir.rules.check import check
-from unity_ir.rules.generate import enumerate, fingerprint, run
-from unity_ir.rules.generate.run import Report, generate
-from unity_ir.rules.generate.space import Space
-from unity_ir.rules.generate.terms import Step, Term, Terms
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.proof.prove import prove, refute
+from unity_ir.rules.research.generate import enumerate, fingerprint, run
+from unity_ir.rules.research.generate.run import Report, generate
+from unity_ir.rules.research.generate.space import Space
+from unity_ir.rules.research.generate.terms import Step, Term, Terms
 from unity_ir.rules.text import rule_text
 
 

@@ -1,0 +1,321 @@
+"""
+Which lines are attention: products with the softmax of a product's scores, and what a backward makes of them.
+
+    weights[r, c]  = exp(s[r, c] - max[c](s[r, c])) / sum[c](exp(s[r, c] - max[c](s[r, c])))
+                     or exp(s[r, c] - saved[r]), where saved[r] is the logarithm of that sum, plus the maximum
+    scores s[r, c] = anything made, element by element, of sum[e](q[r, e] * k[c, e]), masks, other reads and positions
+    over columns     out[r, x] = sum[c](f(weights)[r, c] * a[c, x]), where f may be dropout
+    over rows        out[c, x] = sum[r](f(weights)[r, c] * a[r, x])
+
+Rows and columns are those of one matrix per batch; each may be several variables of the line. Told by form alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from unity_ir.forms.rewrite import canonical, reductions
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Const,
+    Expr,
+    Name,
+    Reduce,
+    Result,
+    Var,
+    children,
+    index_names,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The weights of a line, and the product they are made of."""
+
+    weights: Expr
+    score: Expr
+    product: Reduce
+    q: Access
+    """Read by rows."""
+    k: Access
+    """Read by columns."""
+    saved: Access | None
+    """Holds the logarithm of every row's sum; None if the line computes it."""
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    column: str
+    inner: tuple[str, ...]
+
+    def causal(self) -> str | None:
+        """The row variable that no column may be beyond, where every other score is so low that its weight is 0."""
+        match self.score:
+            case Call("where", (Call("gt", (Binary("-", Name(column), Name(row)), Const(0))), Const(low), _)) if (
+                column == self.column and row in self.rows and low <= -1e30
+            ):
+                return row
+            case _:
+                return None
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A result: the sum over columns, or over rows, of `factor` times `other`."""
+
+    result: Result
+    factor: Expr
+    other: Access
+    over_columns: bool
+    free: tuple[str, ...]
+    """The variables of the result that only `other` has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """All the results of a line."""
+
+    scores: Scores
+    sums: tuple[Sum, ...]
+    logsum: Result | None
+    """The result that saves the logarithms of the sums; the only other result is then the forward's."""
+    second: Reduce | None
+    """The other product of rows and columns that factors hold: a row of the gradient times one of the values."""
+    mean: Reduce | None
+    """What the mean of `second` over a row's weights is written as."""
+    mean_product: Reduce | None
+    """The same as a sum of products of two rows, where the line reads the forward's result; None if it does not."""
+
+    @property
+    def is_forward(self) -> bool:
+        """The one product is that of the weights, or of what is proportional to them; the line computes their sums."""
+        one = self.sums[0]
+        computed = self.scores.saved is None
+        return len(self.sums) == 1 and computed and one.over_columns and _proportional(one.factor, self.scores.weights)
+
+
+def attention(bound: Bound, starts: Mapping[str, str]) -> Attention | None:
+    """A simplified line as attention; None if it is none, or rows, columns or features are single ones."""
+    return _Matching(bound, starts).line()
+
+
+class _Matching:
+    def __init__(self, bound: Bound, starts: Mapping[str, str]):
+        self.bound = bound
+        self.extents = bound.extents
+        self.starts = starts
+
+    def line(self) -> Attention | None:
+        results = list(self.bound.results)
+        scores = next((s for e in _parts(results[0].expr) if (s := self.scores(e)) is not None), None)
+        if scores is None:
+            return None
+        logsum = results.pop() if len(results) == 2 and self.is_logsum(results[1].expr, scores) else None
+        sums = [self.sum(r, scores) for r in results]
+        found = [s for s in sums if s is not None]
+        if len(found) < len(sums):
+            return None
+        others: dict[Reduce, None] = {}
+        for each in found:
+            others.update(dict.fromkeys(_outermost(each.factor, scores.weights)))
+        second = mean = product = None
+        for other in others:
+            if self.is_tile(other, scores) and second is None:
+                second = other
+            elif not self.depends(other, scores.column) and mean is None:
+                mean = other
+            else:
+                return None
+        if mean is not None:
+            product = mean if self.is_row_product(mean, scores) else None
+            if product is None and (second is None or not self.is_mean(mean, second, scores)):
+                return None
+        made = Attention(scores, tuple(found), logsum, second, mean, product)
+        # The forward, which gives a backward its logarithms, needs something to sum.
+        if not made.is_forward and (logsum is not None or (scores.saved is None and second is None)):
+            return None
+        return made
+
+    # -- scores
+
+    def same(self, one: Expr, other: Expr) -> bool:
+        return canonical(one, self.extents, self.starts)[0] == canonical(other, self.extents, self.starts)[
+            0
+        ] and free_variables(one) == free_variables(other)
+
+    def scores(self, expr: Expr) -> Scores | None:
+        saved = None
+        match expr:
+            case Binary("/", Call("exp", (top,)), Reduce("sum", (Var(),))):
+                pass
+            case Call("exp", (Binary("-", top, Access() as saved),)):
+                pass
+            case _:
+                return None
+        score = top
+        if saved is None:
+            match top:
+                case Binary("-", inside, Reduce("max", (Var(),))):
+                    score = inside
+                case _:
+                    pass
+        products = reductions(score)
+        if len(products) != 1:
+            return None
+        (product,) = products
+        match product:
+            case Reduce("sum", _, Binary("*", Access() as q, Access() as k)):
+                pass
+            case _:
+                return None
+        for one, other in ((q, k), (k, q)):
+            made = self.apart(expr, score, product, one, other, saved)
+            if made is not None and self.is_softmax(made):
+                return made
+        return None
+
+    def names(self, access: Access) -> tuple[str, ...]:
+        return tuple(n for i in access.indices for n in index_names(i) if self.extents[n] > 1)
+
+    def apart(
+        self, weights: Expr, score: Expr, product: Reduce, q: Access, k: Access, saved: Access | None
+    ) -> Scores | None:
+        """The scores with their variables sorted out."""
+        inner = tuple(n for n in product.names if self.extents[n] > 1)
+        of_q, of_k = (tuple(n for n in self.names(a) if n not in inner) for a in (q, k))
+        batch = tuple(n for n in of_q if n in of_k)
+        rows = tuple(n for n in of_q if n not in of_k)
+        columns = [n for n in of_k if n not in of_q]
+        if not inner or not rows or len(columns) != 1 or len(set(self.names(q))) < len(self.names(q)):
+            return None
+        known = {*batch, *rows, *columns}
+        if any(self.extents[n] > 1 and n not in known for n in free_variables(score)):
+            return None
+        if saved is not None and not set(self.names(saved)) <= {*batch, *rows}:
+            return None
+        if any(not set(inner) <= set(self.names(a)) for a in (q, k)):
+            return None
+        return Scores(weights, score, product, q, k, saved, batch, rows, columns[0], inner)
+
+    def is_softmax(self, scores: Scores) -> bool:
+        match scores.weights:
+            case Binary("/", Call("exp", (top,)), below):
+                column = Var(scores.column)
+                if not self.same(below, Reduce("sum", (column,), Call("exp", (top,)))):
+                    return False
+                if top == scores.score:
+                    return True
+                assert isinstance(top, Binary)
+                return self.same(top.right, Reduce("max", (column,), scores.score))
+            case _:
+                return True
+
+    # -- what is made of them
+
+    def sum(self, result: Result, scores: Scores) -> Sum | None:
+        match result.expr:
+            case Reduce("sum", _, Binary("*", left, right)) as whole:
+                pass
+            case _:
+                return None
+        if result.dtype is not None:
+            return None
+        names = {n for n in whole.names if self.extents[n] > 1}
+        over_columns = names == {scores.column}
+        if not over_columns and names != set(scores.rows):
+            return None
+        kept = {*scores.batch, *(scores.rows if over_columns else (scores.column,))}
+        gone = {*(scores.rows if not over_columns else (scores.column,))}
+        for factor, other in ((left, right), (right, left)):
+            if isinstance(other, Access) and scores.weights in _parts(factor) and self.is_tiled(factor, scores):
+                own = self.names(other)
+                free = tuple(n for n in own if n not in gone and n not in scores.batch)
+                made = [n for i in result.indices for n in index_names(i) if self.extents[n] > 1]
+                fits = gone <= set(own) and not kept & set(free) and set(made) == kept | set(free) and free
+                if fits and len(set(own)) == len(own):
+                    return Sum(result, factor, other, over_columns, free)
+        return None
+
+    def is_tiled(self, factor: Expr, scores: Scores) -> bool:
+        """Whether a factor is one number for each row and column of a batch element."""
+        known = {*scores.batch, *scores.rows, scores.column}
+        return all(n in known or self.extents[n] == 1 for n in free_variables(factor))
+
+    def depends(self, expr: Expr, variable: str) -> bool:
+        return variable in free_variables(expr)
+
+    def is_tile(self, node: Reduce, scores: Scores) -> bool:
+        """Whether a reduction is a product of something read by rows and something read by columns."""
+        match node:
+            case Reduce("sum", _, Binary("*", Access() as by_rows, Access() as by_columns)):
+                pass
+            case _:
+                return False
+        names = {n for n in node.names if self.extents[n] > 1}
+        for one, other in ((by_rows, by_columns), (by_columns, by_rows)):
+            of_rows, of_columns = set(self.names(one)) - names, set(self.names(other)) - names
+            if of_rows == {*scores.batch, *scores.rows} and of_columns == {*scores.batch, scores.column}:
+                return bool(names) and names <= set(self.names(one)) and names <= set(self.names(other))
+        return False
+
+    def is_row_product(self, node: Reduce, scores: Scores) -> bool:
+        match node:
+            case Reduce("sum", _, Binary("*", Access() as one, Access() as other)):
+                names = set(node.names)
+                return all(set(self.names(a)) - names <= {*scores.batch, *scores.rows} for a in (one, other))
+            case _:
+                return False
+
+    def is_mean(self, node: Reduce, second: Reduce, scores: Scores) -> bool:
+        column = (Var(scores.column),)
+        products = (Binary("*", *pair) for pair in ((scores.weights, second), (second, scores.weights)))
+        return any(self.same(node, Reduce("sum", column, p)) for p in products)
+
+    def is_logsum(self, expr: Expr, scores: Scores) -> bool:
+        column = (Var(scores.column),)
+        largest = Reduce("max", column, scores.score)
+        total = Reduce("sum", column, Call("exp", (Binary("-", scores.score, largest),)))
+        terms = (largest, Call("log", (total,)))
+        return any(self.same(expr, Binary("+", *pair)) for pair in (terms, terms[::-1]))
+
+
+def _proportional(factor: Expr, weights: Expr) -> bool:
+    """Whether a factor is the weights, times or divided by something of no reductions, or 0 (dropout)."""
+
+    def beside(expr: Expr) -> bool:
+        return not any(isinstance(part, Reduce) for part in _parts(expr))
+
+    match factor:
+        case Binary("*", left, right) if beside(right):
+            return _proportional(left, weights)
+        case Binary("*", left, right) if beside(left):
+            return _proportional(right, weights)
+        case Binary("/", left, right) if beside(right):
+            return _proportional(left, weights)
+        case Call("where", (condition, yes, Const(0))) if beside(condition):
+            return _proportional(yes, weights)
+        case Call("where", (condition, Const(0), no)) if beside(condition):
+            return _proportional(no, weights)
+        case _:
+            return factor == weights
+
+
+def _parts(expr: Expr) -> Iterator[Expr]:
+    """The expression and everything in it, outside first."""
+    yield expr
+    for child in children(expr):
+        yield from _parts(child)
+
+
+def _outermost(expr: Expr, but: Expr) -> Iterator[Reduce]:
+    """The outermost reductions in `expr` outside of `but`."""
+    if expr == but:
+        return
+    if isinstance(expr, Reduce):
+        yield expr
+        return
+    for child in children(expr):
+        yield from _outermost(child, but)

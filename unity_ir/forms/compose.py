@@ -1,0 +1,223 @@
+"""
+Several operators as one line: what one makes is written where another reads it.
+
+    t[m, n] = sum[k](x[m, k] * w[k, n]);  s[m, n] = t[m, n] + b[n]  ->  out[m, n] = sum[k](x[m, k] * w[k, n]) + b[n]
+
+Variables are renamed, index by index. What would make a kernel compute an element of another operator's result several
+times is refused, and so are dims whose indices cannot be written into each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+from unity_ir.forms.addresses import Names
+from unity_ir.forms.rewrite import map_children, reductions
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.gather import gather
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Cases,
+    Composite,
+    Const,
+    Expr,
+    Name,
+    Opaque,
+    Parameter,
+    Reduce,
+    Result,
+    Segments,
+    Var,
+    Window,
+    WrittenIndex,
+    accesses,
+    index_names,
+)
+
+Register = int
+Axes = tuple[int, ...]
+Place = Var | Composite
+"""What a variable of an operator is in the line of all."""
+
+AND = " + "
+"""Between the names of the operators of such a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A line over a piece, of one operator or several, and what it reads and makes."""
+
+    line: Bound
+    operands: tuple[Register, ...]
+    results: tuple[Register, ...]
+    axes: Mapping[str, Axes]
+    """The mesh axes that divide its variables; of several operators, those used as values."""
+
+
+def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
+    """
+    The parts, in order, as one line over the variables of the last, which reads all others; None if there is none.
+
+    Its results are those of `kept`, in that order, the last part's among them.
+    """
+    try:
+        return _Composer(parts).composed(kept)
+    except _Refused:
+        return None
+
+
+class _Refused(Exception):
+    """The parts are no one line."""
+
+
+class _Composer:
+    def __init__(self, parts: Sequence[Part]):
+        self.parts = parts
+        self.made = {register: (part, i) for part in parts for i, register in enumerate(part.results)}
+        self.tensors: dict[Register, Parameter] = {}
+        names = Names()
+        for part in parts:
+            for register, parameter in zip(part.operands, part.line.operands, strict=True):
+                if register not in self.made and register not in self.tensors:
+                    self.tensors[register] = Parameter(names.new(parameter.name), parameter.kind)
+        self.names = names
+        self.extents: dict[str, int] = {}
+        self.axes: dict[str, Axes] = {}
+        """Of every variable used as a value."""
+        self.written: dict[tuple[Register, tuple[Place, ...]], Expr] = {}
+        """What a part makes, by the place at which it is read."""
+
+    def composed(self, kept: Sequence[Register]) -> Part:
+        last = self.parts[-1]
+        shared = {n for r in last.line.results for i in r.indices for n in index_names(i)}
+        self.extents = {n: size for n, size in last.line.extents.items() if n in shared}
+        where: dict[str, Place] = {n: Var(n) for n in shared}
+        found: dict[Register, tuple[tuple[Place, ...], Expr]] = {}
+        for register, result in zip(last.results, last.line.results, strict=True):
+            space = prod(last.line.result_shape(result))
+            indices = tuple(self.index(i, where) for i in result.indices)
+            found[register] = indices, self.expr(result.expr, last, where, space)
+        for (register, indices), expr in self.written.items():
+            names = [n for i in indices for n in index_names(i) if self.extents[n] > 1]
+            if shared.issuperset(names) and len(set(names)) == len(names):
+                found.setdefault(register, (indices, expr))
+        results: list[Result] = []
+        for register in kept:
+            if register not in found:
+                raise _Refused
+            indices, expr = found[register]
+            results.append(Result(self.names.new("out" if register in last.results else "kept"), indices, expr))
+        operator = AND.join(part.line.operator for part in self.parts)
+        extents = MappingProxyType(self.extents)
+        line = Bound(operator, tuple(self.tensors.values()), tuple(results), extents, MappingProxyType({}))
+        return Part(line, tuple(self.tensors), tuple(kept), self.axes)
+
+    def expr(self, expr: Expr, part: Part, where: dict[str, Place], space: int) -> Expr:
+        """An expression of a part, computed at `space` places, with its variables where they are in the line of all."""
+        match expr:
+            case Access(tensor, indices):
+                register = part.operands[self.number(tensor, part)]
+                return self.read(register, tuple(self.index(i, where, part) for i in indices), space)
+            case Name(name):
+                return self.position(name, part, where)
+            case Reduce(reducer, _, body):
+                inner = dict(where)
+                for name in expr.names:
+                    inner[name] = self.variable(name, part)
+                # A gather reads one of the places alone.
+                read = [self.place(v, inner, part) for v in (*free_variables(expr), *expr.names)]
+                around = {n for place in read for n in index_names(place)}
+                places = 0 if gather(expr) is not None else prod(self.extents[n] for n in around)
+                names = tuple(n for name in expr.names for n in index_names(inner[name]))
+                return Reduce(reducer, tuple(map(Var, names)), self.expr(body, part, inner, places))
+            case Cases() | Opaque():
+                raise _Refused
+            case Call("eq" | "ne") if len({self.is_made(a, part) for a in accesses(expr)}) > 1:
+                # What was stored, a maximum say, equals what it was made of only as that was stored: as rounded.
+                raise _Refused
+            case _:
+                return map_children(expr, lambda child: self.expr(child, part, where, space))
+
+    def is_made(self, access: Access, part: Part) -> bool:
+        """Whether what a part reads is made by another."""
+        return part.operands[self.number(access.tensor, part)] in self.made
+
+    @staticmethod
+    def number(tensor: str, part: Part) -> int:
+        return next(k for k, p in enumerate(part.line.operands) if p.name == tensor)
+
+    def read(self, register: Register, indices: tuple[Place, ...], space: int) -> Expr:
+        """What is read of a register: an operand, or what the part computes that makes it."""
+        if register not in self.made:
+            return Access(self.tensors[register].name, indices)
+        if (register, indices) not in self.written:
+            part, number = self.made[register]
+            result = part.line.results[number]
+            where: dict[str, Place] = {}
+            for own, at in zip(result.indices, indices, strict=True):
+                where |= self.unified(own, at, part)
+            size = prod(part.line.result_shape(result))
+            self.written[register, indices] = self.expr(result.expr, part, where, size)
+        expr = self.written[register, indices]
+        part, number = self.made[register]
+        # What was reduced is one for a whole row; all else would be computed for each place that reads it.
+        if space != prod(part.line.result_shape(part.line.results[number])) and (not space or not reductions(expr)):
+            raise _Refused
+        return expr
+
+    def unified(self, own: WrittenIndex, at: Place, part: Part) -> dict[str, Place]:
+        """Where a part's variables of a dim are, if the dim is read at `at`."""
+        match own, at:
+            case Var(name), _:
+                return {name: at}
+            case Composite(names), Composite(others) if [part.line.extents[n] for n in names] == [
+                self.extents[n] for n in others
+            ]:
+                return {n: Var(other) for n, other in zip(names, others, strict=True)}
+            case _:
+                raise _Refused
+
+    def index(self, index: WrittenIndex, where: dict[str, Place], part: Part | None = None) -> Place:
+        if isinstance(index, Segments | Window):
+            raise _Refused
+        places = [self.place(name, where, part) for name in index_names(index)]
+        if isinstance(index, Var):
+            return places[0]
+        return Composite(tuple(n for place in places for n in index_names(place)))
+
+    def place(self, name: str, where: dict[str, Place], part: Part | None) -> Place:
+        if name not in where:
+            # A dim of size 1 that broadcasts.
+            assert part is not None
+            where[name] = self.variable(name, part)
+        return where[name]
+
+    def variable(self, name: str, part: Part) -> Var:
+        """A new variable like one of a part."""
+        number, own = 1, name
+        while own in self.extents:
+            number += 1
+            own = f"{name}_{number}"
+        self.extents[own] = part.line.extents[name]
+        return Var(own)
+
+    def position(self, name: str, part: Part, where: dict[str, Place]) -> Expr:
+        """
+        A variable used as a value, in the whole tensor: of a composite dim, the outermost counts from where it starts.
+        """
+        found: Expr | None = None
+        axes = part.axes.get(name, ())
+        for n in index_names(self.place(name, where, part)):
+            if self.axes.setdefault(n, axes) != axes:
+                raise _Refused
+            axes = ()
+            step = Const(float(self.extents[n]))
+            found = Name(n) if found is None else Binary("+", Binary("*", found, step), Name(n))
+        assert found is not None
+        return found

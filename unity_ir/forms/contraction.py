@@ -1,0 +1,193 @@
+"""Which results are matrix products, with what is made of each element of the product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.forms.addresses import Address, address, runs
+from unity_ir.forms.rewrite import map_children, outermost
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Cases,
+    Composite,
+    Expr,
+    Opaque,
+    Reduce,
+    Result,
+    Var,
+    WrittenIndex,
+    accesses,
+    children,
+    index_names,
+)
+
+SMALLEST = 16
+"""Rows and columns of a product that is worth a program of its own: those of a matrix instruction."""
+MOST_BATCHES = 65535
+"""Programs along the second axis of a grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """
+    `out[b, m, n] = f(sum[k](x[b, m, k] * w[b, k, n]), ..)`, with a stride of each for the product's operands.
+
+    `f` is the epilogue: any function of the product's element and of what other tensors hold at `b`, `m` and `n`.
+    """
+
+    product: Reduce
+    names: Mapping[str, tuple[str, ...]]
+    """The variables that `b`, `m`, `n` and `k` are, outermost first."""
+    sizes: Mapping[str, int]
+    x_strides: Mapping[str, int]
+    w_strides: Mapping[str, int]
+    repeated: bool = False
+    """One of the operands is the same in every product of the batch."""
+
+    @property
+    def x(self) -> str:
+        return accesses(self.product.body)[0].tensor
+
+    @property
+    def w(self) -> str:
+        return accesses(self.product.body)[1].tensor
+
+
+def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | None:
+    """
+    A result as one matrix product, or a batch of them; None if it is none, or strides do not fit.
+
+    Each of `m` (variables of the first operand and the result), `n`, `k` (reduced) and `b` (of all three) may be
+    several variables, as long as they are one run of memory in the product's operands. Where they are not, the
+    outermost of `m` or `n` may be a batch, of products with the same other operand (images times the weight of a 1 x 1
+    convolution). Where only the result's strides are several, its elements are found one by one.
+    """
+    product = product_in(result.expr)
+    if product is None or not _is_epilogue(result.expr, product) or not all(map(_is_plain, result.indices)):
+        return None
+    match product.body:
+        case Binary("*", Access() as left, Access() as right) if all(map(_is_plain, (*left.indices, *right.indices))):
+            pass
+        case _:
+            return None
+    x, w, out = (address(i, extents) for i in (left.indices, right.indices, result.indices))
+    results = [n for i in result.indices for n in index_names(i) if extents[n] > 1]
+    reduced = [n for n in product.names if extents[n] > 1]
+    groups: dict[str, list[str]] = {"b": [], "m": [], "n": [], "k": sorted(reduced, key=lambda n: -x.strides.get(n, 0))}
+    for name in results:
+        if name not in x.strides and name not in w.strides:
+            return None
+        groups["n" if name not in x.strides else "m" if name not in w.strides else "b"].append(name)
+    if not groups["m"] or not groups["n"] or not reduced:
+        return None
+    if any(n not in x.strides or n not in w.strides for n in reduced):
+        return None
+    for dim, where in (("b", x), ("m", x), ("n", w)):
+        groups[dim].sort(key=lambda n, where=where: -where.strides[n])
+    for way, made in (*((way, out) for way in _ways(groups, extents)), (groups, None)):
+        strides = _strides(way, extents, x, w, made)
+        if strides is not None:
+            sizes = {d: prod(extents[n] for n in names) for d, names in way.items()}
+            names = {d: tuple(names) for d, names in way.items()}
+            return Contraction(product, names, sizes, *strides, repeated=way is not groups)
+    return None
+
+
+def _is_plain(index: WrittenIndex) -> bool:
+    return isinstance(index, Var | Composite)
+
+
+def _is_epilogue(expr: Expr, product: Reduce) -> bool:
+    """Whether an expression is made of a product's element, and of others that are read or computed from nothing."""
+    match expr:
+        case Reduce():
+            return expr == product
+        case Cases() | Opaque():
+            return False
+        case Access(_, indices):
+            return all(map(_is_plain, indices))
+        case _:
+            return all(_is_epilogue(child, product) for child in children(expr))
+
+
+def _ways(groups: Mapping[str, list[str]], extents: Mapping[str, int]) -> Iterator[Mapping[str, list[str]]]:
+    """The variables as they are, and then with the outermost of rows or columns as a batch."""
+    yield groups
+    if groups["b"]:
+        return
+    for dim in "mn":
+        names = groups[dim]
+        for count in range(1, len(names)):
+            way = {**groups, "b": names[:count], dim: names[count:]}
+            sizes = {d: prod(extents[n] for n in names) for d, names in way.items()}
+            if min(sizes["m"], sizes["n"]) >= SMALLEST and sizes["b"] <= MOST_BATCHES:
+                yield way
+
+
+def _strides(
+    groups: Mapping[str, list[str]], extents: Mapping[str, int], x: Address, w: Address, out: Address | None
+) -> tuple[dict[str, int], dict[str, int]] | None:
+    """The stride of every group in both operands; None where one has several there, or in the result."""
+    if x.offset or w.offset:
+        return None
+    found = [strides(groups, extents, where, dims) for where, dims in ((x, "bmk"), (w, "bkn"))]
+    if out is not None and strides(groups, extents, out, "bmn") is None:
+        return None
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+
+def strides(
+    groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address, dims: str
+) -> dict[str, int] | None:
+    """The one stride of every group of variables; None where one takes several, or none of them."""
+    out: dict[str, int] = {}
+    for dim in dims:
+        names = groups[dim]
+        stride = one_stride(names, extents, where) if any(n in where.strides for n in names) else 0
+        if stride is None:
+            return None
+        out[dim] = stride
+    return out
+
+
+def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
+    """The one stride of a group of variables; None if it takes several."""
+    if not names:
+        return 0
+    found = runs(names, extents, where)
+    return found[0].stride if len(found) == 1 and len(found[0].names) == len(names) else None
+
+
+# --- what is no product yet
+
+
+def product_in(expr: Expr) -> Reduce | None:
+    """The sum of a product that an expression is made of, if it holds no other reduction around others."""
+    found = dict.fromkeys(outermost(expr))
+    if len(found) != 1:
+        return None
+    (one,) = found
+    return one if one.reducer == "sum" and isinstance(one.body, Binary) and one.body.op == "*" else None
+
+
+def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
+    """The factors of the sum of a product in an expression."""
+    product = product_in(expr)
+    if product is None or not isinstance(product.body, Binary):
+        return None
+    return product.body.left, product.body.right
+
+
+def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
+    """The same expression of a sum of a product of other factors."""
+    product = product_in(result.expr)
+    assert product is not None
+    new = Reduce(product.reducer, product.indices, Binary("*", *factors))
+
+    def changed(expr: Expr) -> Expr:
+        return new if expr == product else map_children(expr, changed)
+
+    return Result(result.name, result.indices, changed(result.expr), result.dtype)

@@ -1,0 +1,303 @@
+"""Convolutions and poolings, told by the form of a line, whatever operator has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+from unity_ir.forms.rewrite import canonical, fold, rename
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Composite,
+    Const,
+    Expr,
+    Name,
+    Reduce,
+    Result,
+    Segments,
+    Var,
+    Window,
+    accesses,
+    index_names,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """
+    A window along one dim: at `stride * outer + dilation * inner`, `outer` counts windows, `inner` is inside one.
+
+    A variable of extent 1 does not occur in windows; where no other place tells which it was, its name is empty.
+    """
+
+    window: Window
+    outer: str
+    inner: str
+    stride: int
+    dilation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """
+    A sum of products of two tensors, one along windows:
+
+    | form | `image` | `other` | result |
+    |---|---|---|---|
+    | forward | [batch, (groups shared), windows] | [(groups own), shared, inner] | [batch, (groups own), outer] |
+    | data | [batch, (groups own), outer] | [(groups own), shared, inner] | [batch, (groups shared), windows] |
+    | weight | [batch, (groups shared), windows] | [batch, (groups own), outer] | [(groups own), shared, inner] |
+
+    Each name stands for any number of variables; of the three tensors every one is in two, and `groups` in all.
+    """
+
+    form: Literal["forward", "data", "weight"]
+    image: Access
+    other: Access
+    batch: tuple[str, ...]
+    groups: tuple[str, ...]
+    shared: tuple[str, ...]
+    own: tuple[str, ...]
+    slidings: tuple[Sliding, ...]
+
+
+def convolution(result: Sequence[object], expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
+    """The convolution that fills a result so indexed; None if it is none."""
+    match expr:
+        case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
+            reduced = frozenset(expr.names)
+        case _:
+            return None
+    written = any(isinstance(i, Window) for i in result)
+    reads = [any(isinstance(i, Window) for i in a.indices) for a in (left, right)]
+    if written and not any(reads):
+        return _scattered(reduced, left, right, result, extents) or _scattered(reduced, right, left, result, extents)
+    if written or all(reads) or not any(reads):
+        return None
+    return _gathered(reduced, *((left, right) if reads[0] else (right, left)), extents)
+
+
+def _gathered(reduced: frozenset[str], image: Access, other: Access, extents: Mapping[str, int]) -> Convolution | None:
+    """A convolution whose windows are read."""
+    slidings = slidings_of(image.indices, reduced)
+    a, b = plain_names(image), plain_names(other)
+    if slidings is None or a is None or b is None:
+        return None
+    slidings = _named(slidings, (), [n for n in b if n in reduced and n not in a], extents)
+    inner, outer = ({s.inner for s in slidings} - {""}, {s.outer for s in slidings} - {""})
+    both = {*a} & {*b}
+    summed = both & reduced
+    if not inner <= {*b} or outer & {*b} or (inner | outer) & {*a} or {*reduced} != inner | summed:
+        return None
+    batch, own = (tuple(n for n in names if n not in both | inner) for names in (a, b))
+    groups, shared = (tuple(n for n in a if n in some) for some in (both - reduced, summed))
+    if prod(extents[n] for n in inner) > prod(extents[n] for n in outer):
+        # The longer side counts the windows: what slides over the image is the result.
+        turned = tuple(Sliding(s.window, s.inner, s.outer, s.dilation, s.stride) for s in slidings)
+        return Convolution("weight", image, other, shared, groups, batch, own, turned)
+    return Convolution("forward", image, other, batch, groups, shared, own, slidings)
+
+
+def _scattered(
+    reduced: frozenset[str], image: Access, other: Access, result: Sequence[object], extents: Mapping[str, int]
+) -> Convolution | None:
+    """A convolution whose windows are written; the kernel is the shorter side of each."""
+    a, b = plain_names(image), plain_names(other)
+    if a is None or b is None:
+        return None
+    slidings = slidings_of(result, frozenset(b))
+    if slidings is None:
+        return None
+    kept = {n for i in result if isinstance(i, Var | Composite) for n in index_names(i)}
+    both = {*a} & {*b}
+    may = kept | both
+    slidings = _named(slidings, [n for n in a if n not in may], [n for n in b if n not in may], extents)
+    inner, outer = ({s.inner for s in slidings} - {""}, {s.outer for s in slidings} - {""})
+    if not (outer <= {*a} and reduced <= both) or outer & {*b} or inner & {*a}:
+        return None
+    if prod(extents[n] for n in inner) > prod(extents[n] for n in outer):
+        return None
+    batch, shared = (tuple(n for n in names if n not in both | inner | outer) for names in (a, b))
+    groups, own = (tuple(n for n in a if n in some) for some in (both - reduced, reduced))
+    if not {*batch, *groups, *shared} <= kept:
+        return None
+    return Convolution("data", image, other, batch, groups, shared, own, slidings)
+
+
+def _named(
+    slidings: Sequence[Sliding], outer: Sequence[str], inner: Sequence[str], extents: Mapping[str, int]
+) -> tuple[Sliding, ...]:
+    """With names for variables of extent 1, which `outer` and `inner` may be, in order."""
+    used = {n for s in slidings for n in (s.outer, s.inner)}
+    outers, inners = (iter([n for n in names if extents[n] == 1 and n not in used]) for names in (outer, inner))
+    return tuple(replace(s, outer=s.outer or next(outers, ""), inner=s.inner or next(inners, "")) for s in slidings)
+
+
+def pointwise(expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
+    """
+    A convolution of one tap, or the gradient of its weight, which has no windows: a product of matrices at every place
+    of two or three trailing dims; None for anything else.
+    """
+    match expr:
+        case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
+            reduced = frozenset(n for n in expr.names if extents[n] > 1)
+            return _pointwise(reduced, right, left, extents) or _pointwise(reduced, left, right, extents)
+        case _:
+            return None
+
+
+def _pointwise(reduced: frozenset[str], image: Access, other: Access, extents: Mapping[str, int]) -> Convolution | None:
+    a, b = plain_names(image), plain_names(other)
+    if a is None or b is None or any(isinstance(i, Window) for i in (*image.indices, *other.indices)):
+        return None
+    both = {*a} & {*b}
+    for form in ("forward", "weight"):
+        last = _trailing(image, lambda n: n in reduced & both if form == "weight" else n not in reduced | {*b})
+        taps = [n for n in b if extents[n] == 1 and n not in a]
+        named = taps if form == "forward" and len(taps) == len(last) else [""] * len(last)
+        summed = tuple(n for n in a if n in both & reduced and n not in last)
+        groups = tuple(n for n in a if n in both - reduced)
+        free = tuple(n for n in a if n not in both and n not in last)
+        own = tuple(n for n in b if n not in both and n not in taps)
+        if (
+            len(last) not in (2, 3)
+            or prod(extents[n] for n in last) == 1
+            or not (summed and free and own)
+            or not reduced <= both
+        ):
+            continue
+        if form == "weight" and _trailing(other, lambda n: n in last) != last:
+            continue
+        windows = {n: Window(((1, n),), 0, extents[n], extents[n]) for n in last}
+        indices = tuple(windows.get(i.name, i) if isinstance(i, Var) else i for i in image.indices)
+        slidings = tuple(Sliding(w, n, inner, 1, 1) for (n, w), inner in zip(windows.items(), named, strict=True))
+        first, second = (free, summed) if form == "forward" else (summed, free)
+        return Convolution(form, Access(image.tensor, indices), other, first, groups, second, own, slidings)
+    return None
+
+
+def _trailing(access: Access, are: Callable[[str], bool]) -> tuple[str, ...]:
+    """The variables of its last dims, as far as each is one that fits."""
+    found: list[str] = []
+    for index in reversed(access.indices):
+        if not isinstance(index, Var) or not are(index.name):
+            break
+        found.append(index.name)
+    return tuple(reversed(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """A maximum, or a sum, over the windows of one tensor."""
+
+    kind: str
+    """`max` or `sum`."""
+    image: Access
+    slidings: tuple[Sliding, ...]
+
+
+def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
+    """A reduction over windows as a pooling; None for anything else."""
+    match expr:
+        case Reduce("max" | "sum" as kind, _, Access() as image):
+            slidings = slidings_of(image.indices, frozenset(expr.names))
+            plain = plain_names(image)
+            names = {n for n in expr.names if extents[n] > 1}
+            if slidings is None or plain is None or {s.inner for s in slidings} - {""} != names:
+                return None
+            if not {n for s in slidings for n in (s.inner, s.outer)}.isdisjoint(plain):
+                return None
+            return Pooling(kind, image, slidings)
+        case _:
+            return None
+
+
+def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | None:
+    """
+    The windows of a result to all of which the same is added: `out[.., 2*y + i] = g[.., y]`; None for anything else.
+    """
+    free = free_variables(expr)
+    inner = frozenset(n for i in result if isinstance(i, Window) for n in index_names(i) if n not in free)
+    return slidings_of(result, inner)
+
+
+@dataclass(frozen=True, slots=True)
+class MaxPoolingGradient:
+    """What of `value` goes to the first maximum of each window of `image`."""
+
+    value: Expr
+    pooling: Pooling
+    written: tuple[Window, ...]
+    """Those of the result."""
+
+
+def max_pooling_gradient(bound: Bound, result: Result, starts: Mapping[str, str]) -> MaxPoolingGradient | None:
+    """The gradient of a maximum over windows, the first of several in the order of rows; None for anything else."""
+    match result.expr:
+        case Call("where", (Call("eq", (_, Reduce("min") as first)), value, Const(0))):
+            pass
+        case _:
+            return None
+    image = next((a for a in accesses(first) if any(isinstance(i, Window) for i in a.indices)), None)
+    written = [n for i in result.indices if isinstance(i, Window) for n in index_names(i)]
+    outer = free_variables(first)
+    own = slidings_of(result.indices, frozenset(written) - outer)
+    slidings = None if image is None else slidings_of(image.indices, free_variables(image) - outer)
+    if own is None or slidings is None or image is None or len(own) != len(slidings):
+        return None
+    if not all(s.inner for s in (*own, *slidings)):
+        return None
+    names = {s.inner: o.inner for s, o in zip(slidings, own, strict=True)}
+    image = rename(image, names)
+    assert isinstance(image, Access)
+    indices = tuple(Var(s.inner) for s in own)
+    place: Expr = Const(0.0)
+    for s in own:
+        place = Binary("+", Binary("*", place, Const(float(bound.extents[s.inner]))), Name(s.inner))
+    count = prod(bound.extents[s.inner] for s in own)
+    top = Reduce("max", indices, image)
+    place_of_first = Reduce("min", indices, Call("where", (Call("eq", (image, top)), place, Const(float(count)))))
+    expected = fold(Call("where", (Call("eq", (place, place_of_first)), value, Const(0.0))), bound, starts)
+    found = pooling(top, bound.extents)
+    if found is None or canonical(expected, bound.extents, starts) != canonical(result.expr, bound.extents, starts):
+        return None
+    same = all(
+        (s.outer, s.inner, s.stride, s.dilation) == (o.outer, o.inner, o.stride, o.dilation)
+        for s, o in zip(found.slidings, own, strict=True)
+    )
+    return MaxPoolingGradient(value, found, tuple(o.window for o in own)) if same else None
+
+
+def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Sliding, ...] | None:
+    """
+    The windows among indices, each of at most one variable that is `inner` and one that is not; None if there are
+    none, or other ones, or more than three.
+    """
+    found: list[Sliding] = []
+    for index in indices:
+        if not isinstance(index, Window):
+            continue
+        ends = [t for t in index.terms if t[1] in inner] or [(1, "")]
+        others = [t for t in index.terms if t[1] not in inner] or [(1, "")]
+        if len(ends) != 1 or len(others) != 1:
+            return None
+        found.append(Sliding(index, others[0][1], ends[0][1], others[0][0], ends[0][0]))
+    names = [n for s in found for n in (s.outer, s.inner) if n]
+    return tuple(found) if 0 < len(found) <= 3 and len({*names}) == len(names) else None
+
+
+def plain_names(access: Access) -> tuple[str, ...] | None:
+    """The variables of an access beside its windows'; None if one occurs twice, or there are segments."""
+    names: list[str] = []
+    for index in access.indices:
+        if isinstance(index, Segments):
+            return None
+        if not isinstance(index, Window):
+            names += index_names(index)
+    return tuple(names) if len({*names}) == len(names) else None

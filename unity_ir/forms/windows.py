@@ -1,0 +1,104 @@
+"""What lowering must know of windows: where they leave the tensor, and what a reduction passes over there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from math import inf
+
+from unity_ir.forms.rewrite import map_children
+from unity_ir.tdl.analysis import uses_as_value
+from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Const, Expr, Name, Reduce, Window, accesses, index_names
+
+NEUTRAL: Mapping[str, float] = {"sum": 0.0, "max": -inf, "min": inf, "prod": 1.0}
+"""What a reduction over nothing is."""
+
+
+def reach(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
+    """The first and the last position it reads or writes of a piece's array, which may lie outside of it."""
+    first = window.offset + window.low
+    return first, first + window.span(extents)
+
+
+def leaves(window: Window, extents: Mapping[str, int]) -> bool:
+    """Whether a window may run outside of the whole tensor, in this piece or in another."""
+    last = window.offset + window.span(extents)
+    if window.terms:
+        # A divided window's steps fill the dim (`tdl.regions`), so the last piece starts that much further on.
+        factor, variable = window.terms[0]
+        step = factor * extents[variable]
+        last += step * (max(1, window.whole // step) - 1)
+    return window.offset < 0 or last >= window.whole
+
+
+def passed_over(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
+    """The windows outside of which a reduction must pass over its body, since the zeros read there would count."""
+    found: dict[Window, None] = {}
+    for index in (i for a in accesses(expr.body) for i in a.indices):
+        if isinstance(index, Window) and not set(index_names(index)).isdisjoint(expr.names) and leaves(index, extents):
+            found.setdefault(index)
+    return [w for w in found if expr.reducer != "sum" or not _vanishes(expr.body, w)]
+
+
+def masked(expr: Expr, extents: Mapping[str, int]) -> Expr:
+    """The expression with `where` a window is inside written out in the reductions that pass over what is not."""
+    expr = map_children(expr, lambda child: masked(child, extents))
+    return masked_body(expr, extents) if isinstance(expr, Reduce) else expr
+
+
+def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
+    """The same of one reduction, and not of those inside of it."""
+    windows = passed_over(expr, extents)
+    if not windows:
+        return expr
+    there = reduce(lambda a, b: Call("and", (a, b)), map(inside, windows))
+    return Reduce(expr.reducer, expr.indices, Call("where", (there, expr.body, Const(NEUTRAL[expr.reducer]))))
+
+
+def inside(window: Window) -> Expr:
+    """The condition that a window lies inside the whole tensor."""
+    position: Expr = Const(float(window.offset))
+    for factor, name in window.terms:
+        term = Name(name) if factor == 1 else Binary("*", Const(float(factor)), Name(name))
+        position = Binary("+", term, position) if window.offset or position != Const(0.0) else term
+    return Call("and", (Call("ge", (position, Const(0.0))), Call("lt", (position, Const(float(window.whole))))))
+
+
+def needs_start(bound: Bound, variable: str) -> bool:
+    """Whether a piece must know where a variable starts: it is used as a value, or says where a window ends."""
+    if uses_as_value(bound, variable):
+        return True
+    return bound.has_windows and any(_mentions(masked(r.expr, bound.extents), variable) for r in bound.results)
+
+
+def _mentions(expr: Expr, variable: str) -> bool:
+    found = False
+
+    def visit(part: Expr) -> Expr:
+        nonlocal found
+        found = found or part == Name(variable)
+        return map_children(part, visit)
+
+    visit(expr)
+    return found
+
+
+def _vanishes(expr: Expr, window: Window) -> bool:
+    """Whether an expression is 0 where what is read through a window is."""
+    match expr:
+        case Const(value):
+            return value == 0
+        case Access(_, indices):
+            return window in indices
+        case Binary("*", left, right):
+            return _vanishes(left, window) or _vanishes(right, window)
+        case Binary("/", left, _):
+            return _vanishes(left, window)
+        case Binary("+" | "-", left, right):
+            return _vanishes(left, window) and _vanishes(right, window)
+        case Call("where", (_, yes, no)):
+            return _vanishes(yes, window) and _vanishes(no, window)
+        case Reduce("sum", _, body):
+            return _vanishes(body, window)
+        case _:
+            return False

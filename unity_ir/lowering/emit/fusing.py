@@ -1,0 +1,324 @@
+"""
+Operators after each other that become one kernel: products with all that follows element by element, chains of
+pointwise operators, and row reductions with what is before and after them.
+
+    t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
+
+What nobody else reads is never stored. A group is what stands together in the program, each reading of those before
+it, so nothing is done later than it was, and it is one line of TDL (`composed`) that the generators of kernels take or
+leave: with no more launches than its largest member, no fewer programs at work, and every element read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from unity_ir.errors import UnityError
+from unity_ir.forms.compose import AND, Part, composed
+from unity_ir.lowering.emit.tuning import Piece, piece_of
+from unity_ir.lowering.launchers import launcher
+from unity_ir.lowering.rank.program import (
+    Compute,
+    Exchange,
+    Fused,
+    Instruction,
+    Leaf,
+    Program,
+    Register,
+    Reshard,
+    Tensor,
+    UpdateWeight,
+)
+from unity_ir.lowering.rank.schedule import crosses, piece_bytes
+from unity_ir.lowering.triton.step import Launcher
+from unity_ir.pcg.sharding import COPY, pins
+from unity_ir.tdl.syntax import NOT_FLOATING
+
+MOST_OPERATORS = 8
+"""In a group, so that the line stays readable."""
+MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7})
+"""
+That a group of a kind reads and makes: what a kernel holds of each has to fit registers, beside the tile of a product.
+"""
+
+KINDS = ("elements", "rows", "product")
+"""Of kernels that become one: what any of them does is done by that of the last kind among them."""
+
+Choice = Callable[[Piece], str]
+"""What computes a piece: `triton` or `torch`."""
+
+
+def with_fusions(program: Program, choice: Choice) -> Program:
+    """The same program with every group of operators that Triton computes at once as one instruction."""
+    return _Fuser(program, choice).program_of_groups()
+
+
+@dataclass
+class _Fuser:
+    program: Program
+    choice: Choice
+    parts: dict[Compute, Part] = field(default_factory=dict[Compute, Part])
+    made: dict[object, Launcher | None] = field(default_factory=dict[object, Launcher | None])
+    """Launchers by what they are made of; None where no kernel of Triton's is to be."""
+    lines: dict[object, Part | None] = field(default_factory=dict[object, Part | None])
+
+    def __post_init__(self) -> None:
+        body = self.program.body
+        self.readers: dict[Register, list[int]] = {}
+        self.maker: dict[Register, int] = {}
+        for place, instruction in enumerate(body):
+            for register in _reads(instruction):
+                self.readers.setdefault(register, []).append(place)
+            self.maker.update(dict.fromkeys(_makes(instruction), place))
+        for register in self.program.outputs:
+            self.readers.setdefault(register, []).append(len(body))
+        self.alive = self._alive()
+
+    def _alive(self) -> list[int]:
+        """The bytes held before every place, of what is neither input nor weight."""
+        change = [0] * (len(self.program.body) + 2)
+        for register, place in self.maker.items():
+            if not isinstance(self.program.body[place], Leaf):
+                size = piece_bytes(self.program, register)
+                change[place + 1] += size
+                change[max(self.readers.get(register, [place])) + 1] -= size
+        alive, total = list[int](), 0
+        for each in change:
+            total += each
+            alive.append(total)
+        return alive
+
+    # -- groups
+
+    def program_of_groups(self) -> Program:
+        body = self.program.body
+        self.most = max(
+            (
+                self.alive[p] + sum(piece_bytes(self.program, r) for r in i.results)
+                for p, i in enumerate(body)
+                if isinstance(i, Compute)
+            ),
+            default=0,
+        )
+        group: list[int] = []
+        out: list[Instruction] = []
+        for place, instruction in enumerate(body):
+            if isinstance(instruction, Compute):
+                if not group or not self._is_one([*group, place]):
+                    out += self._written(group, place)
+                    group = []
+                group.append(place)
+            elif not group:
+                out.append(instruction)
+        out += self._written(group, len(body))
+        return replace(self.program, body=tuple(out))
+
+    def _written(self, group: Sequence[int], end: int) -> list[Instruction]:
+        """The instructions from a group up to `end`; of those among it, what is made of its results comes after it."""
+        if not group:
+            return []
+        body = self.program.body
+        before: list[Instruction] = []
+        after: list[Instruction] = []
+        made = {r for p in group for r in _makes(body[p])}
+        for instruction in body[group[0] : group[-1]]:
+            if isinstance(instruction, Compute):
+                continue
+            if made.isdisjoint(_reads(instruction)):
+                before.append(instruction)
+            else:
+                after.append(instruction)
+                made.update(_makes(instruction))
+        return [*before, self._one(group), *after, *body[group[-1] + 1 : end]]
+
+    def _one(self, group: Sequence[int]) -> Compute:
+        members = [m for p in group if isinstance(m := self.program.body[p], Compute)]
+        if len(members) == 1:
+            return members[0]
+        line = self._line(members)
+        assert line is not None
+        return self._instruction(members, line)
+
+    def _instruction(self, members: Sequence[Compute], line: Part) -> Fused:
+        assignment = tuple(
+            next((name for name, axes in line.axes.items() if axis in axes), COPY)
+            for axis in range(len(self.program.mesh.sizes))
+        )
+        name = AND.join(m.operator for m in members)
+        return Fused(name, line.operands, line.results, (), assignment, tuple(members), line.line)
+
+    # -- what may be one
+
+    def _is_one(self, group: Sequence[int]) -> bool:
+        members = [m for p in group if isinstance(m := self.program.body[p], Compute)]
+        *before, last = members
+        made = {r for m in before for r in m.results}
+        if made.isdisjoint(last.operands) or len(members) > MOST_OPERATORS:
+            return False
+        return (
+            self._is_there(group, members)
+            and self._fits(group, members)
+            and all(self._launcher(m) is not None for m in members)
+            and self._is_kernel(members)
+        )
+
+    def _is_there(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
+        """
+        Whether one instruction in the place of all neither waits for a collective, nor holds one up, that the members
+        would not, and is done by the same ranks.
+        """
+        tensors, body = self.program.tensors, self.program.body
+        if len({pins(tensors[r].layout) for m in members for r in m.results}) > 1:
+            return False
+        made = {r for m in members for r in m.results}
+        first = {self._source(r)[0] for r in members[0].operands}
+        for register in (r for m in members[1:] for r in m.operands if r not in made):
+            source, crossed = self._source(register)
+            place = self.maker[source]
+            if place >= group[0] and not isinstance(body[place], Leaf):
+                return False
+            if crossed and source not in first and not isinstance(body[place], Leaf):
+                return False
+        early = (r for m in members[:-1] for r in m.results)
+        return not any(isinstance(body[p], Reshard | Exchange) for r in early for p in self._read_by_others(r, group))
+
+    def _source(self, register: Register) -> tuple[Register, bool]:
+        """What moves make a register of, and whether ranks talk to each other in one of them."""
+        crossed = False
+        move = self.program.body[self.maker[register]]
+        while isinstance(move, Reshard | Exchange):
+            crossed, register = crossed or crosses(move), move.operand
+            move = self.program.body[self.maker[register]]
+        return register, crossed
+
+    def _read_by_others(self, register: Register, group: Iterable[int]) -> list[int]:
+        """Where in the body a register is read outside of a group; the end for what is returned."""
+        inside = {*group}
+        return [p for p in self.readers.get(register, []) if p < len(self.program.body) and p not in inside]
+
+    def _kept(self, members: Sequence[Compute]) -> list[Register]:
+        """What a group makes that others read, and what it makes last."""
+        places = {self.maker[r] for m in members for r in m.results}
+        early = [r for m in members[:-1] for r in m.results if not places.issuperset(self.readers.get(r, []))]
+        return [*early, *members[-1].results]
+
+    def _fits(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
+        """Whether no more is held in the one line than the program holds anyway."""
+        made = {r for m in members for r in m.results}
+        # Of what is moved here in between, the moves before the last do not last.
+        moved = {r for m in members for r in m.operands if r not in made and self.maker[r] > group[0]}
+        size = sum(piece_bytes(self.program, r) for r in (*self._kept(members), *moved))
+        return self.alive[group[0]] + size <= self.most
+
+    # -- lines and kernels
+
+    def _key(self, members: Sequence[Compute]) -> object:
+        """Equal for groups of the same operators on pieces of the same shapes, wired alike."""
+        numbers: dict[Register, int] = {}
+        tensors: list[Tensor] = []
+        for register in (r for m in members for r in (*m.operands, *m.results)):
+            if register not in numbers:
+                numbers[register] = len(numbers)
+                tensors.append(self.program.tensors[register])
+        wired = tuple(
+            (
+                m.operator,
+                m.attributes,
+                m.assignment,
+                *(tuple(map(numbers.__getitem__, r)) for r in (m.operands, m.results)),
+            )
+            for m in members
+        )
+        return wired, tuple(tensors), tuple(numbers[r] for r in self._kept(members))
+
+    def _line(self, members: Sequence[Compute]) -> Part | None:
+        key = self._key(members)
+        numbers = list(dict.fromkeys(r for m in members for r in (*m.operands, *m.results)))
+        if key not in self.lines:
+            found = composed([self._part(m) for m in members], self._kept(members))
+            at = {r: n for n, r in enumerate(numbers)}
+            self.lines[key] = found and replace(
+                found, operands=tuple(at[r] for r in found.operands), results=tuple(at[r] for r in found.results)
+            )
+        line = self.lines[key]
+        return line and replace(
+            line, operands=tuple(numbers[n] for n in line.operands), results=tuple(numbers[n] for n in line.results)
+        )
+
+    def _part(self, member: Compute) -> Part:
+        axes: dict[str, tuple[int, ...]] = {}
+        for axis, what in enumerate(member.assignment):
+            if isinstance(what, str):
+                axes[what] = (*axes.get(what, ()), axis)
+        return Part(self.program.local_line(member), member.operands, member.results, axes)
+
+    def _launcher(self, member: Compute) -> Launcher | None:
+        """What computes an operator by itself, if Triton does, of one element type."""
+        key = self._key([member])
+        if key not in self.made:
+            self.made[key] = self._new_launcher(member)
+        return self.made[key]
+
+    def _new_launcher(self, member: Compute) -> Launcher | None:
+        piece = piece_of(self.program, member)
+        floats = {d for d in piece.dtypes if d not in NOT_FLOATING}
+        if len(floats) != 1 or any(self.program.tensors[r].dtype not in floats for r in member.results):
+            return None
+        if piece.line.has_windows or self.choice(piece) != "triton":
+            return None
+        made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
+        return made if made.launches and all(each.kind in KINDS for each in made.launches) else None
+
+    def _is_kernel(self, members: Sequence[Compute]) -> bool:
+        key = "kernel", self._key(members)
+        if key not in self.made:
+            self.made[key] = self._tried(members)
+        return self.made[key] is not None
+
+    def _tried(self, members: Sequence[Compute]) -> Launcher | None:
+        """The launcher of a group; None where it is none of one kernel that does all its members do, at once."""
+        line = self._line(members)
+        if line is None:
+            return None
+        if len({self.program.tensors[r].dtype for m in members for r in m.results}) > 1:
+            return None
+        piece = piece_of(self.program, self._instruction(members, line))
+        try:
+            made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
+        except UnityError:
+            return None
+        *before, last = [one.launches for m in members if (one := self._launcher(m)) is not None]
+        if len(made.launches) > len(last) or any(len(each) > 1 for each in before):
+            return None
+        alone = [launch for each in (*before, last) for launch in each]
+        kind = max((each.kind for each in alone), key=KINDS.index)
+        if any(each.passes > 1 for each in made.launches) or made.launches[0].kind != kind:
+            return None
+        if len(line.operands) + len(line.results) > MOST_TENSORS[kind]:
+            return None
+        # A part of the machine would stand still.
+        return made if made.launches[0].programs * 2 >= max(each.programs for each in alone) else None
+
+
+def _reads(instruction: Instruction) -> tuple[Register, ...]:
+    match instruction:
+        case Compute(_, operands):
+            return operands
+        case Reshard(operand) | Exchange(operand):
+            return (operand,)
+        case UpdateWeight(weight, grad):
+            return weight, grad
+        case Leaf():
+            return ()
+
+
+def _makes(instruction: Instruction) -> tuple[Register, ...]:
+    match instruction:
+        case Compute(_, _, results):
+            return results
+        case Leaf(_, result) | Reshard(_, result) | Exchange(_, result):
+            return (result,)
+        case UpdateWeight():
+            return ()

@@ -1,0 +1,136 @@
+"""The plan in a program: the mesh, the groups, and every input's and weight's shape and place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from unity_ir.lowering.emit.repeats import LEAST, Run, numbered, pattern, runs
+from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.rank.program import Program, Register
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.origin import Origin
+from unity_ir.pcg.sharding import role_name
+from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
+
+_COARSE = ("bool", "i32", "i64", "f64", "f32", "f16", "bf16")
+"""Element types, those of fewer digits last."""
+
+_SPEC = '''
+
+@dataclass(frozen=True)
+class Spec:
+    """A whole tensor and what each mesh axis does: divides a dim, or "copy", "sum", "repeat", "at i"."""
+
+    shape: tuple
+    dtype: torch.dtype
+    roles: tuple
+    below: int | None = None  # integers are from 0 to below this
+
+
+'''
+
+
+def plan_text(
+    program: Program,
+    reference: Graph,
+    groups: Sequence[tuple[int, ...]],
+    links: Sequence[str],
+    origin: Origin | None = None,
+) -> str:
+    """What the fixed part of a program reads; the weights of alike layers are one entry for all."""
+    assert program.optimizer is not None
+    settings = dict(program.optimizer.settings)
+    bounds = _integer_bounds(reference)
+    inputs = [
+        f"    {leaf.name!r}: {_spec(program, leaf.result, bounds.get(leaf.name))}," for leaf in program.leaves("input")
+    ]
+    # In the model's order, in which layers are alike.
+    order = {node.name: i for i, node in enumerate(reference.weights())}
+    leaves = sorted(program.leaves("weight"), key=lambda leaf: order[leaf.name])
+    weights = [(leaf.name, _spec(program, leaf.result)) for leaf in leaves]
+    head = [
+        "# --- the plan\n",
+        f"NAME = {program.name!r}",
+        f"MESH = {program.mesh.sizes!r}  # sizes of the mesh axes, outermost first",
+        f"WORLD = {program.mesh.devices}",
+        f"LINKS = {tuple(links)!r}  # what each mesh axis is over",
+        f"GROUPS = {tuple(groups)!r}  # mesh axes along which ranks talk",
+        f"OPTIMIZER = ({program.optimizer.name!r}, {settings!r})",
+    ]
+    if origin is None:
+        head.append("IMPORTED, TABLES, NAMES = False, (), {}")
+    else:
+        read = {leaf.name for leaf in program.leaves("input")}
+        head += [
+            "IMPORTED = True  # with weights, which initial ones are not",
+            f"TABLES = {tuple(t for t in origin.tables if t in read)!r}  # inputs that come with the weights",
+            f"NAMES = {dict(origin.names)!r}  # further names in files, and of what",
+        ]
+    coarsest = max((t.dtype for t in program.tensors.values()), key=_COARSE.index, default="f32")
+    tables = ["INPUTS = {", *inputs, "}", "WEIGHTS = {", *_table(weights), "}"]
+    tables.append(f"LOSS = {_spec(program, program.outputs[0])}")
+    tables.append(f"COARSEST = {TORCH_DTYPES[coarsest]}  # floating point numbers that it computes with")
+    return "\n".join(head) + _SPEC + "\n".join(tables) + "\n"
+
+
+def _spec(program: Program, register: Register, below: int | None = None) -> str:
+    tensor = program.tensors[register]
+    roles = tuple(r if r >= 0 else role_name(r) for r in tensor.layout)
+    extra = "" if below is None else f", {below}"
+    return f"Spec({tensor.shape!r}, {TORCH_DTYPES[tensor.dtype]}, {roles!r}{extra})"
+
+
+def _table(entries: Sequence[tuple[str, str]]) -> list[str]:
+    """The lines of a dict of these names and texts, in their order."""
+
+    def names(run: Run) -> list[str | None]:
+        """Each entry's name in all parts of a run."""
+        last = run.start + run.count * run.period
+        return [
+            numbered([name for name, _ in entries[q : last : run.period]], "layer")
+            for q in range(run.start, run.start + run.period)
+        ]
+
+    def alike(run: Run) -> int:
+        counts = range(run.count, LEAST - 1, -1)
+        return next((c for c in counts if None not in names(Run(run.start, run.period, c))), 0)
+
+    out: list[str] = []
+    done = 0
+    for run in runs([(pattern(name), text) for name, text in entries], alike):
+        out += [f"    {name!r}: {text}," for name, text in entries[done : run.start]]
+        out += [
+            "    **{",
+            "        name: spec",
+            f"        for layer in range({run.count})",
+            "        for name, spec in (",
+        ]
+        parts = zip(names(run), entries[run.start :], strict=False)
+        out += [f"            ({name}, {text})," for name, (_, text) in parts]
+        out += ["        )", "    },"]
+        done = run.end
+    return out + [f"    {name!r}: {text}," for name, text in entries[done:]]
+
+
+def _integer_bounds(reference: Graph) -> dict[str, int]:
+    """For every integer input the number of classes it is compared with, from the operators that read it."""
+    found: dict[str, int] = {}
+    for node in reference.nodes():
+        if node.is_compute:
+            bound = node.analysis.bound
+            for parameter, value in zip(bound.operands, node.operands, strict=True):
+                if parameter.integer and value.node.op == "input":
+                    sizes = [s for r in bound.results for s in compared(r.expr, parameter.name, bound)]
+                    if sizes:
+                        found[value.node.name] = min([*sizes, found.get(value.node.name, sizes[0])])
+    return found
+
+
+def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
+    """Extents of the index variables that an operand's elements are compared with."""
+    match expr:
+        case Call("eq", (Name(variable), Access(tensor))) if tensor == parameter:
+            yield bound.extents[variable]
+        case _:
+            for child in children(expr):
+                yield from compared(child, parameter, bound)

@@ -1,1 +1,0 @@
-"""Triton kernels generated from bound TDL lines, as text: `launcher.launcher` and `optimizer.optimizer_launcher`."""

@@ -1,0 +1,262 @@
+"""
+Ahead-of-time compilation of kernels for GPUs that need not be there, and what of a GPU each takes.
+
+Triton brings its own assembler, so that registers, spills, shared memory and instructions of every launch are known
+before a program ever runs. `python -m unity_ir.lowering.measure.aot` does the work, in a process of its own: kernels
+that were defined under the interpreter cannot be compiled, and what is compiled is code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering.triton.step import Compiled
+
+SHARED_LIMITS: Mapping[str, int] = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
+"""Shared memory that one program may have, in bytes, by target."""
+
+INSTRUCTIONS: Mapping[str, str] = {
+    "cp.async": r"\bcp\.async\.c[ag]\b",
+    "tma": r"\bcp\.async\.bulk\b",
+    "mma.sync": r"\bmma\.sync\b",
+    "wgmma": r"\bwgmma\.mma_async\b",
+    "mfma": r"\bv_mfma",
+    "wide loads": r"\bld\.global[a-z0-9_.:]*\.(?:v4\.b32|v2\.b64|v8\.b32|v4\.b64)\b|\b(?:global|buffer)_load_dwordx4\b",
+}
+"""What is looked for in PTX or AMD's assembly, and how it reads there; wide loads are of 16 bytes or more a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a compiled kernel takes."""
+
+    kernel: str
+    registers: int
+    """Per thread (vector registers on AMD)."""
+    frame_bytes: int
+    """Stack frame per thread; 0 if everything is in registers."""
+    spills: int
+    """Registers that did not fit: bytes stored per thread on NVIDIA, registers on AMD."""
+    shared_bytes: int
+    """Shared memory per program."""
+    seconds: float
+    """To compile."""
+    instructions: tuple[str, ...]
+    """Those of `INSTRUCTIONS` that are in its code."""
+
+    @property
+    def pipelined(self) -> bool:
+        """Copies to shared memory run beside the arithmetic (Ampere and later)."""
+        return "cp.async" in self.instructions or "tma" in self.instructions
+
+    @property
+    def mma(self) -> bool:
+        """Uses a matrix unit."""
+        return not {"mma.sync", "wgmma", "mfma"}.isdisjoint(self.instructions)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A compilation: a kernel's text and what a launch specialises it to."""
+
+    source: str
+    """Defines the kernel, and whatever it uses beside triton, which is imported before."""
+    compiled: Compiled
+
+
+Outcome = Resources | str
+"""What a kernel takes, or the message of the compiler that would not have it."""
+
+
+def read_outcome(read: Any) -> Outcome:
+    """What was written as JSON."""
+    return read if isinstance(read, str) else Resources(**(read | {"instructions": tuple(read["instructions"])}))
+
+
+def compile_all(source: str, compiled: Sequence[Compiled], target: str = "cuda:90") -> list[Resources]:
+    """
+    Compile kernels for `target` (`cuda:80`, `cuda:90`, `hip:gfx942`), which need not be present.
+
+    `source` is text that defines all the kernels; imports of triton are added. It is run as Python code. Returns what
+    each of `compiled` takes, in order. Raises `UnityError` with the compiler's message if one does not compile.
+    """
+    found: list[Resources] = []
+    for outcome in compile_each([Job(source, c) for c in compiled], target):
+        if isinstance(outcome, str):
+            raise UnityError(f"compile: {outcome}")
+        found.append(outcome)
+    return found
+
+
+def compile_each(jobs: Sequence[Job], target: str) -> Iterator[Outcome]:
+    """
+    What each job takes on `target`, in order, as they are done; a message where one does not compile.
+
+    All are compiled by one process, which ends with the iterator. Raises `UnityError` for an unknown target.
+    """
+    backend, _, arch = target.partition(":")
+    if backend not in ("cuda", "hip") or not arch:
+        raise UnityError(f"compile: target {target!r} is not known; use {', '.join(SHARED_LIMITS)}")
+    sources = {_key(job.source): job.source for job in jobs}
+    asked = [{"source": _key(job.source), "compiled": asdict(job.compiled)} for job in jobs]
+    request = {"sources": sources, "jobs": asked, "backend": backend, "arch": arch}
+    with tempfile.TemporaryDirectory() as directory:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment |= {"TRITON_CACHE_DIR": directory, "TRITON_DEFAULT_FP_FUSION": "1"}
+        file, errors = Path(directory, "request.json"), Path(directory, "errors")
+        file.write_text(json.dumps(request))
+        command = [sys.executable, "-m", "unity_ir.lowering.measure.aot", directory]
+        with (
+            errors.open("w") as stderr,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment) as process,
+        ):
+            assert process.stdout is not None
+            try:
+                done = 0
+                for line in process.stdout:
+                    yield read_outcome(json.loads(line))
+                    done += 1
+            finally:
+                process.kill()
+            for job in jobs[done:]:
+                last = (errors.read_text().strip().splitlines() or ["no message"])[-1]
+                yield f"{job.compiled.kernel}: the compiler ended: {last}"
+
+
+def _key(source: str) -> str:
+    return sha256(source.encode()).hexdigest()[:16]
+
+
+def _main(directory: str) -> None:
+    request: dict[str, Any] = json.loads(Path(directory, "request.json").read_text())
+    modules: dict[str, ModuleType] = {}
+    for job in request["jobs"]:
+        key, compiled = job["source"], Compiled(**job["compiled"])
+        answer: object
+        try:
+            if key not in modules:
+                modules[key] = _load(request["sources"][key], Path(directory), key)
+            answer = asdict(_compile(modules[key], compiled, request["backend"], request["arch"]))
+        except Exception as error:
+            answer = f"{compiled.kernel}: {' '.join(str(error).split())[:500]}"
+        print(json.dumps(answer), flush=True)
+
+
+def _load(source: str, directory: Path, key: str) -> ModuleType:
+    """Kernels have to come from a file, since Triton reads their source again."""
+    path = directory / f"kernels_{key}.py"
+    path.write_text("import triton\nimport triton.language as tl\n\n\n" + source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _compile(module: ModuleType, compiled: Compiled, backend: str, arch: str) -> Resources:
+    triton: Any = importlib.import_module("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function: Any = getattr(module, compiled.kernel)
+    names = list(compiled.signature)
+    if names != list(function.arg_names):
+        raise ValueError(f"{compiled.kernel}: its parameters are {function.arg_names}, its signature has {names}")
+    types = {n: t.partition(":")[0] for n, t in compiled.signature.items()}
+    aligned = [n for n, t in compiled.signature.items() if t.startswith("*") or t.endswith(":16")]
+    source = ASTSource(
+        fn=function,
+        signature=types,
+        constexprs={(names.index(n),): value for n, value in compiled.constants.items()},
+        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+    )
+    target = GPUTarget(backend, int(arch) if backend == "cuda" else arch, 32 if backend == "cuda" else 64)
+    options = {"num_warps": compiled.num_warps, "num_stages": compiled.num_stages}
+    start = time.perf_counter()
+    kernel: Any = triton.compile(source, target=target, options=options)
+    seconds = time.perf_counter() - start
+    shared = int(kernel.metadata.shared)
+    if backend == "cuda":
+        text: str = kernel.asm["ptx"]
+        registers, frame = cubin_resources(kernel.asm["cubin"])
+        # A frame may also hold an array; the assembler tells.
+        spills = _spilled(text, arch) if frame else 0
+    else:
+        text = kernel.asm["amdgcn"]
+        registers, frame = _metadata(text, "vgpr_count"), _metadata(text, "private_segment_fixed_size")
+        spills = _metadata(text, "vgpr_spill_count") + _metadata(text, "sgpr_spill_count")
+    found = tuple(name for name, pattern in INSTRUCTIONS.items() if re.search(pattern, text))
+    return Resources(compiled.kernel, registers, frame, spills, shared, seconds, found)
+
+
+def _spilled(ptx: str, arch: str) -> int:
+    """Bytes of spill stores per thread, as the assembler says."""
+    compiler: Any = importlib.import_module("triton.backends.nvidia.compiler")
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "kernel.ptx")
+        path.write_text(ptx)
+        options = ["-v", f"--gpu-name={compiler.sm_arch_from_capability(int(arch))}", "-o", os.devnull]
+        command = [compiler.get_ptxas(int(arch)).path, *options, str(path)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = re.search(r"(\d+) bytes spill stores", said)
+    return int(found[1]) if found else 0
+
+
+def _metadata(amdgcn: str, key: str) -> int:
+    found = re.search(rf"\.{key}:\s+(\d+)", amdgcn)
+    return int(found[1]) if found else 0
+
+
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_REGISTER_COUNT, _FRAME_SIZE = 0x2F, 0x11
+"""Attributes of `.nv.info`, whose values are a symbol and a number."""
+
+
+def cubin_resources(cubin: bytes) -> tuple[int, int]:
+    """
+    Registers and stack frame bytes per thread of a cubin's kernel.
+
+    They stand in the section `.nv.info` of the ELF file, as `ptxas -v` prints them.
+    """
+    (headers,) = struct.unpack_from("<Q", cubin, 40)
+    count, names = struct.unpack_from("<HH", cubin, 60)
+    sections = [_SECTION.unpack_from(cubin, headers + _SECTION.size * k) for k in range(count)]
+    strings = sections[names][4]
+    registers = frame = 0
+    for section in sections:
+        begin = strings + section[0]
+        if cubin[begin : cubin.index(b"\0", begin)] != b".nv.info":
+            continue
+        at, end = section[4], section[4] + section[5]
+        while at + 4 <= end:
+            form, attribute, value = struct.unpack_from("<BBH", cubin, at)
+            at += 4
+            # Only attributes of form 4 have a payload, of `value` bytes.
+            if form == 4:
+                if attribute == _REGISTER_COUNT:
+                    registers = struct.unpack_from("<II", cubin, at)[1]
+                elif attribute == _FRAME_SIZE:
+                    frame = struct.unpack_from("<II", cubin, at)[1]
+                at += value
+    return registers, frame
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,152 @@
+# pyright: basic, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+"""
+The implementations of a program's operators, run and timed on a GPU.
+
+An implementation is timed only if its results agree with those of PyTorch's; timing is `triton.testing.do_bench`, which
+empties the caches between runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering.emit.plan_text import compared
+from unity_ir.lowering.emit.tuning import Piece, piece_of, priced
+from unity_ir.lowering.launchers import launcher
+from unity_ir.lowering.measure.operators import DTYPES, Operand
+from unity_ir.lowering.rank.program import Compute, Program
+from unity_ir.lowering.rank.saved_softmax import with_savings
+from unity_ir.lowering.triton.step import Launcher
+from unity_ir.machine.tuned import Sized
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.tdl.syntax import Bound
+
+MOST_BYTES = 16 * 2**30
+"""An operator whose operands hold more is not measured."""
+TOLERANCES = {"f32": 1e-3, "bf16": 3e-2, "f16": 5e-3}
+"""Of the largest element; float32 products may be taken in another order."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An operator on a rank's pieces, all of whose implementations are measured."""
+
+    key: str
+    piece: Piece
+    operands: tuple[Operand, ...]
+    priced: Sized
+    """As what the cost model knows it."""
+
+    def made(self, implementation: str) -> Launcher:
+        return launcher(self.piece.line, self.piece.dtypes, implementation, self.piece.divided)
+
+
+Measure = Callable[[Candidate, Sequence[str]], Mapping[str, float | str]]
+"""Seconds of each implementation named, or why it has none."""
+
+
+def candidates(programs: Iterable[Program]) -> Iterator[Candidate]:
+    """Every distinct operator of programs that has kernels of Triton."""
+    seen: set[str] = set()
+    for before in programs:
+        program = with_savings(before)
+        for written, instruction in zip(before.body, program.body, strict=True):
+            if not isinstance(instruction, Compute) or not isinstance(written, Compute):
+                continue
+            piece = piece_of(program, instruction)
+            key = piece.key
+            if key in seen:
+                continue
+            seen.add(key)
+            shapes = [program.tensors[r].local(program.mesh) for r in instruction.operands]
+            described = zip(piece.line.operands, shapes, piece.dtypes, strict=True)
+            operands = tuple(Operand(shape, dtype, _below(piece.line, p.name)) for p, shape, dtype in described)
+            # The cost model prices what saves nothing.
+            found = Candidate(key, piece, operands, priced(before, written))
+            if found.made("triton").kernels:
+                yield found
+
+
+def _below(line: Bound, operand: str) -> int:
+    """What an operand's integers are below: the number of classes they are compared with."""
+    return min((size for r in line.results for size in compared(r.expr, operand, line)), default=2)
+
+
+class OnGPU:
+    """Measures on the current CUDA device. A context manager: the kernels' files are in a folder of its own."""
+
+    def __enter__(self) -> Self:
+        self.folder = tempfile.TemporaryDirectory()
+        self.count = 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.folder.cleanup()
+
+    def __call__(self, candidate: Candidate, implementations: Sequence[str]) -> Mapping[str, float | str]:
+        if sum(prod(o.shape) * ELEMENT_BYTES[o.dtype] for o in candidate.operands) > MOST_BYTES:
+            return dict.fromkeys(implementations, "its operands are too large to be measured")
+        operands = [_random(o, number) for number, o in enumerate(candidate.operands)]
+        starts = (0,) * len(candidate.piece.divided)
+        found: dict[str, float | str] = {}
+        expected = None
+        for name in sorted(implementations, key=("torch", "triton").index):
+            try:
+                run = self._function(candidate.made(name))
+                got = run(*operands, *starts)
+                wrong = None if expected is None else _differs(got, expected)
+                expected = got if expected is None else expected
+                found[name] = wrong or _seconds(lambda run=run: run(*operands, *starts))
+            except (RuntimeError, UnityError, ValueError) as error:
+                found[name] = " ".join(str(error).split())[:200]
+            torch.cuda.empty_cache()
+        return found
+
+    def _function(self, made: Launcher) -> Callable[..., Any]:
+        path = Path(self.folder.name, f"tuned{self.count}.py")
+        self.count += 1
+        head = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+        path.write_text(head + "\n\n".join([*made.kernels.values(), made.source]))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return getattr(module, made.name)
+
+
+def _random(operand: Operand, seed: int) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    dtype = DTYPES[operand.dtype]
+    if dtype.is_floating_point:
+        # Between 0.5 and 1.5, where every function is defined.
+        return (torch.rand(operand.shape, generator=generator, device="cuda") + 0.5).to(dtype)
+    return torch.randint(0, operand.below, operand.shape, generator=generator, device="cuda").to(dtype)
+
+
+def _differs(got: Any, expected: Any) -> str | None:
+    """How results differ from the expected ones; None if they agree."""
+    pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (got, expected)), strict=True)
+    for number, (one, other) in enumerate(pairs):
+        kind = next((n for n, d in DTYPES.items() if d == other.dtype), "f32")
+        largest = other.double().abs().max().item() if other.numel() else 0.0
+        off = (one.double() - other.double()).abs().max().item() if other.numel() else 0.0
+        if not off <= TOLERANCES.get(kind, 0.0) * largest:
+            return f"result {number} differs from PyTorch's by {off:.3g}, of {largest:.3g}"
+    return None
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    from triton.testing import do_bench
+
+    milliseconds: Any = do_bench(run, warmup=10, rep=50, return_mode="median")
+    return milliseconds / 1e3

@@ -1,0 +1,353 @@
+# pyright: basic, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+"""
+Running what programs are made of and taking its time: operators in plain PyTorch, updates, collectives.
+
+On CPUs as many ranks as the machine has run the same at once, so that what they take from each other is in the figure:
+forked processes with a thread each, as the emitted program has, joined over gloo. On a GPU one process measures.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil, prod
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import mean, median
+from types import SimpleNamespace
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.errors import UnityError
+from unity_ir.forms.addresses import operand_shapes
+from unity_ir.forms.windows import needs_start
+from unity_ir.lowering import runtime
+from unity_ir.lowering.emit.plan_text import compared
+from unity_ir.lowering.launchers import launcher
+from unity_ir.lowering.triton.optimizer import optimizer_launcher
+from unity_ir.pcg.graph import Node, Optimizer
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.tdl.parallel import piece
+
+DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "bool": torch.bool,
+}
+REPEATS = 5
+COLD_BYTES = 64 * 2**20
+"""
+Operands are taken in turn from sets of so many bytes in all, more than caches hold, and results are kept until there
+are so many: in a step, what an operator reads was mostly not touched just before, and what it writes is new memory.
+"""
+MOVES_LONGER = 4
+"""Times as long as kernels are collectives measured: whom the system wakes first differs from call to call."""
+WORK = 3
+"""Products of matrices of 256 x 256 between collectives on shared cores: a millisecond or two."""
+MOST_SETS = 16
+MOST_BYTES = 2**30
+"""A kernel that holds more is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor of random numbers; integers are below `below`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    below: int = 2
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function's text, and what to call it with: tensors, then numbers."""
+
+    name: str
+    source: str
+    operands: tuple[Operand, ...]
+    numbers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A move of the emitted runtime in groups of `members`, all at once, on pieces of so many elements of f32."""
+
+    kind: str
+    members: int
+    elements: int
+
+    @property
+    def bytes(self) -> int:
+        """As `Machine.move_seconds` counts them: of the piece before it, or, of a local move, after it."""
+        after = {"slice": self.elements // self.members, "zero_pad": self.elements * self.members}
+        return 4 * after.get(self.kind, self.elements)
+
+
+Job = Call | Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """
+    Seconds of one call: the median of the repeats, the mean over the ranks (where ranks share cores, the mean of the
+    slowest rank's); and how far the repeats lie apart.
+    """
+
+    seconds: float
+    spread: float
+    repeats: int
+
+
+def call_of(node: Node) -> Call:
+    """The function that a program has for a divided compute node. Raises `UnityError` for what no kernel covers."""
+    configuration = node.configuration
+    local = piece(node.analysis.bound, configuration)
+    dtypes = [v.type.dtype for v in node.operands]
+    starts = [v for v in local.extents if configuration.degree(v) > 1 and needs_start(local, v)]
+    made = launcher(local, dtypes, "torch", starts)
+    shapes = operand_shapes(local)
+    operands: list[Operand] = []
+    for parameter, dtype, value in zip(local.operands, dtypes, node.operands, strict=True):
+        below = [size for r in local.results for size in compared(r.expr, parameter.name, local)]
+        operands.append(Operand(shapes.get(parameter.name, value.type.piece_shape), dtype, min(below, default=2)))
+    if sum(o.bytes for o in operands) > MOST_BYTES:
+        raise UnityError(f"pcg.{node.op}: its operands are too large to be measured")
+    return Call(made.name, made.source, tuple(operands), (0,) * len(starts))
+
+
+def update_call(elements: int, dtype: str, optimizer: Optimizer) -> Call:
+    """The function that a program has for an update of so many elements."""
+    made = optimizer_launcher(optimizer.name, dtype, "torch", dtype, dtype)
+    numbers = (*((1,) if optimizer.states else ()), *optimizer.settings.values())
+    return Call(made.name, made.source, (Operand((elements,), dtype),) * (2 + optimizer.states), numbers)
+
+
+class Ranks:
+    """
+    The processes that measure. As a context manager; they end with it.
+
+    Raises `UnityError` if one of them dies.
+    """
+
+    def __init__(self, count: int, device: str = "cpu", seconds: float = 0.1):
+        self.count = count
+        self.device = device
+        self.seconds = seconds
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+
+    def __enter__(self) -> Self:
+        context = get_context("fork" if self.device == "cpu" else "spawn")
+        self.folder = tempfile.TemporaryDirectory()
+        for rank in range(self.count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_rank, args=(rank, self.count, self.device, self.seconds, theirs, self.folder.name), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self.folder.cleanup()
+
+    def measure(self, job: Job) -> Measured:
+        """Raises `UnityError` where the job fails."""
+        try:
+            for pipe in self.pipes:
+                pipe.send(job)
+            answers = [pipe.recv() for pipe in self.pipes]
+        except (EOFError, OSError) as error:
+            raise UnityError("unity-profile: a measuring process has died; is there enough memory?") from error
+        failed = next((a for a in answers if isinstance(a, str)), None)
+        if failed is not None:
+            raise UnityError(failed)
+        # The spread is that of the rank with the most.
+        spreads = [(sorted(a)[-2] - sorted(a)[1]) / median(a) for a in answers]
+        seconds = mean(median(a) for a in answers)
+        if self.count > (os.cpu_count() or 1):
+            # Ranks that share a core are interrupted in some repeats, and in a step the others wait for the last.
+            seconds = max(mean(a) for a in answers)
+        return Measured(seconds, max(spreads), len(answers[0]))
+
+
+# --- in the processes
+
+
+def _rank(rank: int, count: int, device: str, seconds: float, pipe: Connection, folder: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    if device == "cpu":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'ranks'}", rank=rank, world_size=count)
+    with suppress(EOFError, OSError):
+        worker = _Worker(rank, count, torch.device(device), seconds)
+        while True:
+            pipe.send(worker.answer(pipe.recv()))
+    os._exit(0)  # gloo would wait for ranks that have gone
+
+
+class _Worker:
+    def __init__(self, rank: int, count: int, device: torch.device, seconds: float):
+        self.rank = rank
+        self.count = count
+        self.device = device
+        self.seconds = seconds
+        self.shared = count > (os.cpu_count() or 1)
+        """Whether ranks share cores."""
+        self.runtimes: dict[int, SimpleNamespace] = {}
+
+    def answer(self, job: Job) -> list[float] | str:
+        """Seconds of a call, per repeat; or what is wrong. Ranks agree on that before they wait for each other."""
+        wrong, run = "", None
+        try:
+            run = self._function(job) if isinstance(job, Call) else self._move(job)
+            if isinstance(job, Call):
+                run()
+        except Exception as error:
+            wrong = f"{job.name if isinstance(job, Call) else job.kind}: {error}"
+        if self._most(float(bool(wrong))) or run is None:
+            return wrong or "another rank failed"
+        if isinstance(job, Call):
+            return self._times(run, self.seconds)
+        if not self.shared:
+            return self._times(run, MOVES_LONGER * self.seconds)
+        return self._times_after_work(run, MOVES_LONGER * self.seconds)
+
+    def _times_after_work(self, run: Callable[[], object], seconds: float) -> list[float]:
+        """
+        Of a call after work of about a millisecond, less the work: on a shared core a rank that has arrived waits for
+        those that have not had their turn to work yet.
+        """
+        factor = torch.rand(256, 256)
+
+        def work() -> None:
+            for _ in range(WORK):
+                torch.mm(factor, factor)
+
+        def both() -> None:
+            work()
+            run()
+
+        alone = median(self._times(work, seconds / 2))
+        return [max(t - alone, t / 10) for t in self._times(both, seconds)]
+
+    def _most(self, value: float) -> float:
+        """The largest value of all ranks, which have then all come here."""
+        tensor = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return float(tensor)
+
+    def _times(self, run: Callable[[], object], seconds: float) -> list[float]:
+        calls, took = 1, 0.0
+        run()
+        # One call may be interrupted: as many as take a part of what a repeat is to take.
+        while (took := self._most(self._seconds(run, calls))) < seconds / REPEATS / 4 and calls < 100_000:
+            calls *= 2
+        calls = max(1, ceil(calls * seconds / REPEATS / max(took, 1e-6)))
+        self._most(0.0)
+        return [self._seconds(run, calls) / calls for _ in range(REPEATS)]
+
+    def _seconds(self, run: Callable[[], object], calls: int) -> float:
+        if self.device.type == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for _ in range(calls):
+                run()
+            end.record()
+            torch.cuda.synchronize()
+            return start.elapsed_time(end) / 1e3
+        begin = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return time.perf_counter() - begin
+
+    def _function(self, call: Call) -> Callable[[], object]:
+        scope: dict[str, Any] = {"torch": torch}
+        exec(call.source, scope)
+        function = scope[call.name]
+        return self._in_turn(call.operands, lambda *given: function(*given, *call.numbers))
+
+    def _in_turn(self, operands: tuple[Operand, ...], function: Callable[..., object]) -> Callable[[], object]:
+        """The function on sets of operands in turn, its results kept for a while: see `COLD_BYTES`."""
+        bytes = sum(o.bytes for o in operands)
+        sets = [self._operands(operands, k) for k in range(max(1, min(MOST_SETS, COLD_BYTES // max(bytes, 1))))]
+        kept: list[object] = []
+        turn, room = 0, 0
+
+        def run() -> None:
+            nonlocal turn, room
+            turn = turn + 1 if turn + 1 < len(sets) else 0
+            kept.append(function(*sets[turn]))
+            room -= 1
+            if room < 0:
+                room = max(1, COLD_BYTES // max(_bytes(kept[-1]), 1024))
+                kept.clear()
+
+        return run
+
+    def _operands(self, operands: Sequence[Operand], seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        out: list[torch.Tensor] = []
+        for operand in operands:
+            dtype = DTYPES[operand.dtype]
+            if dtype.is_floating_point:
+                # Between 0.5 and 1.5, where every function is defined.
+                tensor = (torch.rand(operand.shape, generator=generator) + 0.5).to(dtype)
+            else:
+                tensor = torch.randint(0, operand.below, operand.shape, generator=generator).to(dtype)
+            out.append(tensor.to(self.device))
+        return out
+
+    def _move(self, job: Collective) -> Callable[[], object]:
+        of = self._runtime(job.members)
+        context, axes = of.context, (1,)
+        moves: dict[str, Callable[[torch.Tensor], object]] = {
+            "all_reduce": lambda x: of.all_reduce(context, x, axes).wait(),
+            "all_gather": lambda x: of.all_gather(context, x, 0, axes).wait(),
+            "reduce_scatter": lambda x: of.reduce_scatter(context, x, 0, axes).wait(),
+            "all_to_all": lambda x: of.all_to_all(context, x, 0, 1, axes).wait(),
+            "slice": lambda x: of.keep_part(context, x, 1, axes),
+            "zero_pad": lambda x: of.zero_pad(context, x, 1, axes),
+        }
+        return self._in_turn((Operand((job.elements // 64, 64), "f32"),), moves[job.kind])
+
+    def _runtime(self, members: int) -> SimpleNamespace:
+        """A program's moves, and this rank in a mesh whose second axis has so many members."""
+        if members not in self.runtimes:
+            mesh = (self.count // members, members)
+            of = runtime.load(("ranks", "collectives"), NAME="measure", MESH=mesh, WORLD=self.count, GROUPS=((1,),))
+            of.context = of.Context("gloo")
+            self.runtimes[members] = of
+        return self.runtimes[members]
+
+
+def _bytes(results: object) -> int:
+    """Of the tensors a function has returned."""
+    tensors = results if isinstance(results, tuple) else (results,)
+    return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))

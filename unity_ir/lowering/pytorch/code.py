@@ -1,0 +1,228 @@
+"""
+A bound line as plain PyTorch expressions: what a person would write, and autograd can differentiate.
+
+An expression is matched against the forms in order; each form's file writes its text: `reads`, `functions`, `softmax`,
+`grouped`, `windows`, `indexing`, `sums`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import isinf, prod
+
+from unity_ir.forms.addresses import Names
+from unity_ir.forms.rewrite import canonical, is_work
+from unity_ir.forms.windows import masked_body
+from unity_ir.lowering.pytorch.functions import BINARY, FUNCTIONS, chosen, compared, joined, of_two, opaque, uniform
+from unity_ir.lowering.pytorch.grouped import routed_product
+from unity_ir.lowering.pytorch.indexing import gathered, scattered
+from unity_ir.lowering.pytorch.reads import atom, read
+from unity_ir.lowering.pytorch.softmax import softmax, softmax_axis
+from unity_ir.lowering.pytorch.sums import product, reduced
+from unity_ir.lowering.pytorch.value import TORCH_DTYPES, Value
+from unity_ir.lowering.pytorch.windows import convolved, pooled, target, written
+from unity_ir.lowering.pytorch.writer import Sharing, Writer
+from unity_ir.lowering.text import ATOM, COMPARISONS, LOGIC, UNARY, Text
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Cases,
+    Composite,
+    Const,
+    Expr,
+    Name,
+    Opaque,
+    Reduce,
+    Result,
+    Segments,
+    Var,
+    Window,
+    children,
+    index_names,
+)
+
+
+def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, ...]:
+    """
+    One expression of one line per result, over operands of these names and the shapes the extents imply.
+
+    Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or laid out in another order.
+    """
+    writer = _Lines(bound, operand_names, {})
+    return tuple(writer.result(r).text for r in writer.bound.results)
+
+
+def torch_body(
+    bound: Bound, operand_names: Sequence[str], starts: Mapping[str, str], names: Names
+) -> tuple[list[str], tuple[str, ...]]:
+    """
+    Statements that name what occurs twice, and an expression per result, which is contiguous.
+
+    `starts` names the global index at which a variable used as a value starts; 0 for all others.
+    """
+    first = _Lines(bound, operand_names, starts)
+    first.sharing = Sharing(Names(), {})
+    for result in first.bound.results:
+        first.result(result)
+    writer = _Lines(bound, operand_names, starts)
+    writer.sharing = sharing = Sharing(names, first.sharing.uses)
+    texts: list[str] = []
+    # Dims of size 1 may have any stride, and the order in memory of what PyTorch makes of them follows from it.
+    writer.strided = any(len(shape) > 1 and 1 in shape for shape in writer.shapes.values())
+    for result in writer.bound.results:
+        text = writer.result(result)
+        texts.append((writer.method(text, "contiguous()") if writer.strided else text).text)
+    return sharing.lines, tuple(texts)
+
+
+def torch_reference(
+    bound: Bound, operand_names: Sequence[str], taken: Iterable[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """
+    The same in double precision, whatever floating point numbers the line says: statements, if it takes any, whose
+    names are none of `taken` and no one else's, and an expression per result.
+    """
+    results = (replace(r, dtype="f64") if r.dtype is not None and r.floating else r for r in bound.results)
+    bound = replace(bound, results=tuple(results))
+    if any(_draws(r.expr) for r in bound.results):
+        return torch_body(bound, operand_names, {}, Names(taken))
+    return [], torch_expression(bound, operand_names)
+
+
+def _draws(expr: Expr) -> bool:
+    return (isinstance(expr, Call) and expr.function == "philox") or any(map(_draws, children(expr)))
+
+
+class _Lines(Writer):
+    """The lines of one operator: what is written for each form of result and of expression."""
+
+    # -- results
+
+    def result(self, result: Result) -> Text:
+        reshaped = self.reshaped(result)
+        if reshaped is not None:
+            return reshaped
+        axis = next((d for d, i in enumerate(result.indices) if isinstance(i, Segments)), None)
+        if any(isinstance(i, Window) for i in result.indices):
+            return self.folded(result.indices, written(self, result), result.dtype)
+        if axis is None:
+            return self.folded(result.indices, self.value(result.expr), result.dtype)
+        assert isinstance(result.expr, Cases)
+        pieces: list[str] = []
+        for variable, expr in result.expr.branches:
+            indices = [Var(variable) if d == axis else i for d, i in enumerate(result.indices)]
+            pieces.append(self.folded(indices, self.value(expr), result.dtype).text)
+        return Text(f"torch.cat([{', '.join(pieces)}], {axis})")
+
+    def reshaped(self, result: Result) -> Text | None:
+        """A line that only folds or unfolds dims, as a reshape."""
+        if (
+            not isinstance(result.expr, Access)
+            or result.dtype
+            or any(isinstance(i, Segments | Window) for i in (*result.expr.indices, *result.indices))
+        ):
+            return None
+        orders = [
+            [n for i in indices for n in index_names(i) if self.extents[n] > 1]
+            for indices in (result.indices, result.expr.indices)
+        ]
+        if orders[0] != orders[1] or prod(self.extents[n] for n in orders[0]) != prod(self.shapes[result.expr.tensor]):
+            return None
+        shape = self.bound.result_shape(result)
+        text = atom(self, result.expr.tensor)
+        if shape == self.shapes[result.expr.tensor]:
+            return text
+        return self.method(text, f"reshape({', '.join(map(str, shape)) or '()'})")
+
+    def folded(self, indices: Sequence[object], value: Value, into: str | None = None) -> Text:
+        """
+        The value over all the indices' variables, composite dims folded into one; `into` is another element type than
+        that of the floating operands.
+        """
+        names = self.dims(indices, target)
+        if value.number:
+            shape = tuple(self.extents[n] for n in names)
+            dtype = self.dtype if into is None else TORCH_DTYPES[into]
+            text = Text(f"torch.full({shape}, {value.text.text}, dtype={dtype}, device={self.device})")
+        elif into is None:
+            text = self.expanded(self.floating(value), tuple(names))
+        else:
+            text = self.method(self.expanded(value, tuple(names)), f"to({TORCH_DTYPES[into]})")
+        dim = 0
+        for index in indices:
+            if isinstance(index, Composite):
+                text = self.method(text, f"flatten({dim}, {dim + len(index.names) - 1})")
+            dim += 1
+        return text
+
+    # -- values
+
+    def value(self, expr: Expr) -> Value:
+        sharing = self.sharing
+        if sharing is None or not is_work(expr):
+            return self._value(expr)
+        form, free = canonical(expr, self.extents, self.starts)
+        sharing.uses[form] += 1
+        if form not in sharing.known:
+            value = self._value(expr)
+            if sharing.wanted.get(form, 0) > 1:
+                name = sharing.names.new("shared")
+                sharing.lines.append(f"{name} = {value.text.text}")
+                value = replace(value, text=Text(name))
+            sharing.known[form] = value, free
+        value, then = sharing.known[form]
+        now = dict(zip(then, free, strict=True))
+        return replace(value, dims=tuple(now[n] for n in value.dims))
+
+    def _value(self, expr: Expr) -> Value:
+        match expr:
+            case Const(value) if isinf(value):
+                return Value(Text(f'float("{value}")'), (), True)
+            case Const(value):
+                whole = value.is_integer() and abs(value) < 2**31
+                text = Text(repr(int(value) if whole else value), ATOM if value >= 0 else UNARY)
+                return Value(text, (), True, "int" if whole else "float")
+            case Name(name):
+                start, size = self.starts.get(name), self.extents[name]
+                limits = f"{size}" if start is None else f"{start}, {start} + {size}"
+                return Value(Text(f"torch.arange({limits}, device={self.device})"), (name,), kind="int")
+            case Access():
+                return read(self, expr)
+            case Binary("/", Call("exp", (above,)), Reduce() as below) if (
+                axis := softmax_axis(self, expr)
+            ) is not None:
+                del below
+                return softmax(self, above, axis)
+            case Binary(op, left, right):
+                return joined(self, op, self.value(left), self.value(right))
+            case Call(function, (left, right)) if function in COMPARISONS:
+                return compared(self, COMPARISONS[function], self.value(left), self.value(right))
+            case Call(function, (left, right)) if function in LOGIC:
+                return compared(self, LOGIC[function], self.value(left), self.value(right), ATOM)
+            case Call("not", (argument,)):
+                value = self.value(argument)
+                return replace(value, text=Text(f"~{value.text.at(ATOM)}", UNARY))
+            case Call("philox", (Const(seed), position)):
+                return uniform(self, int(seed), self.value(position))
+            case Call(function, (left, right)) if function in BINARY:
+                return of_two(self, BINARY[function], self.value(left), self.value(right))
+            case Call("where", _) if (product_of_one := routed_product(self, expr)) is not None:
+                return product_of_one
+            case Call("where", (condition, yes, no)):
+                return chosen(self, self.value(condition), self.value(yes), self.value(no))
+            case Call(function, (argument,)) if function in FUNCTIONS:
+                value = self.floating(self.value(argument))
+                return Value(Text(f"{FUNCTIONS[function]}({value.text.text})"), value.dims)
+            case Call(function, _):
+                raise self.fail(f"no PyTorch text for function {function}; add it to lowering/pytorch/functions.py")
+            case Reduce():
+                known = convolved(self, expr) or pooled(self, expr) or routed_product(self, expr)
+                known = known or gathered(self, expr) or scattered(self, expr)
+                return known or product(self, expr) or reduced(self, masked_body(expr, self.extents))
+            case Opaque(function, (Var(made),), (Var(taken),), body):
+                return opaque(self, function, made, taken, self.value(body))
+            case _:
+                raise TypeError(f"{expr} cannot stand inside an expression")

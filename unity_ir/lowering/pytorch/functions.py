@@ -1,0 +1,122 @@
+"""Functions of elements as PyTorch says them, those that draw random numbers, and those TDL cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unity_ir.lowering.pytorch.value import Value
+from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.text import ATOM, PRODUCT, SUM, Text, binary
+from unity_ir.tdl.syntax import Access, Var
+
+FUNCTIONS: Mapping[str, str] = {
+    "relu": "torch.relu",
+    "gelu": "torch.nn.functional.gelu",
+    "exp": "torch.exp",
+    "log": "torch.log",
+    "erf": "torch.erf",
+    "sqrt": "torch.sqrt",
+    "rsqrt": "torch.rsqrt",
+    "tanh": "torch.tanh",
+    "sigmoid": "torch.sigmoid",
+    "sin": "torch.sin",
+    "cos": "torch.cos",
+    "abs": "torch.abs",
+    "floor": "torch.floor",
+}
+BINARY: Mapping[str, str] = {"maximum": "torch.maximum", "minimum": "torch.minimum", "pow": "torch.pow"}
+_OPAQUE: Mapping[str, tuple[str, str, str]] = {
+    # Not torch.topk, which may take any of several equal elements.
+    "topk_values": ("sort(dim={dim}, descending=True, stable=True)", "values", "float"),
+    "topk_indices": ("sort(dim={dim}, descending=True, stable=True)", "indices", "int"),
+}
+"""The method that computes an opaque function along a dim, what of its result is meant, and what that holds."""
+
+
+def joined(writer: Writer, op: str, left: Value, right: Value) -> Value:
+    values = [left, right]
+    if op in "+-":
+        # PyTorch adds no booleans.
+        values = [writer.floating(v) if v.kind == "bool" else v for v in values]
+    kind = "float" if op == "/" or "float" in (v.kind for v in values) else values[0].kind
+    if kind == "float" and not any(v.kind == "float" and not v.number for v in values):
+        # Numbers would not say which type of float to compute in.
+        values = [v if v.number else writer.floating(v) for v in values]
+    order = writer.union(values)
+    left, right = values
+    text = binary(op, writer.ordered(left, order), writer.ordered(right, order))
+    return Value(text, order, left.number and right.number, "int" if kind == "bool" and left != right else kind)
+
+
+def compared(writer: Writer, op: str, left: Value, right: Value, level: int = SUM) -> Value:
+    order = writer.union([left, right])
+    a, b = writer.ordered(left, order), writer.ordered(right, order)
+    return Value(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
+
+
+def of_two(writer: Writer, function: str, left: Value, right: Value) -> Value:
+    """A function of two floating point tensors, or of one and a number."""
+    values = [v if v.number else writer.floating(v) for v in (left, right)]
+    if function != "torch.pow":
+        # Those take no numbers.
+        values = [
+            Value(Text(f"torch.tensor({v.text.text}, dtype={writer.dtype}, device={writer.device})"), ())
+            if v.number
+            else v
+            for v in values
+        ]
+    order = writer.union(values)
+    return Value(Text(f"{function}({', '.join(writer.ordered(v, order).text for v in values)})"), order)
+
+
+def chosen(writer: Writer, condition: Value, yes: Value, no: Value) -> Value:
+    kind = "float" if "float" in (yes.kind, no.kind) else "int"
+    if kind == "float":
+        if yes.number and no.number:
+            text = f"torch.tensor({yes.text.text}, dtype={writer.dtype}, device={writer.device})"
+            yes = Value(Text(text), ())
+        yes, no = (v if v.number else writer.floating(v) for v in (yes, no))
+    order = writer.union([condition, yes, no])
+    texts = ", ".join(writer.ordered(v, order).text for v in (condition, yes, no))
+    return Value(Text(f"torch.where({texts})"), order, kind=kind)
+
+
+def uniform(writer: Writer, seed: int, position: Value) -> Value:
+    """Numbers in [0, 1), as `tdl.functions.philox` draws them; 64-bit products that overflow keep their bits."""
+    if writer.sharing is None:
+        raise writer.fail("no PyTorch expression of one line draws random numbers; leave dropout out")
+    names, lines = writer.sharing.names, writer.sharing.lines
+    at = position.text.text
+    if position.number:
+        at = f"torch.tensor({at}, device={writer.device})"
+    c, k = ([names.new(f"{word}{i}") for i in range(n)] for word, n in (("counter", 4), ("key", 2)))
+    a, b, count = (names.new(n) for n in ("a", "b", "count"))
+    low, high = "0xFFFFFFFF", ">> 32 & 0xFFFFFFFF"
+    lines += [
+        f"{c[0]} = {at}",
+        f"{c[1]}, {c[2]}, {c[3]} = {c[0]} {high}, torch.zeros_like({c[0]}), torch.zeros_like({c[0]})",
+        f"{c[0]}, {k[0]}, {k[1]} = {c[0]} & {low}, {seed & 0xFFFFFFFF}, {seed >> 32 & 0xFFFFFFFF}",
+        f"for {count} in range(10):",
+        f"    {a}, {b} = {c[0]} * 0xD2511F53, {c[2]} * 0xCD9E8D57",
+        f"    {c[0]}, {c[1]} = ({b} {high}) ^ {c[1]} ^ {k[0]}, {b} & {low}",
+        f"    {c[2]}, {c[3]} = ({a} {high}) ^ {c[3]} ^ {k[1]}, {a} & {low}",
+        f"    {k[0]}, {k[1]} = {k[0]} + 0x9E3779B9 & {low}, {k[1]} + 0xBB67AE85 & {low}",
+    ]
+    return Value(Text(f"({c[0]} >> 8).to({writer.dtype}) * 2.0**-24", PRODUCT), position.dims)
+
+
+def opaque(writer: Writer, function: str, made: str, taken: str, value: Value) -> Value:
+    """A function of `_OPAQUE` along one dim, which it makes another of."""
+    if function not in _OPAQUE:
+        raise writer.fail(f"no PyTorch text for opaque {function}; add it to lowering/pytorch/functions.py")
+    dim = value.dims.index(taken)
+    sort, part, kind = _OPAQUE[function]
+    form = Access(value.text.text, (Var(str(dim)), Var(sort)))
+    known = None if writer.sharing is None else writer.sharing.known.get(form)
+    if known is None:
+        known = Value(Text(writer.named("ordered", f"{value.text.at(ATOM)}.{sort.format(dim=dim)}")), ()), ()
+        if writer.sharing is not None:
+            writer.sharing.known[form] = known
+    dims = tuple(made if n == taken else n for n in value.dims)
+    writer.strided = True
+    return Value(Text(f"{known[0].text.text}.{part}.narrow({dim}, 0, {writer.extents[made]})"), dims, kind=kind)

@@ -1,0 +1,77 @@
+"""Products of rows with the one weight that integers pick for each: one matrix product for each of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from math import prod
+
+from unity_ir.forms.grouped import Routed, routed
+from unity_ir.lowering.pytorch.reads import read
+from unity_ir.lowering.pytorch.value import Value
+from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.text import SUM, Text
+from unity_ir.tdl.syntax import Access, Expr
+
+
+def routed_product(writer: Writer, expr: Expr) -> Value | None:
+    """The rows of every weight times it, put back in order, or the products that weights' gradients are; else None."""
+    of = routed(expr, writer.extents)
+    if of is None or {writer.kinds[a.tensor] for a in (of.x, of.w)} != {"float"}:
+        return None
+    size = writer.extents[of.variable]
+    x = writer.named("rows", _matrix(writer, of.x, (of.rows, of.left)).text)
+    at, elsewhere = _places(writer, of)
+    if of.of_weights:
+        y = writer.named("columns", _matrix(writer, of.w, (of.rows, of.right)).text)
+        v = _unlike("v", x, y, at)
+        product = f"{x}[{at} == {v}].T @ {y}[{at} == {v}]"
+        text = f"torch.stack([{product} for {v} in range({size})])"
+        groups = ((of.variable,), of.left, of.right)
+    else:
+        w = writer.named("weights", _matrix(writer, of.w, ((of.variable,), of.left, of.right)).text)
+        v = _unlike("v", x, w, at)
+        parts = f"{x}[{at} == {v}] @ {w}[{v}] for {v} in range({size})"
+        if elsewhere:
+            columns = prod(writer.extents[n] for n in of.right)
+            parts = f"*({parts}), {x}.new_zeros(int(({at} == {size}).sum()), {columns})"
+        # Where each row went when they were put in order of their weights.
+        back = f"torch.argsort(torch.argsort({at}, stable=True))"
+        text, groups = f"torch.cat([{parts}])[{back}]", (of.rows, of.right)
+    made = Text(text)
+    if any(len(group) != 1 for group in groups):
+        made = writer.method(made, f"reshape{_sizes(writer, [n for group in groups for n in group])}")
+    return Value(made, tuple(n for group in groups for n in group))
+
+
+def _places(writer: Writer, of: Routed) -> tuple[str, bool]:
+    """Which of the weights each row goes to [rows], and whether some go to those of other pieces: past the last."""
+    text = _matrix(writer, of.at, (of.rows,))
+    start, size = writer.starts.get(of.variable), writer.extents[of.variable]
+    if start is None:
+        return writer.named("place", text.text), False
+    local = writer.named("shifted", f"{text.at(SUM)} - {start}")
+    if of.of_weights:
+        return local, True
+    inside = f"torch.where(({local} >= 0) & ({local} < {size}), {local}, {size})"
+    return writer.named("place", inside), True
+
+
+def _matrix(writer: Writer, access: Access, groups: Sequence[tuple[str, ...]]) -> Text:
+    """A read with one dim for each group of variables."""
+    order = tuple(n for group in groups for n in group)
+    text = writer.expanded(read(writer, access), order)
+    if any(len(group) != 1 for group in groups):
+        shape = tuple(prod(writer.extents[n] for n in group) for group in groups)
+        text = writer.method(text, f"reshape({', '.join(map(str, shape))})")
+    return text
+
+
+def _sizes(writer: Writer, names: Sequence[str]) -> str:
+    return f"({', '.join(str(writer.extents[n]) for n in names)})"
+
+
+def _unlike(wish: str, *texts: str) -> str:
+    """A name that no text mentions."""
+    names = (wish if i == 0 else f"{wish}_{i}" for i in count())
+    return next(n for n in names if not any(n in text for text in texts))

@@ -1,0 +1,39 @@
+"""What PyTorch texts are about: tensors with a variable for every dim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unity_ir.lowering.text import Text
+
+TORCH_DTYPES: Mapping[str, str] = {
+    "f64": "torch.float64",
+    "f32": "torch.float32",
+    "f16": "torch.float16",
+    "bf16": "torch.bfloat16",
+    "i64": "torch.int64",
+    "i32": "torch.int32",
+    "bool": "torch.bool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A text, and the variable each dim of its tensor ranges over; for no dims it may be a Python number."""
+
+    text: Text
+    dims: tuple[str, ...]
+    number: bool = False
+    """The text is a Python number rather than a tensor."""
+    kind: str = "float"
+    """What its elements are: `float`, `int` or `bool`."""
+
+
+def letters(names: Sequence[str]) -> dict[str, str]:
+    """A letter for each variable: its own first letter where that is free."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        free = [c for c in (name[0], *"abcdefghijklmnopqrstuvwxyz") if c.isascii() and c.islower()]
+        found[name] = next(c for c in free if c not in found.values())
+    return found

@@ -1,0 +1,306 @@
+"""Windows as PyTorch says them: convolutions and poolings by its functions, other writes by `index_add`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from unity_ir.forms.convolution import (
+    Convolution,
+    MaxPoolingGradient,
+    Pooling,
+    Sliding,
+    convolution,
+    max_pooling_gradient,
+    pointwise,
+    pooled_sum,
+    pooling,
+)
+from unity_ir.forms.windows import leaves, reach
+from unity_ir.lowering.pytorch.reads import padded, token, whole
+from unity_ir.lowering.pytorch.value import TORCH_DTYPES, Value
+from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.text import Text
+from unity_ir.tdl.syntax import Binary, Const, Expr, Reduce, Result, Window, index_names
+
+F = "torch.nn.functional"
+
+
+def target(number: int) -> str:
+    """The name of a dim that is written through a window."""
+    return f"={number}"
+
+
+def written(writer: Writer, result: Result) -> Value:
+    """The value of a result whose dims are indexed by windows, with a dim `target(i)` for each."""
+    windows = [i for i in result.indices if isinstance(i, Window)]
+    for number, window in enumerate(windows):
+        writer.extents[target(number)] = window.size
+    spread = max_pooling_gradient(writer.bound, result, writer.starts)
+    if spread is not None and len(windows) == 2:
+        return _max_pooling_gradient(writer, spread)
+    found = convolution(result.indices, result.expr, writer.extents)
+    if found is not None:
+        return _convolution(writer, found)
+    same = pooled_sum(result.indices, result.expr)
+    if same is not None and len(same) == 2 and all(s.dilation == 1 for s in same):
+        return _spread_sum(writer, same, writer.floating(writer.value(result.expr)))
+    return _added(writer, result, windows)
+
+
+def _added(writer: Writer, result: Result, windows: Sequence[Window]) -> Value:
+    """Every element added to its place, one dim after the other; what falls outside is cut off."""
+    names = [n for i in result.indices if not isinstance(i, Window) for n in index_names(i)]
+    order = [*names, *(n for w in windows for n in index_names(w))]
+    value = writer.value(result.expr)
+    dtype = TORCH_DTYPES[result.dtype] if result.dtype else writer.dtype
+    value = writer.tensor(value) if result.dtype is None or value.number else value
+    text = writer.expanded(value, tuple(order))
+    dims = list(order)
+    for number, window in enumerate(windows):
+        first, last = reach(window, writer.extents)
+        own = [n for _, n in window.terms]
+        dim = dims.index(own[0]) if own else len(names) + number
+        if len(own) > 1:
+            text = writer.method(text, f"flatten({dim}, {dim + len(own) - 1})")
+        if not own:
+            text = writer.method(text, f"unsqueeze({dim})")
+        dims[dim : dim + len(own)] = [target(number)]
+        sizes = [last - first + 1 if n == target(number) else writer.extents[n] for n in dims]
+        if len(own) != 1 or window.terms[0][0] > 1:
+            at = " + ".join(
+                f"torch.arange(0, {f * writer.extents[n]}, {f}, device={writer.device})"
+                + (f"[{', '.join([':', *['None'] * (len(own) - 1 - k)])}]" if k < len(own) - 1 else "")
+                for k, (f, n) in enumerate(window.terms)
+            )
+            places = f"({at}).flatten()" if len(own) > 1 else at or f"torch.zeros(1, dtype=int, device={writer.device})"
+            # The variables of later windows have dims of their own still.
+            zeros = f"torch.zeros({tuple(sizes)}, dtype={dtype}, device={writer.device})"
+            text = Text(f"{zeros}.index_add({dim}, {places}, {text.text})")
+        text = padded(writer, text, len(dims), {dim: (first, window.size - 1 - last)})
+    return Value(text, tuple(dims))
+
+
+# --- convolutions
+
+
+def convolved(writer: Writer, expr: Reduce) -> Value | None:
+    """A sum of products along windows as a convolution; None for anything else."""
+    found = convolution((), expr, writer.extents) or pointwise(expr, writer.extents)
+    return None if found is None else _convolution(writer, found)
+
+
+def _convolution(writer: Writer, of: Convolution) -> Value:
+    n = len(of.slidings)
+    image, other = whole(writer, of.image), whole(writer, of.other)
+    if image.kind != "float" or other.kind != "float":
+        image, other = writer.floating(image), writer.floating(other)
+    outer, inner = tuple(s.outer for s in of.slidings), tuple(s.inner for s in of.slidings)
+    stride, dilation = tuple(s.stride for s in of.slidings), tuple(s.dilation for s in of.slidings)
+    groups = prod(writer.extents[name] for name in of.groups)
+    kernel = [(*of.groups, *of.own), of.shared, *map(_group, inner)]
+    moved = [of.batch, (*of.groups, *of.own), *map(_group, outer)]
+    if of.form == "data":
+        x, w = _grouped(writer, image, moved), _grouped(writer, other, kernel)
+        text, crop = _transposed(writer, of.slidings, f"{F}.conv_transpose{n}d({x.text}, {w.text}", groups)
+        text = padded(writer, text, n + 2, {2 + k: c for k, c in enumerate(crop)})
+        return _ungrouped(writer, text, [of.batch, (*of.groups, *of.shared), *((target(k),) for k in range(n))])
+    still = [of.batch, (*of.groups, *of.shared), *((token(k),) for k in range(n))]
+    x, (padding, pads) = _grouped(writer, image, still), _padding(writer, of.slidings, None)
+    x = padded(writer, x, n + 2, {2 + k: p for k, p in enumerate(pads)})
+    if of.form == "forward":
+        w = _grouped(writer, other, kernel)
+        text = f"{F}.conv{n}d({x.text}, {w.text}, stride={stride}, padding={padding}, dilation={dilation}"
+        return _ungrouped(writer, Text(f"{text}, groups={groups})"), moved)
+    g = _grouped(writer, other, moved)
+    sizes = tuple(prod(writer.extents[name] for name in some) for some in kernel)
+    text = f"torch.nn.grad.conv{n}d_weight({x.text}, {sizes}, {g.text}, {stride}, {padding}, {dilation}, {groups})"
+    return _ungrouped(writer, Text(text), kernel)
+
+
+def _transposed(
+    writer: Writer, slidings: Sequence[Sliding], call: str, groups: int
+) -> tuple[Text, list[tuple[int, int]]]:
+    """A transposed convolution, and what to add before and after each dim, or cut off, to get the dims' sizes."""
+    ends = [(*reach(s.window, writer.extents), s) for s in slidings]
+    padding = tuple(-first for first, _, _ in ends)
+    more = tuple(s.window.size - 1 - last - first for first, last, s in ends)
+    crop = [(0, 0)] * len(slidings)
+    if min(padding) < 0 or not all(0 <= m < max(s.stride, s.dilation) for m, s in zip(more, slidings, strict=True)):
+        crop = [(first, s.window.size - 1 - last) for first, last, s in ends]
+        padding = more = (0,) * len(slidings)
+    stride, dilation = tuple(s.stride for s in slidings), tuple(s.dilation for s in slidings)
+    options = f"stride={stride}, padding={padding}, output_padding={more}, groups={groups}, dilation={dilation}"
+    return Text(f"{call}, {options})"), crop
+
+
+def _padding(
+    writer: Writer, slidings: Sequence[Sliding], most: Sequence[int] | None
+) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+    """
+    The padding to ask a function for, at most `most`, and, where that does not give so many windows, what to add before
+    and after each dim instead.
+    """
+    padding: list[int] = []
+    for k, s in enumerate(slidings):
+        first, _ = reach(s.window, writer.extents)
+        kernel = s.dilation * (_size(writer, s.inner) - 1)
+        count = (s.window.size - 2 * first - kernel - 1) // s.stride + 1
+        if first > 0 or count != _size(writer, s.outer) or (most is not None and -first > most[k]):
+            ends = [(a, b, t.window.size) for t in slidings for a, b in (reach(t.window, writer.extents),)]
+            return (0,) * len(slidings), [(-a, b - size + 1) for a, b, size in ends]
+        padding.append(-first)
+    return tuple(padding), [(0, 0)] * len(slidings)
+
+
+def _group(name: str) -> tuple[str, ...]:
+    """The variables of a dim that has at most one."""
+    return (name,) if name else ()
+
+
+def _size(writer: Writer, name: str) -> int:
+    return writer.extents[name] if name else 1
+
+
+def _grouped(writer: Writer, value: Value, groups: Sequence[tuple[str, ...]]) -> Text:
+    """The tensor with one dim for each group of variables."""
+    text = writer.ordered(value, tuple(n for group in groups for n in group))
+    for dim, group in enumerate(groups):
+        if len(group) > 1:
+            text = writer.method(text, f"flatten({dim}, {dim + len(group) - 1})")
+        elif not group:
+            text = writer.method(text, f"unsqueeze({dim})")
+    return text
+
+
+def _ungrouped(writer: Writer, text: Text, groups: Sequence[tuple[str, ...]]) -> Value:
+    """A value with a dim per variable, from a tensor with one for each group of them."""
+    for dim, group in reversed(list(enumerate(groups))):
+        if len(group) > 1:
+            text = writer.method(text, f"unflatten({dim}, {tuple(writer.extents[n] for n in group)})")
+        elif not group:
+            text = writer.method(text, f"squeeze({dim})")
+    return Value(text, tuple(n for group in groups for n in group))
+
+
+# --- poolings
+
+
+def pooled(writer: Writer, expr: Expr) -> Value | None:
+    """A maximum, sum or mean over windows by PyTorch's pooling; None for anything else."""
+    match expr:
+        case Reduce("sum", indices, Binary("/", body, Const(by))) if by.is_integer() and by >= 1:
+            found, divisor = pooling(Reduce("sum", indices, body), writer.extents), int(by)
+        case Reduce():
+            found, divisor = pooling(expr, writer.extents), 1
+        case _:
+            return None
+    if found is None or not _fits(writer, found):
+        return None
+    n = len(found.slidings)
+    text, groups, padding, _ = _pooled_image(writer, found)
+    kernel, stride, dilation = _shape(writer, found.slidings)
+    if found.kind == "max":
+        text = Text(f"{F}.max_pool{n}d({text.text}, {kernel}, {stride}, {padding}, {dilation})")
+    else:
+        by = f", divisor_override={divisor}"
+        text = Text(f"{F}.avg_pool{n}d({text.text}, {kernel}, {stride}, {padding}{by})")
+    return _ungrouped(writer, text, [*groups, *(_group(s.outer) for s in found.slidings)])
+
+
+def _fits(writer: Writer, of: Pooling) -> bool:
+    if of.kind == "sum":
+        # One-dimensional means know no divisor, and no means are dilated.
+        return len(of.slidings) > 1 and all(s.dilation == 1 for s in of.slidings)
+    return writer.kinds[of.image.tensor] == "float"
+
+
+def _shape(writer: Writer, slidings: Sequence[Sliding]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return (
+        tuple(_size(writer, s.inner) for s in slidings),
+        tuple(s.stride for s in slidings),
+        tuple(s.dilation for s in slidings),
+    )
+
+
+def _lead(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Two groups for the dims that a pooling leaves alone."""
+    return [tuple(names[:-1]), tuple(names[-1:])]
+
+
+def _pooled_image(
+    writer: Writer, of: Pooling
+) -> tuple[Text, list[tuple[str, ...]], tuple[int, ...], Sequence[tuple[int, int]]]:
+    """
+    The tensor a pooling function takes, the groups of its first two dims, the padding to ask for, and that already
+    before and after its other dims.
+    """
+    image = writer.floating(whole(writer, of.image))
+    tokens = [token(k) for k in range(len(of.slidings))]
+    groups = _lead([n for n in image.dims if n not in tokens])
+    text = _grouped(writer, image, [*groups, *((t,) for t in tokens)])
+    padding, pads = _padding(writer, of.slidings, [_size(writer, s.inner) // 2 for s in of.slidings])
+    rank = len(of.slidings) + 2
+    low = ', value=float("-inf")' if of.kind == "max" else ""
+    if of.kind == "max":
+        for k, s in enumerate(of.slidings):
+            text = _without_outside(writer, text, s, rank - 2 - k)
+    return padded(writer, text, rank, {2 + k: p for k, p in enumerate(pads)}, low), groups, padding, pads
+
+
+def _without_outside(writer: Writer, text: Text, sliding: Sliding, dims_from_here: int) -> Text:
+    """What of a halo lies outside of the whole tensor, where it is 0, never is a maximum."""
+    window = sliding.window
+    if not leaves(window, writer.extents) or (window.low == 0 and window.size == window.whole):
+        return text
+    starts = [
+        start if factor == 1 else f"{factor} * {start}"
+        for factor, name in window.terms
+        if (start := writer.starts.get(name)) is not None
+    ]
+    first = " + ".join([*starts, str(-window.low)]).replace("+ -", "- ")
+    at = writer.named("position", f"torch.arange({window.size}, device={writer.device}) + {first}")
+    nones = "".join(", None" for _ in range(dims_from_here - 1))
+    condition = f"(({at} >= 0) & ({at} < {window.whole}))" + (f"[:{nones}]" if nones else "")
+    return Text(f'torch.where({condition}, {text.text}, float("-inf"))')
+
+
+def _max_pooling_gradient(writer: Writer, of: MaxPoolingGradient) -> Value:
+    slidings = of.pooling.slidings
+    image, groups, padding, pads = _pooled_image(writer, of.pooling)
+    g = _over(writer, writer.floating(writer.value(of.value)), [*groups, *(_group(s.outer) for s in slidings)])
+    text = writer.named("image", image.text)
+    kernel, stride, dilation = _shape(writer, slidings)
+    options = f"{kernel}, {stride}, {padding}, {dilation}"
+    first = f"{F}.max_pool2d({text}, {options}, return_indices=True)[1]"
+    back = f"torch.ops.aten.max_pool2d_with_indices_backward({g.text}, {text}, {options}, False, {first})"
+    crop: dict[int, tuple[int, int]] = {}
+    for k, (s, window, (before, after)) in enumerate(zip(slidings, of.written, pads, strict=True)):
+        shift = window.low - s.window.low
+        crop[2 + k] = shift - before, window.size - s.window.size - shift - after
+    result = padded(writer, Text(back), 4, crop)
+    return _ungrouped(writer, result, [*groups, *((target(k),) for k in range(len(slidings)))])
+
+
+def _over(writer: Writer, value: Value, groups: Sequence[tuple[str, ...]]) -> Text:
+    """The tensor expanded to one dim for each group of variables."""
+    order = tuple(n for group in groups for n in group)
+    return _grouped(writer, replace(value, text=writer.expanded(value, order), dims=order), groups)
+
+
+def _spread_sum(writer: Writer, slidings: Sequence[Sliding], value: Value) -> Value:
+    """The gradient of a pooled sum: each element added to all places of its window."""
+    outer = [s.outer for s in slidings]
+    groups = _lead([n for n in value.dims if n not in outer])
+    g = _over(writer, value, [*groups, *map(_group, outer)])
+    kernel, stride, _ = _shape(writer, slidings)
+    padding, pads = _padding(writer, slidings, [k // 2 for k in kernel])
+    sizes = [s.window.size + sum(p) for s, p in zip(slidings, pads, strict=True)]
+    lead = [prod(writer.extents[n] for n in group) for group in groups]
+    like = f"torch.empty({(*lead, *sizes)}, dtype={writer.dtype}, device={writer.device})"
+    text = f"torch.ops.aten.avg_pool2d_backward({g.text}, {like}, {kernel}, {stride}, {padding}, False, True, 1)"
+    crop = {2 + k: (-before, -after) for k, (before, after) in enumerate(pads)}
+    return _ungrouped(
+        writer, padded(writer, Text(text), 4, crop), [*groups, *((target(k),) for k in range(len(slidings)))]
+    )

@@ -1,0 +1,126 @@
+"""
+That no ranks of a program wait for each other for ever: every rank of a group makes the same calls in the same order.
+
+Ranks differ in what they do only along mesh axes on which something is pinned. One rank for each place along those
+stands for all that do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from unity_ir.errors import UnityError
+from unity_ir.lowering.rank.program import Compute, Exchange, Fused, Leaf, Program, Register, Reshard
+from unity_ir.lowering.rank.schedule import Bucket, Schedule, crosses, piece_bytes
+from unity_ir.pcg.sharding import pins
+
+Place = tuple[int, ...]
+"""Coordinates along the mesh axes that tell ranks apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective as one rank makes it: who has to make it too, what kind, with how many bytes of its own."""
+
+    group: tuple[Place, ...]
+    axes: tuple[int, ...]
+    kind: str
+    bytes: int
+    of: str
+    """The operator whose result it moves, for messages."""
+    result: Register = -1
+    """What it makes, of several the first: two calls alike in all else would move each other's."""
+
+
+def calls(program: Program, schedule: Schedule) -> dict[Place, list[Call]]:
+    """What each rank calls, in order."""
+    sizes = program.mesh.sizes
+    layouts = [t.layout for t in program.tensors.values()]
+    apart = tuple(sorted({axis for layout in layouts for axis, _ in pins(layout)}))
+    places = list(product(*(range(sizes[axis]) for axis in apart)))
+    names = makers(program)
+    groups: dict[tuple[Place, tuple[int, ...]], tuple[Place, ...]] = {}
+    found: dict[Place, list[Call]] = {place: [] for place in places}
+    for line in schedule.lines:
+        action = line.action
+        moves = action.moves if isinstance(action, Bucket) else (action,)
+        first = moves[0]
+        if not isinstance(first, Reshard | Exchange) or not crosses(first):
+            continue
+        pinned = dict(there(program, first))
+        size = sum(piece_bytes(program, m.operand) for m in moves if isinstance(m, Reshard | Exchange))
+        for place in places:
+            if all(c == pinned.get(axis, c) for axis, c in zip(apart, place, strict=True)):
+                key = place, first.axes
+                if key not in groups:
+                    groups[key] = tuple(p for p in places if _apart_only(p, place, apart, first.axes))
+                call = Call(groups[key], first.axes, first.kind, size, names[first.operand], first.result)
+                found[place].append(call)
+    return found
+
+
+def _apart_only(a: Place, b: Place, apart: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether two places differ along `axes` only."""
+    return all(x == y or axis in axes for x, y, axis in zip(a, b, apart, strict=True))
+
+
+def check_order(name: str, found: dict[Place, list[Call]]) -> None:
+    """
+    Let every rank make its calls, each of which ends when all its group make the same one.
+
+    Raises `UnityError` if some never end, or differ.
+    """
+    at = dict.fromkeys(found, 0)
+    current = {place: mine[0] for place, mine in found.items() if mine}
+    while current:
+        ended: set[Place] = set()
+        for place, call in current.items():
+            if place not in ended and all(current.get(other) == call for other in call.group):
+                ended.update(call.group)
+        if not ended:
+            place, call = next(iter(current.items()))
+            other = next(o for o in call.group if current.get(o) != call)
+            theirs = current.get(other)
+            does = f"does {_words(theirs)}" if theirs else "has done all of its own"
+            raise UnityError(
+                f"spmd.program @{name}: {_words(call)}: ranks at {list(place)} wait for those at {list(other)}, which "
+                f"{does}; all ranks of a group must make the same calls in the same order"
+            )
+        for place in ended:
+            at[place] += 1
+            if at[place] < len(found[place]):
+                current[place] = found[place][at[place]]
+            else:
+                del current[place]
+
+
+def _words(call: Call) -> str:
+    return f"{call.kind} of {call.of} along {list(call.axes)}, {call.bytes:,} bytes"
+
+
+def there(program: Program, move: Reshard | Exchange) -> tuple[tuple[int, int], ...]:
+    """Which ranks make a move, as pins: those of the groups that hold the value, or who forgot nothing of it."""
+    if isinstance(move, Exchange):
+        return pins(program.tensors[move.operand].layout)
+    layout = program.tensors[move.result if move.kind == "retype" else move.operand].layout
+    return tuple(pin for pin in pins(layout) if move.kind == "retype" or pin[0] not in move.axes)
+
+
+def makers(program: Program) -> dict[Register, str]:
+    """What every register is called in traces: the operator that made it, or the leaf's name, whatever moved it."""
+    out: dict[Register, str] = {}
+    for instruction in program.body:
+        match instruction:
+            case Leaf(op, result, name):
+                out[result] = name or op
+            case Fused(members=members):
+                out.update((r, m.operator) for m in members for r in m.results)
+            case Compute(name, _, results):
+                out.update(dict.fromkeys(results, name))
+            case Reshard(operand, result) | Exchange(operand, result):
+                out[result] = out[operand]
+            case _:
+                pass
+    return out

@@ -1,0 +1,294 @@
+"""
+One rank's program: local shapes, explicit collectives, what rests where.
+
+Every rank runs the same instructions on its own pieces (SPMD). `lower` makes them from a placed graph; `dialects.spmd`
+is their text; `lowering.emit.printer` prints them as Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from unity_ir.cost.plan import plan_moves
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.ops import operator as find_operator
+from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.anchors import Anchors
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import Assignment, Layout, Mesh, place
+from unity_ir.tdl.analysis import Analysis, Halos
+from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.syntax import Bound
+
+Register = int
+"""A local tensor: the number of the value in the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """
+    A tensor of the whole program: global shape, element type, the role of each mesh axis, and, as in types, what pieces
+    hold beside their part of each dim.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    halo: Halos = ()
+    halo_sum: Halos = ()
+
+    @property
+    def borders(self) -> Halos:
+        return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
+
+    def local(self, mesh: Mesh) -> tuple[int, ...]:
+        """The shape of a rank's piece."""
+        return tuple(
+            size // prod(s for s, r in zip(mesh.sizes, self.layout, strict=True) if r == dim) + low + high
+            for dim, (size, (low, high)) in enumerate(zip(self.shape, self.borders, strict=True))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An `input` or `weight` of a name, or a `constant` of a value, in the layout it rests in."""
+
+    op: str
+    result: Register
+    name: str = ""
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """An operator on pieces. `assignment` says what each mesh axis does in its task grid."""
+
+    operator: str
+    operands: tuple[Register, ...]
+    results: tuple[Register, ...]
+    attributes: Attributes
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Fused(Compute):
+    """
+    Operators after each other as one, of one line over a piece; `operator` has their names.
+
+    `assignment` says of the line's variables what each mesh axis does with those that pieces must know the place of.
+    """
+
+    members: tuple[Compute, ...] = ()
+    line: Bound | None = field(default=None, compare=False, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """One move of the planner: a collective along some mesh axes, or a local step."""
+
+    operand: Register
+    result: Register
+    kind: str
+    axes: tuple[int, ...]
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """
+    Neighbours along a dim, which `axes` divide, give each other what of their pieces lies in the other's halo (`halo`),
+    or add what they have for each other (`halo_reduce`).
+    """
+
+    operand: Register
+    result: Register
+    kind: str
+    axes: tuple[int, ...]
+    dim: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWeight:
+    """The optimizer's step of a weight by its gradient, both in the weight's resting layout."""
+
+    weight: Register
+    grad: Register
+
+
+Instruction = Leaf | Compute | Reshard | Exchange | UpdateWeight
+
+
+@dataclass(frozen=True)
+class Program:
+    """A rank's program. `tensors` tells of every register; `outputs` are the function's results, the loss first."""
+
+    name: str
+    mesh: Mesh
+    tensors: Mapping[Register, Tensor]
+    body: tuple[Instruction, ...]
+    outputs: tuple[Register, ...]
+    optimizer: Optimizer | None
+
+    def leaves(self, op: str) -> list[Leaf]:
+        return [i for i in self.body if isinstance(i, Leaf) and i.op == op]
+
+    def analysis(self, instruction: Compute) -> Analysis:
+        """The operator's line, bound to the global shapes."""
+        operands = [self.tensors[r] for r in instruction.operands]
+        shapes, dtypes = tuple(t.shape for t in operands), tuple(t.dtype for t in operands)
+        return find_operator(instruction.operator).bind(shapes, instruction.attributes, dtypes)
+
+    def local_line(self, instruction: Compute) -> Bound:
+        """The operator's line over a piece."""
+        if isinstance(instruction, Fused):
+            assert instruction.line is not None
+            return instruction.line
+        analysis = self.analysis(instruction)
+        degrees: dict[str, int] = {}
+        for what, size in zip(instruction.assignment, self.mesh.sizes, strict=True):
+            if isinstance(what, str):
+                degrees[what] = degrees.get(what, 1) * size
+        return piece(analysis.bound, Configuration(degrees))
+
+
+def lower(graph: Graph, machine: Machine) -> Program:
+    """
+    One rank's program of a training step (or of a forward) on a machine.
+
+    Raises `UnityError` where the graph does not fit the machine.
+    """
+    return _Lowering(graph, machine).program()
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, machine: Machine):
+        self.graph = graph
+        self.machine = machine
+        self.placement = place(graph, machine.mesh)
+        self.anchors = Anchors(graph)
+        self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
+        self.tensors: dict[Register, Tensor] = {}
+        self.body: list[Instruction] = []
+
+    def program(self) -> Program:
+        for node in self.graph.nodes():
+            if node.is_leaf:
+                self._leaf(node)
+            elif node.is_compute:
+                self._compute(node)
+            elif node.op != "halo" and self.anchors.materialised(node.result):
+                self._at(node.operands[0], self.placement.layouts[node.result], node.result)
+        updates: list[Instruction] = []
+        for update in self.graph.updates:
+            layout = self.placement.layouts[update.weight]
+            updates.append(UpdateWeight(self._at(update.weight, layout), self._at(update.grad, layout)))
+        outputs = tuple(self._at(v, self.placement.layouts[v]) for v in self.graph.outputs)
+        return Program(
+            self.graph.name,
+            self.placement.mesh,
+            self.tensors,
+            (*self.body, *updates),
+            outputs,
+            self.graph.optimizer,
+        )
+
+    def _register(self, value: Value, layout: Layout) -> Register:
+        register = len(self.tensors)
+        type = value.type
+        self.tensors[register] = Tensor(type.shape, type.dtype, layout, type.halo, type.halo_sum)
+        self.registers.setdefault((value, layout, type.halo, type.halo_sum), register)
+        return register
+
+    def _leaf(self, node: Node) -> None:
+        attributes = dict(node.attributes)
+        result = self._register(node.result, self.placement.layouts[node.result])
+        name, value = attributes.get("name", ""), attributes.get("value", 0.0)
+        assert isinstance(value, float | int)
+        self.body.append(Leaf(node.op, result, str(name), float(value)))
+
+    def _compute(self, node: Node) -> None:
+        operands = tuple(self._at(v, self.placement.needs(node, i)) for i, v in enumerate(node.operands))
+        results = tuple(self._register(v, self.placement.layouts[v]) for v in node.results)
+        attributes = tuple((k, v) for k, v in node.attributes)
+        self.body.append(Compute(node.op, operands, results, attributes, self.placement.assignments[node]))
+
+    def _at(self, value: Value, layout: Layout, name: Value | None = None) -> Register:
+        """
+        The register that holds a value in a layout; resharding is emitted where none does yet.
+
+        Given a `name`, a parallel operator's result, it is that which is held, and found from then on.
+        """
+        type = (name or value).type
+        while value.node.op == "halo":
+            # Before its halo, a value can be brought anywhere.
+            (value,) = value.node.operands
+        anchor = self.anchors.of(value)
+        found = self.registers.get((anchor, layout, type.halo, type.halo_sum))
+        if found is None and type.halo:
+            found = self._at(value, layout)
+            borders = ((0, 0),) * len(type.shape)
+            for dim, border in enumerate(type.halo):
+                if any(border):
+                    borders = (*borders[:dim], border, *borders[dim + 1 :])
+                    found = self._exchange("halo", found, dim, replace(self.tensors[found], halo=borders))
+        elif found is None:
+            at = self.placement.layouts[anchor]
+            found = self.registers[(anchor, at, anchor.type.halo, anchor.type.halo_sum)]
+            borders = anchor.type.halo_sum
+            for dim, border in enumerate(borders):
+                if any(border) and (not type.halo_sum or not any(type.halo_sum[dim])):
+                    borders = (*borders[:dim], (0, 0), *borders[dim + 1 :])
+                    left = borders if any(map(any, borders)) else ()
+                    found = self._exchange("halo_reduce", found, dim, replace(self.tensors[found], halo_sum=left))
+            self.registers.setdefault((anchor, at, type.halo, type.halo_sum), found)
+            for move in plan_moves(anchor, at, layout, self.machine):
+                at = move.after(at, self.machine.mesh)
+                found = self._move(anchor, found, move, at)
+        self.registers[(anchor, layout, type.halo, type.halo_sum)] = found
+        if name is not None:
+            self.registers.setdefault((name, layout, type.halo, type.halo_sum), found)
+        return found
+
+    def _exchange(self, kind: str, operand: Register, dim: int, after: Tensor) -> Register:
+        low, high = (self.tensors[operand] if kind == "halo_reduce" else after).borders[dim]
+        axes = tuple(i for i, role in enumerate(after.layout) if role == dim)
+        register = len(self.tensors)
+        self.tensors[register] = after
+        self.body.append(Exchange(operand, register, kind, axes, dim, low, high))
+        return register
+
+    def _move(self, anchor: Value, operand: Register, move: Move, layout: Layout) -> Register:
+        register = len(self.tensors)
+        self.tensors[register] = Tensor(anchor.type.shape, anchor.type.dtype, layout)
+        self.body.append(Reshard(operand, register, move.kind, move.axes, move.source, move.target))
+        return register
+
+
+def check_step(program: Program, reference: Graph) -> None:
+    """Raises `UnityError` if a program is not a whole training step of the serial forward `reference`."""
+    if program.optimizer is None or not any(isinstance(i, UpdateWeight) for i in program.body):
+        raise UnityError(f"func.func @{program.name}: has no backward yet; run pcg-differentiate before lowering it")
+    where = f"spmd.program @{program.name}"
+    if reference.updates or any(node.is_parallel for node in reference.nodes()):
+        raise UnityError(f"{where}: @{reference.name} is not its serial forward; leave it as lower-pcg-to-spmd made it")
+    for op, nodes in (("input", reference.inputs), ("weight", reference.weights())):
+        found = sorted(
+            (i.name, program.tensors[i.result].shape, program.tensors[i.result].dtype) for i in program.leaves(op)
+        )
+        if found != sorted((n.name, n.types[0].shape, n.types[0].dtype) for n in nodes):
+            raise UnityError(f"{where}: its {op}s are not those of @{reference.name}")
+    updated = [i.weight for i in program.body if isinstance(i, UpdateWeight)]
+    for leaf in program.leaves("weight"):
+        if leaf.result not in updated:
+            raise UnityError(f"{where}: weight {leaf.name!a} has no spmd.update; it must reach the loss")
+    if len(updated) != len(program.leaves("weight")):
+        raise UnityError(f"{where}: it must have one spmd.update of every weight, and none of other values")
+    if not program.outputs or program.tensors[program.outputs[0]].shape:
+        raise UnityError(f"{where}: what it returns first must be a scalar loss")

@@ -1,0 +1,155 @@
+"""Lines taken apart into what single kernels compute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from math import prod
+
+from unity_ir.forms.addresses import Names
+from unity_ir.forms.contraction import contraction, product_factors, with_factors
+from unity_ir.forms.rewrite import canonical, map_children, outermost, reductions
+from unity_ir.lowering.triton.step import Buffer
+from unity_ir.lowering.triton.tiling import is_split
+from unity_ir.lowering.triton.window_writes import writes_windows
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.gather import gather
+from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Cases, Const, Expr, Reduce, Result, Var, accesses
+
+
+class Results:
+    """
+    Results taken apart into what single kernels compute.
+
+    What a kernel cannot do at once is computed before, into a tensor of its own: the factors of a matrix product, a
+    matrix product inside a larger expression, a reduction inside another whose variable it depends on, reductions for
+    which different variables are rows, and those that several programs make. What is wanted twice is computed once,
+    whatever its variables are called.
+    """
+
+    def __init__(self, bound: Bound, buffers: Mapping[str, Buffer], names: Names, starts: Mapping[str, str]):
+        self.extents = bound.extents
+        self.buffers = dict(buffers)
+        self.names = names
+        self.starts = starts
+        self.parts: list[tuple[Result, Buffer]] = []
+        self.finals: list[Buffer] = []
+        self._computed: dict[tuple[Expr, str], tuple[str, tuple[int, ...]]] = {}
+        """Buffers by what they hold, and which of its free variables each dim is."""
+        nodes = (node for result in bound.results for node in reductions(result.expr))
+        self._uses = Counter(canonical(node, self.extents, starts)[0] for node in nodes)
+        """In how many of the results a reduction is."""
+
+    def add(self, result: Result, output: Buffer) -> None:
+        """A result of the line; what others are made of, too, is read if several programs make it."""
+        expr = result.expr
+        if isinstance(expr, Reduce) and self._uses[canonical(expr, self.extents, self.starts)[0]] > 1:
+            result = replace(result, expr=self._without_split(expr))
+        self._add(result, output)
+        self.finals.append(output)
+
+    def _add(self, result: Result, output: Buffer) -> None:
+        if writes_windows(result):
+            result = replace(result, expr=self._without(result.expr, outermost(result.expr)))
+        elif self._is_product(result):
+            result = self._product(result)
+        else:
+            expr = self._without_nested(self._without_products(result.expr))
+            if isinstance(expr, Cases):
+                expr = map_children(expr, self._without_reductions)
+            else:
+                expr = self._with_equal_rows(expr)
+                # The whole expression is split over programs by its own kernel.
+                whole = isinstance(expr, Reduce)
+                expr = map_children(expr, self._without_split) if whole else self._without_split(expr)
+            result = Result(result.name, result.indices, expr)
+        self.parts.append((result, output))
+
+    def _indices(self, expr: Expr) -> tuple[Var, ...]:
+        free = free_variables(expr)
+        return tuple(Var(n) for n in self.extents if n in free)
+
+    def _compute_before(self, expr: Expr, like: Buffer | None = None) -> Access:
+        """Reads a tensor that holds the expression, of the element type of `like` or else in float32."""
+        dtype, torch_dtype = (like.dtype, f"{like.name}.dtype") if like else ("f32", "torch.float32")
+        form, free = canonical(expr, self.extents, self.starts)
+        if (form, dtype) not in self._computed:
+            indices = self._indices(expr)
+            buffer = Buffer(self.names.new("inner"), dtype, torch_dtype)
+            self._add(Result(buffer.name, indices, expr), buffer)
+            self.buffers[buffer.name] = buffer
+            self._computed[form, dtype] = buffer.name, tuple(free.index(i.name) for i in indices)
+        name, order = self._computed[form, dtype]
+        return Access(name, tuple(Var(free[k]) for k in order))
+
+    # -- matrix products
+
+    def _is_product(self, result: Result) -> bool:
+        """Whether the result is a matrix product once its factors are tensors."""
+        factors = product_factors(result.expr)
+        if factors is None or any(self.buffers[a.tensor].dtype in NOT_FLOATING for a in accesses(result.expr)):
+            return False
+        read = {f.tensor for f in factors if isinstance(f, Access)}
+        read |= {a.tensor for a in accesses(with_factors(result, [Const(0.0), Const(0.0)]).expr)}
+        if len({self.buffers[tensor].dtype for tensor in read}) > 1:
+            return False
+        stand_ins = [f if isinstance(f, Access) else Access("", self._indices(f)) for f in factors]
+        return contraction(with_factors(result, stand_ins), self.extents) is not None
+
+    def _product(self, result: Result) -> Result:
+        factors = product_factors(result.expr)
+        assert factors is not None
+        # The kernel multiplies tensors of one element type.
+        given = next((self.buffers[f.tensor] for f in factors if isinstance(f, Access)), None)
+        return with_factors(result, [f if isinstance(f, Access) else self._compute_before(f, given) for f in factors])
+
+    def _without_products(self, expr: Expr) -> Expr:
+        """Matrix products below the root become reads."""
+        if isinstance(expr, Reduce) and self._is_product(Result("", self._indices(expr), expr)):
+            return self._compute_before(expr)
+        return map_children(expr, self._without_products)
+
+    # -- reductions
+
+    def _without_nested(self, expr: Expr) -> Expr:
+        """Reductions that depend on a variable another one binds become reads, with all that ranges over no more."""
+        if isinstance(expr, Reduce):
+            bound = frozenset(expr.names)
+            return Reduce(expr.reducer, expr.indices, self._without_dependent(self._without_nested(expr.body), bound))
+        return map_children(expr, self._without_nested)
+
+    def _without_dependent(self, expr: Expr, bound: frozenset[str]) -> Expr:
+        if not any(free_variables(r) & bound for r in reductions(expr)):
+            return expr
+        needed = frozenset[str]().union(*(free_variables(r) for r in outermost(expr)))
+        if free_variables(expr) == needed:
+            return self._compute_before(expr)
+        return map_children(expr, lambda child: self._without_dependent(child, bound))
+
+    def _without_reductions(self, expr: Expr) -> Expr:
+        if isinstance(expr, Reduce) and reductions(expr):
+            return self._compute_before(expr)
+        return map_children(expr, self._without_reductions)
+
+    def _with_equal_rows(self, expr: Expr) -> Expr:
+        """Reductions for which a kernel would have to compute others again and again become reads."""
+        found = {r: frozenset(n for n in free_variables(r) if self.extents[n] > 1) for r in reductions(expr)}
+        rows = set(found.values())
+        if len(rows) < 2:
+            return expr
+        # Scalars first, which are long reductions; then what has the most rows. The whole expression cannot be before.
+        others = rows - {found[expr]} if isinstance(expr, Reduce) and expr in found else rows
+        first = max(others, key=lambda r: (not r, prod(self.extents[n] for n in r)))
+        return self._with_equal_rows(self._without(expr, {r for r, own in found.items() if own == first}))
+
+    def _without_split(self, expr: Expr) -> Expr:
+        """Long reductions of few rows become reads."""
+        if isinstance(expr, Reduce) and gather(expr) is None and is_split(expr, self.extents):
+            return self._compute_before(expr)
+        return map_children(expr, self._without_split)
+
+    def _without(self, expr: Expr, those: Container[Expr]) -> Expr:
+        if expr in those:
+            return self._compute_before(expr)
+        return map_children(expr, lambda child: self._without(child, those))

@@ -1,0 +1,276 @@
+"""
+Kernels of sums that add every element to the one place which an operand of integers names.
+
+The positions are sorted by those places before, so that what belongs to a place lies together. Without atomics, so that
+results do not depend on timing.
+
+One place may have most of the positions (a table of two rows, a frequent token, padding). So where there are many
+positions, their sorted order is cut into chunks, and the sum of every chunk that belongs to one place as a whole is
+made first, by programs of its own. A place then adds up those, and what it has of the chunks at both its ends: about
+the square root of the number of positions, however they are distributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isqrt, prod
+
+from unity_ir.forms.addresses import address, power_of_two
+from unity_ir.forms.rewrite import reductions
+from unity_ir.lowering.text import SUM
+from unity_ir.lowering.triton.expression import Axis
+from unity_ir.lowering.triton.step import Argument, Buffer, Kernel, Stage, Step, warps
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.gather import Pick, scatter
+from unity_ir.tdl.syntax import Access, Reduce, Result, Segments, Var, WrittenIndex, index_names
+
+COLUMNS = 256
+"""Elements of a place that a program makes, at most: of few places there are more programs so."""
+
+TILE = 1024
+"""Elements a program reads at a time: of several positions where a place has fewer elements. More spills nothing, but
+keeps threads idle where places have few positions, as those of large tables do."""
+
+SHORT = 512
+"""Positions up to which one program adds up all that a place may have."""
+
+FEWEST = 4
+"""Chunks that are worth a launch of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """`out[v, e] = sum[b](where(eq(v, at[b]), body[b, e], 0))`."""
+
+    pick: Pick
+    positions: tuple[str, ...]
+    """The variables that are summed, in the order of the integers' dims."""
+
+
+def scattered(stage: Stage) -> Scatter | None:
+    """
+    The result as elements added to places; None where the integers are not read in order, each once.
+
+    Dims of size 1 are no variables of either.
+    """
+    found = scatter(stage.expr)
+    if found is None or not isinstance(stage.expr, Reduce) or reductions(found.body):
+        return None
+    if any(isinstance(i, Segments) for i in found.at.indices):
+        return None
+    positions = tuple(n for i in found.at.indices for n in index_names(i) if stage.extents[n] > 1)
+    summed = [n for n in stage.expr.names if stage.extents[n] > 1]
+    places = [n for i in stage.result.indices for n in index_names(i)]
+    if sorted(positions) != sorted(summed) or found.variable not in places:
+        return None
+    return Scatter(found, positions)
+
+
+def scatter_steps(stage: Stage, of: Scatter) -> list[Step]:
+    """The launches that compute it, after the lines that sort the positions."""
+    made = Sorted.of(stage)
+    before = made.lines(stage, of.pick.variable, of.pick.at)
+    count = prod(stage.extents[n] for n in of.positions)
+    chunks = None if of.pick.variable in free_variables(of.pick.body) else _Chunks.of(stage, of, count)
+    first = [] if chunks is None else [_chunks(stage, of, made, chunks)]
+    steps = [*first, _places(stage, of, made, chunks)]
+    # Whatever is launched first, the positions are sorted before.
+    return [replace(steps[0], before=before), *steps[1:]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """Tensors of the launcher: the positions in order of their places, and where in that order each place begins."""
+
+    order: str
+    begins: str
+
+    @staticmethod
+    def of(stage: Stage) -> Sorted:
+        """New ones."""
+        return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
+
+    def lines(self, stage: Stage, place: str, at: Access) -> tuple[str, ...]:
+        """The lines that make them of the integers `at`, which name a `place`."""
+        ids = stage.buffers[at.tensor].name
+        start, count = stage.starts.get(place), stage.extents[place]
+        limits = f"{count + 1}" if start is None else f"{start}, {start} + {count + 1}"
+        return (
+            f"{self.order} = torch.argsort({ids}.flatten(), stable=True)",
+            f"{self.begins} = torch.arange({limits}, dtype={ids}.dtype, device={ids}.device)",
+            f"{self.begins} = torch.searchsorted({ids}.flatten()[{self.order}], {self.begins})",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """The sums of the chunks that belong to one place each; of other chunks there is no sum."""
+
+    buffer: Buffer
+    size: int
+    """Positions of a chunk. A power of two near the square root of all, which makes the longest loop shortest."""
+    count: int
+    """Whole chunks; the positions after the last are left to their places."""
+
+    @staticmethod
+    def of(stage: Stage, of: Scatter, positions: int) -> _Chunks | None:
+        """Of so many positions; None where they are few enough for one program."""
+        size = max(power_of_two(isqrt(positions)), _tile(stage, of.pick.variable)[0])
+        if positions <= SHORT or positions < FEWEST * size:
+            return None
+        buffer = Buffer(stage.names.new(f"{stage.output.name}_chunks"), "f32", "torch.float32")
+        return _Chunks(buffer, size, positions // size)
+
+
+def _columns(stage: Stage, row: str) -> tuple[str, ...]:
+    """The variables of a result beside that of its rows."""
+    return tuple(n for i in stage.result.indices for n in index_names(i) if n != row)
+
+
+def _tile(stage: Stage, row: str) -> tuple[int, int]:
+    """Positions and elements of each that a program reads at a time."""
+    width = min(power_of_two(prod(stage.extents[n] for n in _columns(stage, row))), COLUMNS)
+    return TILE // width, width
+
+
+class _Body:
+    """A kernel whose programs add up positions: the tile, and the statements that both kernels share."""
+
+    def __init__(self, stage: Stage, of: Scatter, variable: str, tensors: Mapping[str, Argument]):
+        self.of = of
+        self.variable = variable
+        self.columns = _columns(stage, variable)
+        self.size = prod(stage.extents[n] for n in self.columns)
+        self.height, self.width = _tile(stage, variable)
+        self.kernel = Kernel(replace(stage, result=replace(stage.result, expr=of.pick.body)))
+        self.pointers = {wish: self.kernel.names.new(f"{wish}_ptr") for wish in tensors}
+        given = {self.pointers[wish]: argument for wish, argument in tensors.items()}
+        self.kernel.arguments = {**given, **self.kernel.arguments}
+
+    def new(self, wish: str) -> str:
+        return self.kernel.names.new(wish)
+
+    def begin(self, wish: str) -> str:
+        """The statements that say which row of the result, and which columns, a program makes; returns that row."""
+        writer, row = self.kernel.writer, self.new(wish)
+        writer.emit(f"{row} = {self.kernel.program(0)}")
+        writer.axes = [Axis(row, (self.variable,))]
+        self.rows = self.kernel.constant("ROWS", self.height)
+        self.tile, along = f"({self.rows},)", ""
+        self.mask, self.column = None, ""
+        if self.size > 1:
+            columns = self.kernel.constant("COLUMNS", self.width)
+            self.tile, along = f"({self.rows}, {columns})", "[:, None]"
+            self.column = self.new("column")
+            writer.emit(f"{self.column} = ({self.kernel.program(1)} * {columns} + tl.arange(0, {columns}))[None, :]")
+            if self.size % self.width:
+                self.mask = self.new("column_mask")
+                writer.emit(f"{self.mask} = {self.column} < {self.size}")
+            writer.axes.append(Axis(self.column, self.columns, self.mask))
+        self.each = self.new("each")
+        writer.emit(f"{self.each} = tl.arange(0, {self.rows}){along}")
+        return row
+
+    def total(self) -> str:
+        """The tile in which sums begin."""
+        total = self.new("total")
+        self.kernel.writer.emit(f"{total} = tl.zeros({self.tile}, tl.float32)")
+        return total
+
+    def add(self, total: str, number: str, mask: str | None) -> None:
+        """Adds what belongs to the sorted positions of these numbers."""
+        writer, position = self.kernel.writer, self.new("position")
+        only = f", mask={mask}, other=0" if mask else ""
+        writer.emit(f"{position} = tl.load({self.pointers['order']} + {number}{only})")
+        writer.axes.append(Axis(position, self.of.positions, mask))
+        value = writer.number(self.of.pick.body)
+        # Loads are masked, but not what is made of them.
+        text = f"tl.where({mask}, {value.text}, 0.0)" if mask else value.at(SUM)
+        writer.emit(f"{total} += {text}")
+
+    def end(self, total: str, indices: tuple[WrittenIndex, ...], name: str, rows: int) -> Step:
+        """Stores the sum of a tile; returns the finished step of so many rows."""
+        where = address(indices, self.kernel.writer.extents)
+        summed = f"tl.sum({total}, 0, keep_dims=True)" if self.size > 1 else f"tl.sum({total}, 0)"
+        self.kernel.writer.store(Kernel.OUT, where, summed)
+        return self.kernel.step(name, (rows, -(-self.size // self.width)), warps(self.height * self.width))
+
+
+def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> Step:
+    """The launch that adds up every chunk that belongs to one place."""
+    chunk = "chunk"
+    while chunk in stage.extents:
+        chunk += "_"
+    indices = (Var(chunk), *map(Var, _columns(stage, of.pick.variable)))
+    stage = replace(
+        stage,
+        result=Result(chunks.buffer.name, indices, stage.expr),
+        output=chunks.buffer,
+        extents={**stage.extents, chunk: chunks.count},
+        kernel=f"{stage.kernel.removesuffix('_kernel')}_chunks_kernel",
+    )
+    tensors = {"ids": stage.buffers[of.pick.at.tensor].argument, "order": Argument(made.order, "*i64")}
+    body = _Body(stage, of, chunk, tensors)
+    writer = body.kernel.writer
+    row = body.begin("chunk")
+    begin, first, last, end = (body.new(n) for n in ("begin", "first", "last", "end"))
+    size = body.kernel.constant("CHUNK", chunks.size)
+    writer.emit(f"{begin} = {row} * {size}")
+    for place, at in ((first, begin), (last, f"{begin} + {size} - 1")):
+        writer.emit(f"{place} = tl.load({body.pointers['ids']} + tl.load({body.pointers['order']} + {at}))")
+    writer.emit(f"{end} = tl.where({first} == {last}, {begin} + {size}, {begin})")
+    total, start, number = body.total(), body.new("start"), body.new("number")
+    # A chunk is a multiple of a tile.
+    with writer.block(f"for {start} in range({begin}, {end}, {body.rows}):"):
+        writer.emit(f"{number} = {start} + {body.each}")
+        body.add(total, number, None)
+    return body.end(total, indices, stage.kernel, chunks.count)
+
+
+def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None) -> Step:
+    """The launch that adds up what belongs to every place, of whole chunks their sums."""
+    tensors = {"order": Argument(made.order, "*i64"), "begins": Argument(made.begins, "*i64")}
+    if chunks is not None:
+        tensors["chunks"] = chunks.buffer.argument
+    body = _Body(stage, of, of.pick.variable, tensors)
+    writer = body.kernel.writer
+    row = body.begin("row")
+    # What the loop needs of this, too, is computed before it.
+    writer.pointer(Kernel.OUT, address(stage.result.indices, stage.extents))
+    begin, end = body.new("begin"), body.new("end")
+    writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {row})")
+    writer.emit(f"{end} = tl.load({body.pointers['begins']} + {row} + 1)")
+    total, stop, before, skipped = body.total(), end, "", ""
+    if chunks is not None:
+        first, last, before, after = (body.new(n) for n in ("first", "last", "before", "after"))
+        size = body.kernel.constant("CHUNK", chunks.size)
+        writer.emit(f"{first} = ({begin} + {size} - 1) // {size}")
+        writer.emit(f"{last} = tl.maximum({end} // {size}, {first})")
+        _add_chunks(body, total, first, last)
+        # Left are the positions before the first whole chunk and after the last: as one range that skips those.
+        skipped, stop = body.new("skipped"), body.new("stop")
+        writer.emit(f"{before} = tl.minimum({first} * {size}, {end})")
+        writer.emit(f"{after} = tl.maximum({last} * {size}, {before})")
+        writer.emit(f"{skipped} = tl.minimum({after}, {end}) - {before}")
+        writer.emit(f"{stop} = {end} - {skipped}")
+    start, number, mask = (body.new(n) for n in ("start", "number", "number_mask"))
+    with writer.block(f"for {start} in range({begin}, {stop}, {body.rows}):"):
+        writer.emit(f"{number} = {start} + {body.each}")
+        writer.emit(f"{mask} = {number} < {stop}")
+        if skipped:
+            writer.emit(f"{number} += tl.where({number} < {before}, 0, {skipped})")
+        body.add(total, number, mask)
+    return body.end(total, stage.result.indices, stage.kernel, stage.extents[of.pick.variable])
+
+
+def _add_chunks(body: _Body, total: str, first: str, last: str) -> None:
+    """Adds the sums of chunks, from one up to another."""
+    writer = body.kernel.writer
+    start, number, mask = (body.new(n) for n in ("start", "chunk", "chunk_mask"))
+    with writer.block(f"for {start} in range({first}, {last}, {body.rows}):"):
+        writer.emit(f"{number} = {start} + {body.each}")
+        writer.emit(f"{mask} = {number} < {last}")
+        masks = " & ".join(filter(None, [mask, body.mask]))
+        at = f"{number} * {body.size} + {body.column}" if body.size > 1 else number
+        writer.emit(f"{total} += tl.load({body.pointers['chunks']} + {at}, mask={masks}, other=0.0)")

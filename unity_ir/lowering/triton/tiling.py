@@ -1,0 +1,173 @@
+"""
+How rows are divided: into tiles of registers, passes over their columns, and programs.
+
+Rows are the result's variables that reductions depend on, columns the variables reduced, or those of the result that no
+reduction depends on. Whether a kernel spills does not follow from the tile alone: after a change, `make aot`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.forms.addresses import address, power_of_two
+from unity_ir.forms.rewrite import reductions
+from unity_ir.lowering.triton.step import Stage, warps
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import Call, Expr, Reduce, Segments, accesses, children, index_names
+
+TILE = 4096
+"""Elements of a tile: the interpreter's time is per tile, whatever its size, and 16 warps hold a few of them."""
+LONGEST_ROW = 16384
+"""Rows up to this long are one tile, loaded once; longer ones are read in loops."""
+LOOPED = 2048
+"""
+Columns of a tile in such a loop: what is kept from tile to tile takes registers beside it, and where columns are of
+several dims so do their indices, so that it is half as many.
+"""
+ROWS_IN_A_SEGMENT = 64
+"""Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
+SHORT = 8
+"""Tiles up to which a row is left to one program, however few there are."""
+AT_WORK = 2**19
+"""Elements that programs have to be reading at any time to keep a large GPU's memory busy: its rate times its delay."""
+MOST_PARTS = 1024
+"""Programs that a row is split over, whose partial results are one tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """The tile of a program."""
+
+    rows: int
+    """Rows of a tile."""
+    columns: Mapping[tuple[int, ...], int]
+    """Columns of a tile, for each list of extents that is flattened into columns."""
+
+    @property
+    def elements(self) -> int:
+        return self.rows * max(self.columns.values(), default=1)
+
+
+def variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The results' variables that reductions depend on, and the others."""
+    names = max(map(names_of, stages), key=len)
+    needed = _needed(stages)
+    return tuple(n for n in names if n in needed), tuple(n for n in names if n not in needed)
+
+
+def names_of(stage: Stage) -> tuple[str, ...]:
+    """The variables of a result that are longer than 1."""
+    return tuple(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
+
+
+def _needed(stages: Sequence[Stage]) -> frozenset[str]:
+    """The variables that reductions depend on."""
+    free = frozenset[str]().union(*(free_variables(r) for each in stages for r in reductions(each.expr)))
+    return frozenset(n for n in free if stages[0].extents[n] > 1)
+
+
+def tiling_of(
+    exprs: Sequence[Expr], extents: Mapping[str, int], rows: tuple[str, ...], columns: tuple[str, ...]
+) -> Tiling:
+    """Tiles of about `TILE` elements that are read in whole segments of memory."""
+    groups = {sizes_of(r, extents) for each in exprs for r in reductions(each)}
+    if columns:
+        groups.add(tuple(extents[n] for n in columns))
+    count = power_of_two(prod(extents[n] for n in rows))
+    tile = TILE // 2 if any(map(_turns, exprs)) else TILE
+    if _rows_are_neighbours(exprs, extents, rows):
+        widths = {g: min(power_of_two(prod(g)), tile // min(count, ROWS_IN_A_SEGMENT)) for g in groups}
+        return Tiling(min(count, tile // max(widths.values())), widths)
+    widths = {g: power_of_two(prod(g)) for g in groups}
+    looped = max(widths.values()) > LONGEST_ROW
+    widths = {g: w if w <= LONGEST_ROW else _looped(g) for g, w in widths.items()}
+    height = 1 if looped else max(1, min(count, tile // max(widths.values())))
+    return Tiling(height, widths)
+
+
+def _looped(sizes: tuple[int, ...]) -> int:
+    """Columns of a tile of a row that is read in a loop."""
+    return LOOPED if sum(size > 1 for size in sizes) <= 1 else LOOPED // 2
+
+
+def _turns(expr: Expr) -> bool:
+    """Whether it has a sine or cosine, which take registers of their own for large angles."""
+    return (isinstance(expr, Call) and expr.function in ("sin", "cos")) or any(map(_turns, children(expr)))
+
+
+def _rows_are_neighbours(exprs: Sequence[Expr], extents: Mapping[str, int], rows: tuple[str, ...]) -> bool:
+    """Whether stepping through the largest operand in memory order goes from row to row."""
+    best, found = 0, False
+    for access in (a for each in exprs for a in accesses(each)):
+        strides = address(access.indices, extents).strides
+        size = prod(extents[n] for n in strides)
+        if strides and size > best:
+            fastest = min(strides, key=lambda n: strides[n])
+            best, found = size, fastest in rows
+    return found
+
+
+def sizes_of(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(extents[n] for n in node.names)
+
+
+def is_split(node: Reduce, extents: Mapping[str, int]) -> bool:
+    """Whether several programs are to make each row of a reduction, so that it has to be computed by itself."""
+    rows = tuple(n for n in free_variables(node) if extents[n] > 1)
+    return _parts([node], extents, rows) > 1
+
+
+def have_rows_in_common(one: Stage, other: Stage) -> bool:
+    """Whether one kernel can compute both: over the same rows, and the same columns or none."""
+    if any(isinstance(i, Segments) for each in (one, other) for i in each.result.indices):
+        return False
+    needed = [_needed((each,)) for each in (one, other) if reductions(each.expr)]
+    if not needed or any(each != needed[0] for each in needed):
+        return False
+    if len({parts_of((one,)), parts_of((other,)), parts_of((one, other))}) > 1:
+        return False
+    names = [names_of(each) for each in (one, other)]
+    rows = [[n for n in each if n in needed[0]] for each in names]
+    columns = [[n for n in each if n not in needed[0]] for each in names]
+    alike = not columns[0] or not columns[1] or columns[0] == columns[1]
+    return rows[0] == rows[1] and len(rows[0]) == len(needed[0]) and alike
+
+
+def parts_of(stages: Sequence[Stage]) -> int:
+    """Over how many programs to split the reductions that the whole expressions are; 1 for any other expressions."""
+    extents = stages[0].extents
+    nodes = [each.expr for each in stages if isinstance(each.expr, Reduce) and reductions(each.expr) == [each.expr]]
+    rows, columns = variables(stages)
+    if len(nodes) < len(stages) or columns or len({sizes_of(n, extents) for n in nodes}) > 1:
+        return 1
+    return _parts(nodes, extents, rows)
+
+
+def _parts(nodes: Sequence[Reduce], extents: Mapping[str, int], rows: tuple[str, ...]) -> int:
+    """Over how many programs to split reductions of the same sizes: where rows are long, and tiles too few."""
+    sizes = sizes_of(nodes[0], extents)
+    width = tiling_of(nodes, extents, rows, ()).columns[sizes]
+    tiles, at_work = -(-prod(sizes) // width), prod(extents[n] for n in rows) * width
+    return 1 if tiles <= SHORT else min(MOST_PARTS, tiles, -(-AT_WORK // at_work))
+
+
+def passes(nodes: Sequence[Reduce]) -> list[list[Reduce]]:
+    """The reductions, inner ones first, those together that one pass over the same columns can compute."""
+    left, done, found = list(nodes), set[Reduce](), list[list[Reduce]]()
+    while left:
+        together = [n for n in left if n.names == left[0].names and done.issuperset(reductions(n.body))]
+        left = [n for n in left if n not in together]
+        done.update(together)
+        found.append(together)
+    return found
+
+
+def warps_of(tiling: Tiling, results: int, loops: int) -> int:
+    """
+    For 8 elements a thread, since with 16 the assembler spills a few bytes here and there; for 32 where several results
+    are of the same columns, read at once, with which it spilled at 8 and at 16.
+    """
+    alike = results > 1 and len(tiling.columns) == 1 and not loops
+    return warps(tiling.elements // 2 if alike else tiling.elements * 2)

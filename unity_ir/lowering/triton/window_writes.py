@@ -1,0 +1,160 @@
+"""
+Kernels of results whose dims are windows: every element gathers what is written to it.
+
+Element p of `out[2*y + i - 1] = g[y] * w[i]` is a sum over the taps i, of those y for which 2*y + i - 1 is p. Without
+atomics, so that results do not depend on timing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.forms.addresses import flat_address, power_of_two
+from unity_ir.forms.rewrite import outermost, reductions
+from unity_ir.lowering.triton.expression import Axis
+from unity_ir.lowering.triton.step import Kernel, Stage, Step, warps
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import Bound, Result, Segments, Window, index_names
+
+BLOCK = 2048
+"""Elements per program."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A dim that is written through a window: `stride * variable + sum(factor * tap) + offset`."""
+
+    variable: str | None
+    """What is solved for; None where the dim has no steps."""
+    stride: int
+    taps: tuple[tuple[int, str], ...]
+    offset: int
+    size: int
+
+
+def writes_windows(result: Result) -> bool:
+    """Whether some dim of a result is a window."""
+    return any(isinstance(i, Window) for i in result.indices)
+
+
+def is_covered(bound: Bound) -> bool:
+    """Whether every result that has windows can be gathered, from what its reductions are before; integers cannot."""
+    return all(not writes_windows(r) or (r.floating and _writes(r, bound.extents) is not None) for r in bound.results)
+
+
+def _writes(result: Result, extents: Mapping[str, int]) -> dict[int, _Write] | None:
+    """The windows by dim; None where a variable is in two dims, or there is a reduction for every tap."""
+    reduced = frozenset[str]().union(*(free_variables(r) for r in outermost(result.expr)))
+    counts = Counter(n for i in result.indices for n in index_names(i) if extents[n] > 1)
+    if any(isinstance(i, Segments) for i in result.indices) or any(c > 1 for c in counts.values()):
+        return None
+    found: dict[int, _Write] = {}
+    for dim, index in enumerate(result.indices):
+        if isinstance(index, Window):
+            terms = [t for t in index.terms if extents[t[1]] > 1]
+            # Taps are looped over, so they are to be few.
+            stride, variable = max(terms, key=lambda t: (t[1] in reduced, extents[t[1]]), default=(1, None))
+            taps = tuple(t for t in terms if t[1] != variable)
+            found[dim] = _Write(variable, stride, taps, index.offset + index.low, index.size)
+    taps = {name for write in found.values() for _, name in write.taps}
+    return None if reduced & taps else found
+
+
+def window_write_step(stage: Stage) -> Step:
+    """The launch that computes a result with windows, from an expression without reductions."""
+    assert not reductions(stage.expr)
+    writes = _writes(stage.result, stage.extents)
+    assert writes is not None
+    places: dict[int, str] = {}
+    extents = dict(stage.extents)
+    for dim, write in writes.items():
+        name = f"place {dim}"
+        places[dim] = name
+        extents[name] = write.size
+    names = tuple(
+        n for d, i in enumerate(stage.result.indices) for n in ((places[d],) if d in places else index_names(i))
+    )
+    size = prod(extents[n] for n in names)
+    taps = tuple(name for write in writes.values() for _, name in write.taps)
+    count = prod(extents[n] for n in taps)
+    block = min(power_of_two(size), BLOCK)
+    kernel = Kernel(stage, extents)
+    writer = kernel.writer
+    width = kernel.constant("BLOCK", block)
+    index = kernel.names.new("index")
+    mask = None
+    if size > 1:
+        writer.emit(f"{index} = {kernel.program(0)} * {width} + tl.arange(0, {width})")
+        if size % block:
+            mask = kernel.names.new("mask")
+            writer.emit(f"{mask} = {index} < {size}")
+        writer.axes = [Axis(index, names, mask)]
+    flat = list(writer.axes)
+    positions = {dim: writer.position(name) or "0" for dim, name in places.items()}
+    writer.share([stage.expr])
+    total = kernel.names.new("total")
+    writer.emit(f"{total} = tl.zeros({f'({width},)' if size > 1 else '()'}, tl.float32)")
+
+    def gathered() -> None:
+        """Adds what one tap writes."""
+        reached: list[str] = []
+        solved: list[Axis] = []
+        for dim, write in writes.items():
+            solved += _solved(kernel, write, positions[dim], reached)
+        here = " & ".join(reached)
+        if here:
+            written = kernel.names.new("written")
+            writer.emit(f"{written} = {here}")
+            here = written
+        # All that is read at a tap is masked by whether the tap writes here.
+        for axis in solved:
+            writer.axes.append(Axis(axis.index, axis.variables, here or None))
+        value = writer.number(stage.expr).text
+        writer.emit(f"{total} += " + (f"tl.where({here}, {value}, 0.0)" if here else value))
+
+    if count > 1:
+        tap = kernel.names.new("tap")
+        with writer.block(f"for {tap} in range({count}):"):
+            writer.axes.append(Axis(tap, taps))
+            gathered()
+    else:
+        gathered()
+    writer.axes = flat
+    writer.store(Kernel.OUT, flat_address(names, extents), total)
+    return kernel.step(stage.kernel, (-(-size // block),), warps(block))
+
+
+def _solved(kernel: Kernel, write: _Write, position: str, reached: list[str]) -> list[Axis]:
+    """The axis of a window's variable, where the window is at `position`; conditions are added to `reached`."""
+    writer = kernel.writer
+    size = 1 if write.variable is None else writer.extents[write.variable]
+    if position == "0" and not write.taps:
+        # A dim of one element: whether something is written to it is known.
+        step, over = divmod(-write.offset, write.stride)
+        reached += [] if not over and 0 <= step < size else ["(tl.program_id(0) < 0)"]
+        return [Axis(str(step), (write.variable,))] if write.variable is not None else []
+    terms = [(factor, writer.position(name)) for factor, name in write.taps]
+    text = position
+    for factor, tap in terms:
+        text += f" - {tap}" if factor == 1 else f" - {factor} * ({tap})"
+    if write.offset:
+        text += f" - {write.offset}" if write.offset > 0 else f" + {-write.offset}"
+    if text != position:
+        far = kernel.names.new("far")
+        writer.emit(f"{far} = {text}")
+    else:
+        far = position
+    if write.variable is None:
+        reached.append(f"({far} == 0)")
+        return []
+    step = far
+    if write.stride > 1:
+        step = kernel.names.new(write.variable)
+        writer.emit(f"{step} = {far} // {write.stride}")
+        reached.append(f"({far} % {write.stride} == 0)")
+    reached.append(f"({far} >= 0)")
+    reached.append(f"({far} < {(size - 1) * write.stride + 1})")
+    return [Axis(step, (write.variable,))]

@@ -1,0 +1,76 @@
+"""Fingerprints of values: 64 bits over all elements, and random values of variables to take them at."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.types import TensorType
+from unity_ir.rules.research.generate.field import Batch, Line, P, mixed
+from unity_ir.rules.research.generate.terms import Step, Term
+
+Fingerprints = npt.NDArray[np.uint64]
+
+
+@cache
+def _salt(elements: int) -> Fingerprints:
+    return mixed(np.arange(1, elements + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+
+
+def fingerprints(values: Batch) -> Fingerprints:
+    """One for each value of a batch: the sum over its elements of a hash of the element and its position."""
+    flat = values.reshape(len(values), -1).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        words = flat + np.uint64(0x9E3779B97F4A7C15)
+        words *= _salt(flat.shape[1])
+        words ^= words >> np.uint64(29)
+        words *= np.uint64(0xBF58476D1CE4E5B9)
+        words ^= words >> np.uint64(32)
+        return words.sum(axis=1, dtype=np.uint64)
+
+
+def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
+    """The value of a variable at a set of sizes, the same at every call; integers are 0 or 1."""
+    random = np.random.default_rng([seed, at, crc32(name.encode()), prod(type.shape)])
+    high = 2 if type.is_integer or type.dtype == "bool" else P
+    return random.integers(0, high, size=(1, *type.shape), dtype=np.int64)
+
+
+@cache
+def line(step: Step, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], at: int) -> Line:
+    """A compute step, to be evaluated at one set of sizes. Raises `UnityError` where shapes do not fit."""
+    operator = find_operator(step.op)
+    return Line(operator.bind(shapes, operator.attributes(dict(step.attributes[at])), dtypes).bound)
+
+
+class Values:
+    """Values of terms at one set of sizes, each computed once."""
+
+    def __init__(self, seed: int, at: int):
+        self.seed, self.at = seed, at
+        self._known: dict[Term, Batch] = {}
+
+    def __call__(self, term: Term) -> Batch:
+        found = self._known.get(term)
+        if found is None:
+            found = self._known[term] = self._compute(term)
+        return found
+
+    def _compute(self, term: Term) -> Batch:
+        if term.step is None:
+            return random_value(term.name, term.type[self.at], self.seed, self.at)
+        operands = [self(o) for o in term.operands]
+        if term.step.is_parallel:
+            return operands[0]
+        types = [o.type[self.at] for o in term.operands]
+        apply = line(term.step, tuple(t.shape for t in types), tuple(t.dtype for t in types), self.at)
+        return apply(operands)[term.step.result]
+
+    def equal(self, left: Term, right: Term) -> bool:
+        """Whether two terms have the same value."""
+        return left.type[self.at] == right.type[self.at] and np.array_equal(self(left), self(right))

@@ -1,0 +1,163 @@
+"""
+Substitutions of several results: equations for all results of one operator, taken together.
+
+    split(matmul(x, concat(v, w)))  =  matmul(x, v), matmul(x, w)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.pattern import Result, Substitution
+from unity_ir.rules.research.generate.attributes import roles
+from unity_ir.rules.research.generate.fingerprint import Values
+from unity_ir.rules.research.generate.generalise import Pair, most_general
+from unity_ir.rules.research.generate.minimise import follows
+from unity_ir.rules.research.generate.rewrite import Rewriting
+from unity_ir.rules.research.generate.sizes import Application, application
+from unity_ir.rules.research.generate.terms import Step, Term, Terms, Type, leaves, result_types
+
+Joined = tuple[tuple[Term, ...], tuple[Term, ...]]
+"""What stands for the results, and the results."""
+
+
+MOST = 60
+"""Steps tried to make up one rule by others."""
+
+NEAR = 30
+"""Terms looked at for what single rules add to such a step."""
+
+
+class Join:
+    """Collects equations of results of one operator."""
+
+    def __init__(self) -> None:
+        self._found: dict[Application, dict[int, Term]] = {}
+
+    def add(self, pair: Pair) -> None:
+        """An equation, of which the first side may be a result of an operator that has several."""
+        term, other = pair
+        if term.step is not None and not term.step.is_parallel:
+            key = application(term)
+            if len(_types(key)) > 1:
+                self._found.setdefault(key, {}).setdefault(term.step.result, other)
+
+    def joined(self, terms: Terms, values: Values) -> list[Joined]:
+        """The most general ones, renamed; small ones first."""
+        found: dict[Joined, None] = {}
+        for (step, operands), results in self._found.items():
+            if len(results) < len(_types((step, operands))):
+                continue
+            sources = [results[i] for i in range(len(results))]
+            made = [terms.make(Step(step.op, step.attributes, i), operands) for i in range(len(results))]
+            targets = [t for t in made if t is not None]
+            sides = most_general((*sources, *targets), terms, values, _is_joined)
+            found[sides[: len(sources)], sides[len(sources) :]] = None
+        kept: list[Joined] = []
+        for joined in sorted(found, key=_order):
+            if not any(_is_instance(joined, other) for other in kept):
+                kept.append(joined)
+        return kept
+
+
+def has_several(op: str) -> bool:
+    """Whether an operator may have several results."""
+    if op in PARALLEL_OPERATORS:
+        return False
+    results = find_operator(op).line.results
+    return len(results) > 1 or any(r.variadic for r in results)
+
+
+def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) -> bool:
+    """
+    Whether the target is reached by smaller rules of several results, one after the other, and rules of one result.
+
+    Given rules that take `relu` and `matmul` out of `split`, says so of one that takes both out at once.
+    """
+    sources, targets = joined
+    largest = max(t.size for t in (*sources, *targets))
+    seen: dict[tuple[Term, ...], None] = {sources: None}
+    frontier = [sources]
+    while frontier:
+        reached: list[tuple[Term, ...]] = []
+        for terms in frontier:
+            if all(follows(pair, single, NEAR) for pair in zip(terms, targets, strict=True)):
+                return True
+            for rule in rules:
+                for new in _replaced_below(terms, rule, single):
+                    if new not in seen and max(t.size for t in new) <= largest and len(seen) < MOST:
+                        seen[new] = None
+                        reached.append(new)
+        frontier = reached
+    return False
+
+
+def _replaced_below(terms: Sequence[Term], rule: Substitution, single: Rewriting) -> Iterator[tuple[Term, ...]]:
+    """Terms alike down to some place, with a rule of several results applied there to all of them together."""
+    if len(rule.source) != len(terms) or not all(isinstance(t, Result) for t in rule.source):
+        return
+    here = single.replaced(rule, terms)
+    if here is not None:
+        yield tuple(here)
+    steps = {None if t.step is None else _kind(t.step) for t in terms}
+    if len(steps) > 1 or None in steps:
+        return
+    for i in range(len(terms[0].operands)):
+        for new in _replaced_below([t.operands[i] for t in terms], rule, single):
+            made: list[Term] = []
+            for t, operand in zip(terms, new, strict=True):
+                assert t.step is not None
+                term = single.terms.make(t.step, [*t.operands[:i], operand, *t.operands[i + 1 :]])
+                if term is not None and term.type == t.type:
+                    made.append(term)
+            if len(made) == len(terms):
+                yield tuple(made)
+
+
+def _is_joined(sides: tuple[Term, ...]) -> bool:
+    """Whether the second half are the results of one operator."""
+    results = sides[len(sides) // 2 :]
+    return all(t.step is not None and application(t) == application(results[0]) for t in results)
+
+
+def _types(key: Application) -> tuple[Type, ...]:
+    return result_types(key[0].op, key[0].attributes, tuple(t.type for t in key[1]))
+
+
+def _order(joined: Joined) -> tuple[object, ...]:
+    sources, targets = joined
+    size = sum(t.size for t in sources) + targets[0].size
+    names = [t.text for side in joined for t in side]
+    return (size, -len({v for side in joined for t in side for v in leaves(t)}), names)
+
+
+def _is_instance(special: Joined, general: Joined) -> bool:
+    """Whether one is the other with terms in the place of variables, sizes aside."""
+    if [len(s) for s in special] != [len(s) for s in general]:
+        return False
+    values: dict[Term, Term] = {}
+    pairs = zip((t for s in general for t in s), (t for s in special for t in s), strict=True)
+    return _instance(pairs, values)
+
+
+def _instance(pairs: Iterable[tuple[Term, Term]], values: dict[Term, Term]) -> bool:
+    for general, special in pairs:
+        if general.step is None:
+            if values.setdefault(general, special) is not special:
+                return False
+        elif special.step is None or _kind(general.step) != _kind(special.step):
+            return False
+        elif not _instance(zip(general.operands, special.operands, strict=True), values):
+            return False
+    return True
+
+
+def _kind(step: Step) -> tuple[object, ...]:
+    """A step but for its sizes."""
+    given: Mapping[str, object] = dict(step.attributes[0])
+    if not step.is_parallel:
+        line = find_operator(step.op).line
+        given = {n: v for n, v in given.items() if not (r := roles(line, n)).size and not r.pieces}
+    return step.op, step.result, tuple(sorted(given.items(), key=lambda item: item[0]))

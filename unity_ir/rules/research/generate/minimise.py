@@ -1,0 +1,70 @@
+"""Which equations follow from others: a bounded search for a chain of rewrites, from both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.rules.pattern import Substitution
+from unity_ir.rules.research.generate.generalise import Pair
+from unity_ir.rules.research.generate.rewrite import Rewriting
+from unity_ir.rules.research.generate.terms import Term, Terms, leaves
+
+MOST = 200
+"""Terms looked at for one equation."""
+
+SLACK = 2
+"""Operators a term on the way may have more than either end."""
+
+
+def order(pair: Pair) -> tuple[object, ...]:
+    """
+    Small equations first, and of equally small ones those that say most: of many variables, in few pieces, and alike
+    (rather than broadcast).
+    """
+    left, right = pair
+    variables = {*leaves(left), *leaves(right)}
+    pieces = sum(v.type[0].pieces for v in variables) - len(variables)
+    types, elements = len({v.type for v in variables}), sum(v.type[0].elements for v in variables)
+    size = (max(left.size, right.size), left.size + right.size)
+    return (*size, -len(variables), pieces, types, elements, left.text, right.text)
+
+
+def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
+    """Whether one side can be rewritten to the other. False may also mean that the search was given up."""
+    sides = [dict.fromkeys([rules.normal(t)]) for t in pair]
+    if not sides[0].keys().isdisjoint(sides[1].keys()):
+        return True
+    largest = max(t.weight for t in pair) + SLACK
+    frontiers = [list(side) for side in sides]
+    while any(frontiers):
+        # The smaller frontier that is not empty goes on.
+        at = min((0, 1), key=lambda i: (not frontiers[i], len(frontiers[i])))
+        reached: list[Term] = []
+        for term in frontiers[at]:
+            for new in rules.near(term):
+                if new.weight <= largest and new not in sides[at]:
+                    if new in sides[1 - at]:
+                        return True
+                    sides[at][new] = None
+                    reached.append(new)
+            if len(sides[0]) + len(sides[1]) > most:
+                return False
+        frontiers[at] = reached
+    return False
+
+
+def superfluous(rules: Sequence[tuple[Pair, Substitution]], terms: Terms, sets: int, degree: int) -> set[int]:
+    """Rules that all the others imply, which may have come later; those of repeated variables go first."""
+
+    def special(i: int) -> int:
+        return sum(len(list(leaves(t))) - len(set(leaves(t))) for t in rules[i][0])
+
+    dropped: set[int] = set()
+    for i in sorted(range(len(rules)), key=lambda i: (-special(i), -i)):
+        others = Rewriting(terms, sets, degree)
+        for j, (_, rule) in enumerate(rules):
+            if j != i and j not in dropped:
+                others.add(rule)
+        if follows(rules[i][0], others):
+            dropped.add(i)
+    return dropped

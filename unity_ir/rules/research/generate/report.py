@@ -1,0 +1,64 @@
+"""What a run of the generator reports, beside what is published."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.pattern import Substitution
+from unity_ir.rules.research.generate.run import Report
+
+TASO = {"candidates": 28744, "canonical": 17346, "general": 743}
+"""Candidates, those left after renaming, and after common subgraphs too (Jia et al., SOSP'19)."""
+
+UNITY = {"parallel": 651}
+"""What parallel operators add to them, found and verified in 30 minutes (Unger et al., OSDI'22, section 4)."""
+
+
+def rows(report: Report) -> list[tuple[str, str, str, str]]:
+    """Stage, count here, TASO's count, Unity's count, as text."""
+    counts, taso = report.counts, {n: f"{c:,}" for n, c in TASO.items()}
+    serial = sum(not _is_parallel(r) for r in report.rules)
+    found: list[tuple[str, int, str, str]] = [
+        ("terms", counts.terms, "", ""),
+        ("candidates", counts.candidates, taso["candidates"], ""),
+        ("  but for renamings", counts.compared, "", ""),
+        ("  equal at other sizes", counts.other_sizes, "", ""),
+        ("  canonical", counts.canonical, taso["canonical"], ""),
+        ("  without common subgraphs", counts.general, taso["general"], ""),
+        ("minimal", counts.minimal, "", ""),
+        ("  for all sizes", counts.generalised, "", ""),
+        ("  proved", counts.proved, "", ""),
+        ("  proved but at ties", counts.almost_everywhere, "", ""),
+        ("  proved forward only", counts.forward_only, "", ""),
+        ("  undecided", counts.undecided, "", ""),
+        ("  refuted", counts.refuted, "", ""),
+        ("  superfluous", counts.superfluous, "", ""),
+        ("of several results", counts.joined, "", ""),
+        ("rules", len(report.rules), taso["general"], ""),
+        ("  serial", serial, "", ""),
+        ("  with parallel operators", len(report.rules) - serial, "", f"{UNITY['parallel']:,}"),
+        ("  for any number of leading dims", counts.ranks, "", ""),
+    ]
+    return [(name, f"{count:,}", first, second) for name, count, first, second in found]
+
+
+def _is_parallel(rule: Substitution) -> bool:
+    return any(o.op in PARALLEL_OPERATORS for o in rule.operations((*rule.source, *rule.target)))
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """The same as what `json.dump` writes, with seconds."""
+    proofs = sorted(report.proofs)
+    times = {"total": sum(proofs), "median": median(proofs), "slowest": proofs[-1]} if proofs else {}
+    return {
+        "space": asdict(report.space),
+        "rules": len(report.rules),
+        "parallel": sum(map(_is_parallel, report.rules)),
+        "counts": asdict(report.counts),
+        "seconds": report.seconds,
+        "proofs": times,
+        "published": {"taso": TASO, "unity": UNITY},
+    }

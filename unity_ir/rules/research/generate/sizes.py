@@ -1,0 +1,305 @@
+"""
+The sizes of a term as polynomials: index variables that a line uses for two dims are unified, and what is left free
+may be any size.
+
+Every symbol keeps its value at each set of sizes, which says how sums go together: `a + b = c + e` is solved by the
+pairs that have the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from unity_ir.ops import operator as find_operator
+from unity_ir.rules.pattern import Attribute, Parameter
+from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
+from unity_ir.rules.research.generate.attributes import Roles, Size, roles
+from unity_ir.rules.research.generate.terms import Step, Term
+from unity_ir.tdl.bind import Spelled, spell
+from unity_ir.tdl.syntax import Access, Affine, Composite, Entry, Segments, Var, accesses
+
+DEGREE = "d"
+"""The degree of all parallel operators."""
+
+Shape: TypeAlias = tuple[Poly, ...]
+
+Application: TypeAlias = tuple[Step, tuple[Term, ...]]
+"""An operator applied, whichever of its results is taken."""
+
+
+class Special(Exception):
+    """Sizes that hold only as they are."""
+
+
+class Sizes:
+    """The shapes and attributes of terms over the same variables. Raises `Special` where there is no general form."""
+
+    def __init__(self, degree: int):
+        self.values: dict[str, Size] = {}
+        self.degree = degree
+        self.bindings: dict[str, Poly] = {}
+        self.windows: dict[str, tuple[Poly, ...]] = {}
+        """The number of windows along a dim, by what it follows from."""
+        self._shapes: dict[Term, Shape] = {}
+        self._results: dict[Application, list[Shape]] = {}
+        self.attributes: dict[Application, dict[str, Attribute]] = {}
+        self.variables: dict[Term, None] = {}
+
+    # -- symbols
+
+    def fresh(self, values: Size) -> Poly:
+        # In order of creation, so that sums are compared term by term.
+        name = f"s{len(self.values):04}"
+        self.values[name] = values
+        return symbol(name)
+
+    def known(self, poly: Poly) -> Poly:
+        """With all that is known of its symbols."""
+        while not poly.symbols.isdisjoint(self.bindings):
+            poly = poly.substitute(self.bindings)
+        return poly
+
+    def value(self, poly: Poly) -> Size:
+        sets = len(next(iter(self.values.values())))
+        return tuple(poly.at({DEGREE: self.degree, **{s: v[i] for s, v in self.values.items()}}) for i in range(sets))
+
+    def unify(self, a: Poly, b: Poly) -> None:
+        """Makes two sizes the same."""
+        a, b = self.known(a), self.known(b)
+        if a == b:
+            return
+        if self.value(a) != self.value(b):
+            raise Special(f"{a} is {b}")
+        # The later of two symbols is replaced, so that the terms of a sum stay in order.
+        for x, y in ((a, b), (b, a)) if str(a) > str(b) else ((b, a), (a, b)):
+            name = _bare(x)
+            if name is not None and name not in y.symbols:
+                self._bind(name, y)
+                return
+        if DEGREE in (a.symbols | b.symbols):
+            factors = [all(DEGREE in m for m, _ in p.terms) for p in (a, b)]
+            if factors[0] != factors[1]:
+                self.divide(b if factors[0] else a)
+                self.unify(a, b)
+                return
+            if all(factors):
+                self.unify(a.coefficient(DEGREE), b.coefficient(DEGREE))
+                return
+        self._pair(a, b)
+
+    def _bind(self, name: str, to: Poly) -> None:
+        other = _bare(to)
+        if name in self.windows and other in self.windows:
+            self.bindings[name] = to
+            for x, y in zip(self.windows[name], self.windows[other], strict=True):
+                self.unify(x, y)
+        elif name in self.windows and other is not None:
+            self.bindings[other] = symbol(name)
+        elif name in self.windows:
+            raise Special(f"{to} is a number of windows")
+        else:
+            self.bindings[name] = to
+
+    def _pair(self, a: Poly, b: Poly) -> None:
+        """Unifies sums term by term: in order where values agree, else any two terms of the same value."""
+        left, right = (
+            [Poly(((m, 1),)) for m, c in sorted(p.terms, key=lambda t: t[0]) for _ in range(c)] for p in (a - b, b - a)
+        )
+        if len(left) != len(right):
+            raise Special(f"{a} is {b}")
+        pairs: list[tuple[Poly, Poly]] = []
+        for x in left:
+            y = next((y for y in right if self.value(y) == self.value(x)), None)
+            if y is None or not (_bare(x) or _bare(y)):
+                raise Special(f"{a} is {b}")
+            right.remove(y)
+            pairs.append((x, y))
+        for x, y in pairs:
+            self.unify(x, y)
+
+    def divide(self, size: Poly) -> Poly:
+        """Makes a size a multiple of the degree; returns the quotient."""
+        size = self.known(size)
+        for m, _ in size.terms:
+            if DEGREE in m:
+                continue
+            name = next(
+                (s for s in m if s not in self.windows and not any(v % self.degree for v in self.values[s])), None
+            )
+            if name is None:
+                raise Special(f"{size} is a multiple of the degree")
+            rest = self.fresh(tuple(v // self.degree for v in self.values[name]))
+            self.bindings[name] = symbol(DEGREE) * rest
+            return self.divide(size)
+        return size.coefficient(DEGREE)
+
+    # -- terms
+
+    def shape(self, term: Term) -> Shape:
+        """The sizes of a term."""
+        found = self._shapes.get(term)
+        if found is None:
+            found = self._shapes[term] = self._variable(term) if term.step is None else self._result(term.step, term)
+        return tuple(map(self.known, found))
+
+    def results(self, of: Application) -> list[Shape]:
+        """The sizes of all results of an operator."""
+        return [tuple(map(self.known, shape)) for shape in self._results[of]]
+
+    def _variable(self, term: Term) -> Shape:
+        self.variables[term] = None
+        sizes = zip(*(t.shape for t in term.type), strict=True)
+        shape = tuple(self.fresh(s) for s in sizes)
+        for size, degree in zip(shape, term.type[0].degrees, strict=True):
+            if degree > 1:
+                self.divide(size)
+        return shape
+
+    def _result(self, step: Step, term: Term) -> Shape:
+        key = application(term)
+        if key not in self._results:
+            self._results[key] = self._apply(*key)
+        return self._results[key][step.result]
+
+    def _parallel(self, step: Step, operands: tuple[Term, ...]) -> Shape:
+        (operand,) = operands
+        given = dict(step.attributes[0])
+        if given["by"] != self.degree:
+            raise Special(f"{step.op} by {given['by']}")
+        attributes: dict[str, Attribute] = {"by": symbol(DEGREE)}
+        shape = self.shape(operand)
+        if "dim" in given:
+            dim = int(str(given["dim"]))
+            attributes["dim"] = number(dim)
+            if step.op == "partition":
+                self.divide(shape[dim])
+        self.attributes[step, operands] = attributes
+        return shape
+
+    def _apply(self, step: Step, operands: tuple[Term, ...]) -> list[Shape]:
+        if step.is_parallel:
+            return [self._parallel(step, operands)]
+        shapes = [self.shape(o) for o in operands]
+        line = find_operator(step.op).line
+        spelled = [
+            spell(line, [o.type[i].shape for o in operands], dict(given)) for i, given in enumerate(step.attributes)
+        ]
+        attributes = self.attributes[step, operands] = self._attributes(step)
+        return _Line(self, spelled, shapes, attributes).results()
+
+    def _attributes(self, step: Step) -> dict[str, Attribute]:
+        """An operator's attributes: what the line uses as sizes, as symbols; numbers, as the match gives them."""
+        line = find_operator(step.op).line
+        found: dict[str, Attribute] = {}
+        for a in line.attributes:
+            values = [dict(given)[a.name] for given in step.attributes]
+            role = roles(line, a.name)
+            first = values[0]
+            if first == a.default:
+                role = Roles()
+            if a.kind == "float" and a.default is None:
+                found[a.name] = Parameter(a.name)
+            elif isinstance(first, tuple):
+                entries = zip(*(v for v in values if isinstance(v, tuple)), strict=True)
+                sizes = role.size or role.pieces
+                found[a.name] = tuple(self._entry(e) if sizes else number(e[0]) for e in entries)
+            elif isinstance(first, int) and a.kind == "int":
+                entry = tuple(v for v in values if isinstance(v, int))
+                found[a.name] = self._entry(entry) if role.size and not role.axis else number(first)
+            else:
+                found[a.name] = float(first) if a.kind == "float" else first
+        return found
+
+    def _entry(self, values: Size) -> Poly:
+        """A symbol for a number that is a size, or, where it is 0, one less."""
+        return self.fresh(values) if min(values) > 0 else self.fresh(tuple(v + 1 for v in values)) - 1
+
+
+def application(term: Term) -> Application:
+    """What all results of one operator have in common."""
+    assert term.step is not None
+    return Step(term.step.op, term.step.attributes), term.operands
+
+
+def _bare(poly: Poly) -> str | None:
+    """The symbol a polynomial is, other than the degree."""
+    if len(poly.terms) == 1 and poly.terms[0][1] == 1 and len(poly.terms[0][0]) == 1:
+        (name,) = poly.terms[0][0]
+        return None if name == DEGREE else name
+    return None
+
+
+class _Line:
+    """A line at symbolic shapes, spelled out at each set of sizes."""
+
+    def __init__(
+        self, sizes: Sizes, spelled: Sequence[Spelled], shapes: Sequence[Shape], attributes: Mapping[str, Attribute]
+    ):
+        self.sizes, self.spelled, self.attributes = sizes, spelled, attributes
+        self.first = spelled[0]
+        bound = self.first.bound
+        extents = bound.extents
+        self.extents = {
+            n: ONE if size == 1 else sizes.fresh(tuple(s.bound.extents[n] for s in spelled))
+            for n, size in extents.items()
+        }
+        for name, of in self.first.sizes.items():
+            if name in self.extents:
+                sizes.unify(self.extents[name], self._number(of))
+        operands = {p.name: s for p, s in zip(bound.operands, shapes, strict=True)}
+        reads: list[Access] = [a for r in bound.results for a in accesses(r.expr)]
+        places = [(i, s) for a in reads for i, s in zip(a.indices, operands[a.tensor], strict=True)]
+        for index, size in places:
+            if not isinstance(index, Affine):
+                sizes.unify(size, self._extent(index))
+        for index, size in places:
+            if isinstance(index, Affine):
+                self._window(index, size)
+
+    def _number(self, of: Entry | int) -> Poly:
+        if isinstance(of, int):
+            return number(of)
+        value = self.attributes[of.attribute]
+        if isinstance(value, tuple) and of.at is not None:
+            value = value[of.at]
+        if not isinstance(value, Poly):
+            raise Special(f"attribute {of.attribute} is no number")
+        return value
+
+    def _extent(self, index: object) -> Poly:
+        match index:
+            case Var(name):
+                return self.extents[name]
+            case Composite(names):
+                return product(self.extents[n] for n in names)
+            case Segments(names):
+                total = ZERO
+                for n in names:
+                    total = total + self.extents[n]
+                return total
+            case Affine():
+                return self._number(self.first.windows[index])
+            case _:
+                raise Special(f"{index} is no index")
+
+    def _window(self, index: Affine, size: Poly) -> None:
+        """The first variable of a window whose size nothing else gives has as many values as windows fit."""
+        names = [t.variable for t in index.terms if t.variable in self.extents]
+        open_ = [n for n in names if _bare(self.sizes.known(self.extents[n])) is not None and n not in self.first.sizes]
+        if len(names) < 2 or not open_:
+            raise Special("a window of a form that is not generalised")
+        name = _bare(self.sizes.known(self.extents[open_[0]]))
+        assert name is not None
+        rest = [self._number(t.factor) for t in index.terms]
+        others = [self.extents[n] for n in names if n != open_[0]]
+        args = (size, *rest, *others)
+        known = tuple(map(self.sizes.known, args))
+        for other, before in self.sizes.windows.items():
+            if tuple(map(self.sizes.known, before)) == known:
+                self.sizes.bindings[name] = symbol(other)
+                return
+        self.sizes.windows[name] = args
+
+    def results(self) -> list[Shape]:
+        return [tuple(map(self._extent, r.indices)) for r in self.first.bound.results]

@@ -1,0 +1,102 @@
+"""What to enumerate: operators, sizes, and the variables that terms are over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unity_ir.errors import UnityError
+from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.types import tensor_type
+from unity_ir.rules.research.generate.attributes import Size, reads
+from unity_ir.rules.research.generate.terms import Type
+from unity_ir.tdl.syntax import Pack
+
+PARALLEL = ("partition", "combine", "replicate", "reduce", "pick", "zero_pad")
+"""The parallel operators that are generated; fused ones are chains of them."""
+
+BASES = ((2, 3), (3, 5))
+"""Half the sizes of dims, at each set of sizes: unequal, so that no shape is square by accident."""
+
+_SHAPES = {
+    0: ((),),
+    1: (("k",),),
+    2: (("n", "k"), ("k", "k")),
+    3: ((2, "n", "k"),),
+    4: ((2, "n", 5, 4), ("n", "n", 3, 2)),
+}
+"""Shapes of variables by rank; n and k differ between sets of sizes."""
+
+ARITY = 3
+"""Operands of an operator at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The terms to enumerate."""
+
+    operators: tuple[str, ...]
+    parallel: tuple[str, ...] = PARALLEL
+    size: int = 3
+    """Operators of a term."""
+    variables: int = 3
+    """Of each type."""
+    degree: int = 2
+    seed: int = 0
+    elements: int = 100
+    """Of a value at the first set of sizes, at most; two of the largest variables together are always allowed."""
+
+    def __post_init__(self):
+        if not self.operators:
+            raise UnityError("unity-rules: no operators are given; name one, such as relu")
+        for name in self.operators:
+            if not isinstance(find_operator(name).tdl, str):
+                raise UnityError(f"pcg.{name}: its line depends on sizes, which no proof covers; leave it out")
+            if len(find_operator(name).line.parameters) > ARITY:
+                raise UnityError(f"pcg.{name}: terms are generated of operators of {ARITY} operands at most")
+        for name in self.parallel:
+            if name not in PARALLEL:
+                raise UnityError(f"pcg.{name}: no parallel operator to generate; known are {', '.join(PARALLEL)}")
+        if self.size < 1 or not 1 <= self.variables <= 4 or self.degree != 2:
+            raise UnityError("unity-rules: give a size of 1 or more, 1 to 4 variables of each type, and a degree of 2")
+
+    @property
+    def inputs(self) -> tuple[Type, ...]:
+        """The types of variables: matrices, square ones, and of what other ranks and elements operators need."""
+        kinds = dict.fromkeys([(2, "f64"), *(k for name in self.operators for k in _needs(name))])
+        found: list[Type] = []
+        for rank, dtype in kinds:
+            for shape in _SHAPES.get(rank, ()):
+                sizes = (tuple({"n": 2 * n, "k": 2 * k}.get(str(s), s) for s in shape) for n, k in BASES)
+                found.append(tuple(tensor_type(tuple(int(d) for d in s), dtype) for s in sizes))
+        return tuple(found)
+
+    @property
+    def most_elements(self) -> int:
+        """Of a value at the first set of sizes, at most."""
+        return max(self.elements, 2 * max(type[0].elements for type in self.inputs))
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes a dim may be taken apart into: those of dims, and their halves."""
+        halves = tuple(zip(*BASES, strict=True))
+        return (*(tuple(2 * n for n in base) for base in halves), *halves)
+
+    def arity(self, name: str) -> int:
+        """The operands an operator is applied to: two, where it takes any number."""
+        if name in PARALLEL:
+            return 1
+        parameters = find_operator(name).line.parameters
+        return 2 if any(p.variadic for p in parameters) else len(parameters)
+
+
+def _needs(name: str) -> Iterator[tuple[int, str]]:
+    """Ranks and element types of an operator's operands; one that has packs takes matrices."""
+    line = find_operator(name).line
+    kinds = {p.name: p.kind for p in line.parameters}
+    for result in line.results:
+        for access in reads(result.expr):
+            dtype = {"int": "i64", "bool": "bool"}.get(kinds[access.tensor], "f64")
+            packs = any(isinstance(i, Pack) for i in access.indices)
+            if not packs or dtype != "f64":
+                yield 1 if packs else len(access.indices), dtype

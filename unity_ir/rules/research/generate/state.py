@@ -1,0 +1,112 @@
+"""The state of a run in a file, so that a run that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.rules.research.generate.terms import Step, Term, Terms, Type
+from unity_ir.tdl.syntax import AttrValue
+
+VERSION = 2
+
+
+def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
+    """The state of a run of these parameters; empty where there is none. Raises `UnityError` for another run's."""
+    if path is None or not path.exists():
+        return {}
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known, stages = (data["version"], data["of"]), dict[str, Any](data["stages"])
+        if data["sha256"] != _digest(stages):
+            raise ValueError("changed since it was written")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnityError(f"{path}: no state of a run; name another file, or remove it") from error
+    if known != (VERSION, json.loads(json.dumps(of))):
+        raise UnityError(f"{path}: the state of a run with other parameters; name another file, or remove it")
+    return stages
+
+
+def save(path: Path | None, of: dict[str, Any], stages: dict[str, Any]) -> None:
+    """Writes the state whole or not at all."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(
+        json.dumps({"version": VERSION, "of": of, "stages": stages, "sha256": _digest(stages)}), encoding="utf-8"
+    )
+    os.replace(partial, path)
+
+
+def _digest(stages: dict[str, Any]) -> str:
+    """What a file must say of its stages, since numbers in them stand for one another."""
+    return sha256(json.dumps(stages).encode()).hexdigest()
+
+
+def pack_terms(groups: Sequence[Sequence[Term]]) -> dict[str, Any]:
+    """Groups of terms as JSON: types, steps and terms in tables, each before what uses it."""
+    types: dict[Type, int] = {}
+    steps: dict[Step, int] = {}
+    numbers: dict[Term, int] = {}
+    rows: list[list[int]] = []
+
+    def number(term: Term) -> int:
+        if term not in numbers:
+            if term.step is None:
+                row = [-1, term.index, types.setdefault(term.type, len(types))]
+            else:
+                row = [steps.setdefault(term.step, len(steps)), *map(number, term.operands)]
+            numbers[term] = len(rows)
+            rows.append(row)
+        return numbers[term]
+
+    packed = [[number(t) for t in group] for group in groups]
+    return {
+        "types": [[[t.shape, t.dtype, t.degrees, t.sum, t.copy] for t in type] for type in types],
+        "steps": [[s.op, s.attributes, s.result] for s in steps],
+        "terms": rows,
+        "groups": packed,
+    }
+
+
+def unpack_terms(data: dict[str, Any], terms: Terms) -> list[tuple[Term, ...]]:
+    """The groups `pack_terms` was given."""
+    types: list[Type] = [tuple(map(_type, own)) for own in data["types"]]
+    steps = [_step(*row) for row in data["steps"]]
+    made: list[Term] = []
+    row: list[int]
+    for row in data["terms"]:
+        if row[0] < 0:
+            made.append(terms.variable(row[1], types[row[2]]))
+            continue
+        term = terms.make(steps[row[0]], [made[i] for i in row[1:]])
+        if term is None:
+            raise UnityError("unity-rules: the state does not fit the operators; remove it")
+        made.append(term)
+    groups: list[list[int]] = data["groups"]
+    return [tuple(made[i] for i in group) for group in groups]
+
+
+def _type(row: tuple[list[int], str, list[int], int, int]) -> TensorType:
+    shape, dtype, degrees, sum, copy = row
+    return tensor_type(tuple(shape), dtype, tuple(degrees), sum, copy)
+
+
+def _step(op: str, attributes: list[list[tuple[str, Any]]], result: int) -> Step:
+    return Step(op, tuple(tuple((name, _value(v)) for name, v in own) for own in attributes), result)
+
+
+def _value(value: Any) -> AttrValue:
+    """JSON has lists for tuples."""
+    match value:
+        case [*entries]:
+            return tuple(int(str(e)) for e in entries)
+        case _:
+            return value

@@ -1,0 +1,220 @@
+"""
+What experts do by hand, each with its best degrees: the baselines of Unity's and FlexFlow's evaluations.
+
+    megatron     transformers: products by columns, then by rows, on some axes; samples on the others (Megatron-LM)
+    neo          tables by columns or by rows, all else by samples (Neo, for DLRM and XDL)
+    weird_trick  convolutions by samples, dense layers by columns (Krizhevsky, 2014)
+    by_layer     layers of a recurrent network on devices of their own in a node, samples across nodes (Wu et al., 2016)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from unity_ir.budget import OutOfBudget, spend
+from unity_ir.cost.plan import PlanCost, cost
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, Mesh, at
+from unity_ir.search.baselines.batch_dims import batch_dims
+from unity_ir.search.baselines.follow import follow
+from unity_ir.tdl.counts import products
+
+PLANNED = 300_000
+"""Work of an operator of a plan that is made and priced."""
+
+Template = Callable[[Graph, Machine], Iterator[Graph]]
+
+
+def expert(
+    graph: Graph, machine: Machine, optimizer: Optimizer, price: Callable[[Graph], PlanCost] | None = None
+) -> Graph:
+    """
+    The fastest of the plans an expert would consider for a graph of its kind, among those that fit; else the smallest.
+
+    `price` may know what some plans cost, by default `cost.plan`.
+    """
+    plans = list(dict.fromkeys(_plans(graph, machine)))
+    costs = [cost(plan, machine, optimizer) if price is None else price(plan) for plan in plans]
+    over = [max(0, c.memory_bytes - machine.device.memory) for c in costs]
+    best = min(range(len(plans)), key=lambda i: (over[i], costs[i].time))
+    return plans[best]
+
+
+def _plans(graph: Graph, machine: Machine) -> Iterator[Graph]:
+    """The plans of all rules, of which there is always one; where the budget ends, those until then."""
+    for template in _templates(graph):
+        for plan in template(graph, machine):
+            yield plan
+            try:
+                spend(PLANNED * len(graph.nodes()))
+            except OutOfBudget:
+                return
+
+
+def _templates(graph: Graph) -> list[Template]:
+    nodes = graph.nodes()
+    if recurrent(graph):
+        return [by_layer]
+    if any("attention" in n.op or n.op == "softmax" for n in nodes):
+        return [megatron]
+    if any(table(n) is not None for n in nodes):
+        return [neo]
+    if any(n.op.startswith("conv") for n in nodes):
+        return [weird_trick]
+    return [megatron, weird_trick]
+
+
+# --- what the rules ask
+
+
+def weighted(node: Node) -> int | None:
+    """The operand that is the matrix of a dense layer, of a weight that others than the batch index."""
+    if not node.is_compute or node.op.startswith("conv") or table(node) is not None:
+        return None
+    weights = [i for i, v in enumerate(node.operands) if v.node.op == "weight" and len(v.type.shape) > 1]
+    multiplies = node.is_compute and products(node.analysis.bound) > 0
+    return weights[0] if len(weights) == 1 and multiplies else None
+
+
+def matrices(graph: Graph) -> dict[Node, int | None]:
+    """What `weighted` says of every node, of those that are alike once."""
+    seen: dict[object, int | None] = {}
+    found: dict[Node, int | None] = {}
+    for node in graph.nodes():
+        key = node.op, node.attributes, tuple((v.type, v.node.op == "weight") for v in node.operands)
+        if key not in seen:
+            seen[key] = weighted(node)
+        found[node] = seen[key]
+    return found
+
+
+def table(node: Node) -> int | None:
+    """The operand whose rows an operator picks by ids."""
+    if not node.is_compute:
+        return None
+    bound = node.analysis.bound
+    ids = any(p.integer for p in bound.operands)
+    weights = [i for i, v in enumerate(node.operands) if v.node.op == "weight" and len(v.type.shape) == 2]
+    return weights[0] if ids and len(weights) == 1 else None
+
+
+def recurrent(graph: Graph) -> bool:
+    """Whether operators share weights, as unrolled steps do."""
+    users = graph.users()
+    return sum(len(users.get(n.result, ())) > 2 for n in graph.weights()) > 1
+
+
+def column(node: Node, operand: int) -> str | None:
+    """The variable of a weight's columns: in the weight and in the result."""
+    analysis = node.analysis
+    made = set(analysis.result_dims[0])
+    dims = analysis.operand_dims[analysis.bound.operands[operand].name]
+    return next((v for v in dims if v is not None and v in made), None)
+
+
+def row(node: Node, operand: int) -> str | None:
+    """The variable of a weight's rows: summed over."""
+    analysis = node.analysis
+    made = set(analysis.result_dims[0])
+    dims = analysis.operand_dims[analysis.bound.operands[operand].name]
+    return next((v for v in dims if v is not None and v not in made), None)
+
+
+def batched(graph: Graph, mesh: Mesh, axes: range) -> Callable[[Value], Layout | None]:
+    """Inputs divided along their samples over some axes, as far as it goes; tables are repeated."""
+    dims = batch_dims(graph)
+
+    def rest(value: Value) -> Layout | None:
+        dim = dims.get(value)
+        if value.node.op != "input" or dim is None:
+            return None
+        layout, left = [REPEAT] * len(mesh.sizes), value.type.shape[dim]
+        for axis in axes:
+            if left % mesh.sizes[axis] == 0:
+                layout[axis], left = dim, left // mesh.sizes[axis]
+        return tuple(layout)
+
+    return rest
+
+
+# --- the plans
+
+
+def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
+    """For every number of inner axes on which products are divided."""
+    mesh, dense = machine.mesh, matrices(graph)
+    for data in range(len(mesh.sizes) + 1):
+
+        def choose(node: Node, axis: int, followed: str | None, data: int = data) -> GridRole | None:
+            if axis < data or followed is not None:
+                return None
+            matrix = dense[node]
+            if matrix is not None:
+                return column(node, matrix)
+            ids = table(node)
+            return row(node, ids) if ids is not None else None
+
+        yield follow(graph, mesh, choose, batched(graph, mesh, range(data)))
+
+
+def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
+    """Tables by columns, by rows, or by columns as far as they go."""
+    mesh = machine.mesh
+    for columns in range(len(mesh.sizes) + 1):
+
+        def choose(node: Node, axis: int, followed: str | None, columns: int = columns) -> GridRole | None:
+            ids = table(node)
+            if ids is None:
+                return followed or REPEAT
+            return column(node, ids) if axis >= len(mesh.sizes) - columns else row(node, ids)
+
+        yield _by_samples(graph, mesh, choose)
+
+
+def weird_trick(graph: Graph, machine: Machine) -> Iterator[Graph]:
+    """Dense layers by columns on every number of inner axes, those of few columns by samples."""
+    mesh, dense = machine.mesh, matrices(graph)
+    for data in range(len(mesh.sizes) + 1):
+
+        def choose(node: Node, axis: int, followed: str | None, data: int = data) -> GridRole | None:
+            matrix = dense[node]
+            return column(node, matrix) if matrix is not None and axis >= data else followed
+
+        yield _by_samples(graph, mesh, choose)
+
+
+def by_layer(graph: Graph, machine: Machine) -> Iterator[Graph]:
+    """For every number of inner axes along which layers are placed."""
+    mesh = machine.mesh
+    layers = _layers(graph)
+    count = max(layers.values(), default=0) + 1
+    for data in range(len(mesh.sizes) + 1):
+
+        def choose(node: Node, axis: int, followed: str | None, data: int = data) -> GridRole | None:
+            if axis < data:
+                return followed
+            inner = Mesh(mesh.sizes[data:])
+            device = layers[node] * inner.devices // count
+            return at(inner.coordinates(device)[axis - data])
+
+        yield follow(graph, mesh, choose, batched(graph, mesh, range(data)))
+
+
+def _layers(graph: Graph) -> dict[Node, int]:
+    """The layer of every operator: the module its weights belong to, in the order of use, or that of its operands."""
+    modules: dict[str, int] = {}
+    depth: dict[Node, int] = {}
+    for node in graph.nodes():
+        if node.is_compute:
+            own = [v.node.name.rpartition(".")[0] for v in node.operands if v.node.op == "weight"]
+            for module in own:
+                modules.setdefault(module, len(modules))
+            below = max((depth[v.node] for v in node.operands if v.node in depth), default=0)
+            depth[node] = modules[own[0]] if own else below
+    return depth
+
+
+def _by_samples(graph: Graph, mesh: Mesh, choose: Callable[[Node, int, str | None], GridRole | None]) -> Graph:
+    """All else by samples: what a rule divides otherwise comes back to samples right after."""
+    return follow(graph, mesh, choose, batched(graph, mesh, range(len(mesh.sizes))), settle=0)

@@ -1,0 +1,106 @@
+"""
+Plans by hand: a rule says what some operators do with each mesh axis, and all others follow their operands.
+
+An operator follows the index variable along which what flows into it is divided; where that is none, or not one, or
+the sizes do not divide, it is repeated. Partial sums are summed up where they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.sharding import (
+    COPY,
+    PINNED,
+    REPEAT,
+    SUM,
+    Assignment,
+    GridRole,
+    Layout,
+    Mesh,
+    result_layout,
+)
+from unity_ir.simulate.choices import fits
+
+Choose = Callable[[Node, int, str | None], GridRole | None]
+"""
+What an operator does with an axis, given the variable it would follow there; None to follow. A choice that does not
+fit is not taken.
+"""
+
+Rest = Callable[[Value], Layout | None]
+"""Where a leaf rests; None for an input that is repeated, and a weight that rests where it is first used."""
+
+
+def follow(graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: int | None = None) -> Graph:
+    """
+    The parallel graph of a serial one by a rule.
+
+    What is divided along another dim than `settle` comes back to that dim once made, if it has one that fits.
+    """
+    outputs = set(graph.outputs)
+    layouts: dict[Value, Layout] = {}
+    rests: dict[Value, Layout] = {}
+    assignments: dict[Node, Assignment] = {}
+    for node in graph.nodes():
+        if node.is_leaf:
+            (value,) = node.results
+            wanted = rest(value)
+            if wanted is not None:
+                rests[value] = wanted
+            if node.op == "input":
+                layouts[value] = rests[value] = wanted or (REPEAT,) * len(mesh.sizes)
+            continue
+        assignment = _assignment(node, mesh, layouts, choose)
+        assignments[node] = assignment
+        for i, value in enumerate(node.results):
+            made = result_layout(node.analysis, i, assignment)
+            if value in outputs:
+                continue
+            layouts[value] = _settled(value, made, mesh, settle)
+            if SUM in made or any(a >= 0 and a != b for a, b in zip(made, layouts[value], strict=True)):
+                rests[value] = layouts[value]
+    return materialise(graph, assignments, mesh, rests)
+
+
+def _settled(value: Value, made: Layout, mesh: Mesh, settle: int | None) -> Layout:
+    """Where a value rests that an operator makes: without addends, and without other dims than `settle`."""
+    whole = tuple(REPEAT if r in (SUM, COPY) else r for r in made)
+    if settle is None or all(r in (settle, REPEAT) for r in made) or settle >= len(value.type.shape):
+        return whole
+    settled, left = list(whole), value.type.shape[settle]
+    for axis, role in enumerate(whole):
+        if role <= PINNED:
+            continue
+        fits_there = left % mesh.sizes[axis] == 0
+        settled[axis], left = (settle, left // mesh.sizes[axis]) if fits_there else (REPEAT, left)
+    return tuple(settled)
+
+
+def _assignment(node: Node, mesh: Mesh, layouts: Mapping[Value, Layout], choose: Choose) -> Assignment:
+    out: list[GridRole] = []
+    for axis in range(len(mesh.sizes)):
+        followed = _followed(node, axis, layouts)
+        chosen = choose(node, axis, followed)
+        may: list[GridRole | None] = [chosen, followed, _pinned(node, axis, layouts) if chosen is None else None]
+        fitting = (what for what in may if what is not None and fits(node, (*out, what), Mesh(mesh.sizes[: axis + 1])))
+        out.append(next(fitting, REPEAT))
+    return tuple(out)
+
+
+def _followed(node: Node, axis: int, layouts: Mapping[Value, Layout]) -> str | None:
+    """The variable along which the operands that flow are divided, if it is one."""
+    found: set[str | None] = set()
+    for parameter, value in zip(node.analysis.bound.operands, node.operands, strict=True):
+        layout = layouts.get(value)
+        if layout is not None and layout[axis] >= 0:
+            found.add(node.analysis.operand_dims[parameter.name][layout[axis]])
+    return found.pop() if len(found) == 1 else None
+
+
+def _pinned(node: Node, axis: int, layouts: Mapping[Value, Layout]) -> int | None:
+    """Where the operands that flow are pinned, if all are."""
+    roles = {layouts[v][axis] for v in node.operands if v in layouts}
+    return roles.pop() if len(roles) == 1 and max(roles) <= PINNED else None

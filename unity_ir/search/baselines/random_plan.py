@@ -1,0 +1,38 @@
+"""Random legal plans: what tests and calibrations run beside the good ones."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.search.exact.axis_groups import first_cuts
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.solver import ExactPlan, Solver
+from unity_ir.search.layouts.axes import EXACT_AXES
+from unity_ir.search.layouts.space import Spaces
+
+
+def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
+    """A parallel graph of a serial one with every configuration, resting layout and relay drawn at random."""
+    solver = Solver(Spaces(machine, first_cuts(machine, min(EXACT_AXES, len(machine.mesh.sizes)))), Optimizer())
+    nodes = graph.nodes()
+    with_gradient = trained(graph)
+    users = graph.users()
+    random = Random(seed)
+    rows: dict[Node, int] = {}
+    layouts: dict[Value, int] = {}
+    for node in nodes:
+        if node.is_leaf:
+            layouts[node.result] = random.choice(
+                [int(i) for i in np.flatnonzero(np.isfinite(solver.rest(node, with_gradient)))]
+            )
+            continue
+        rows[node] = random.randrange(len(solver.table(node, with_gradient)))
+        for value in node.results:
+            if len(users.get(value, ())) > 1:
+                layouts[value] = random.randrange(len(solver.space(value)))
+    return realise(graph, ExactPlan(0.0, rows, layouts), solver)

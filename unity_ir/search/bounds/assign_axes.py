@@ -1,0 +1,181 @@
+"""
+From a plan that counts equal axes to one that says which they are.
+
+A counted plan says that two of a level's five axes divide the samples, and three the columns; which two is open. Each
+class of axes is cut into runs, one for each role it has, and the order of the runs is chosen: for every operator, relay
+and leaf at once, so that resharding costs least in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, permutations, product
+
+import numpy as np
+
+from unity_ir.cost.plan import plan_moves
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.sharding import (
+    COPY,
+    REPEAT,
+    SUM,
+    Assignment,
+    GridRole,
+    Layout,
+    as_layout,
+    dual,
+    operand_layout,
+    result_layout,
+)
+from unity_ir.search.exact.elimination import Factor, every, minimise_within
+from unity_ir.search.exact.solver import ExactPlan, Solver
+from unity_ir.search.layouts.axes import AxisGroup, Floats, Ints
+
+ORDERS = 6
+"""Orders of runs that are looked at, for each operator and value."""
+
+ENTRIES = 5_000_000
+"""Entries of tables that choosing them may look at."""
+
+
+def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Iterator[Assignment]:
+    """Ways to give each axis a role, so that each class of axes has every role as often as `counts` says."""
+    each: list[list[tuple[tuple[int, GridRole], ...]]] = []
+    for group, row in zip(groups, counts.tolist(), strict=True):
+        runs = [(name, count) for name, count in zip(names, row, strict=True) if count]
+        each.append(
+            [
+                tuple(zip(group.axes, (name for name, count in order for _ in range(count)), strict=True))
+                for order in permutations(runs)
+            ]
+        )
+    for choice in product(*each):
+        yield tuple(role for _, role in sorted(axis for part in choice for axis in part))
+
+
+PRICES = 2_000
+"""Pairs of layouts that the planner is asked about before giving up."""
+
+
+class _TooMany(Exception):
+    """More pairs than `PRICES`."""
+
+
+@dataclass
+class _Prices:
+    """Seconds between layouts, as the planner goes."""
+
+    solver: Solver
+    _seen: dict[tuple[object, ...], float] = field(default_factory=dict[tuple[object, ...], float])
+
+    def of(self, value: Value, source: Layout, target: Layout, training: bool) -> float:
+        """Seconds from one layout to another, in training also of the gradient back."""
+        if source == target:
+            return 0.0
+        key = (value.type, source, target, training)
+        if key not in self._seen:
+            if len(self._seen) == PRICES:
+                raise _TooMany
+            seconds = self._one_way(value, source, target)
+            if training:
+                seconds += self._one_way(value, dual(target), dual(source))
+            self._seen[key] = seconds
+        return self._seen[key]
+
+    def _one_way(self, value: Value, source: Layout, target: Layout) -> float:
+        machine = self.solver.spaces.machine
+        return sum(machine.move_time(m, value.type.dtype) for m in plan_moves(value, source, target, machine))
+
+    def between(self, value: Value, made: Iterable[Layout], needs: Sequence[Layout], training: bool) -> Floats:
+        """Likewise [made, needed]."""
+        return np.array([[self.of(value, a, b, training) for b in needs] for a in made])
+
+
+def assign(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
+    """The parallel graph of a plan that counts axes; None if there are too many ways to spell it out."""
+    try:
+        return _Spelling(graph, plan, solver).graph()
+    except _TooMany:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Where a leaf rests that is brought elsewhere for several users."""
+
+    value: Value
+
+
+_Key = Node | Value | _Rest
+
+
+class _Spelling:
+    def __init__(self, serial: Graph, plan: ExactPlan, solver: Solver):
+        self.serial, self.solver, self.prices = serial, solver, _Prices(solver)
+        self.with_gradient = trained(serial)
+        groups = solver.spaces.groups
+        self.numbers: dict[_Key, int] = {}
+        self.ways: list[list[Assignment]] = []
+        for node, row in plan.rows.items():
+            table = solver.table(node, self.with_gradient)
+            self._enter(node, orders(groups, table.roles, table.counts[row]))
+        for key, number in (*plan.layouts.items(), *((_Rest(v), n) for v, n in plan.rests.items())):
+            space = solver.space(key.value if isinstance(key, _Rest) else key)
+            self._enter(key, orders(groups, (*range(space.rank), COPY, SUM, REPEAT), space.counts[number]))
+
+    def _enter(self, key: _Key, ways: Iterable[Assignment]) -> None:
+        self.numbers[key] = len(self.ways)
+        self.ways.append(list(islice(ways, ORDERS)))
+
+    def graph(self) -> Graph | None:
+        """Orders everywhere, and the graph that has them."""
+        sizes = {i: len(ways) for i, ways in enumerate(self.ways)}
+        found = minimise_within(ENTRIES, sizes, list(self._factors()))
+        if found is None:
+            return None
+        chosen = {key: self.ways[i][found[1][i]] for key, i in self.numbers.items()}
+        found = {key: as_layout(way) for key, way in chosen.items() if isinstance(key, Value)}
+        rests = {key.value: as_layout(way) for key, way in chosen.items() if isinstance(key, _Rest)}
+        assignments = {key: way for key, way in chosen.items() if isinstance(key, Node)}
+        return materialise(self.serial, assignments, self.solver.spaces.machine.mesh, {**found, **rests}, found)
+
+    def _factors(self) -> Iterator[Factor]:
+        for key in self.numbers:
+            if isinstance(key, _Rest):
+                rests, found = ([as_layout(way) for way in self._ways(k)] for k in (key, key.value))
+                training = key.value.node in self.with_gradient
+                yield self._factor(key, key.value, self.prices.between(key.value, rests, found, training))
+        for node in self.serial.nodes():
+            if not node.is_compute:
+                continue
+            for i, value in enumerate(node.operands):
+                needs = [operand_layout(node.analysis, i, way) for way in self._ways(node)]
+                training = value.node in self.with_gradient and node in self.with_gradient
+                yield self._link(value, node, needs, training)
+            for i, value in enumerate(node.results):
+                if value in self.numbers:
+                    # Whether a gradient comes back does not matter enough for the order to be told apart.
+                    made = [result_layout(node.analysis, i, way) for way in self._ways(node)]
+                    there = [as_layout(way) for way in self._ways(value)]
+                    table = self.prices.between(value, made, there, value.node in self.with_gradient)
+                    yield self._factor(node, value, table)
+
+    def _ways(self, key: _Key) -> list[Assignment]:
+        return self.ways[self.numbers[key]]
+
+    def _link(self, value: Value, user: Node, needs: Sequence[Layout], training: bool) -> Factor:
+        """From where a value is found to where an operator needs it."""
+        if value in self.numbers:
+            source: _Key = value
+            made = [as_layout(way) for way in self._ways(value)]
+        else:
+            source = value.node
+            made = [result_layout(source.analysis, value.index, way) for way in self._ways(source)]
+        return self._factor(source, user, self.prices.between(value, made, needs, training))
+
+    def _factor(self, source: _Key, target: _Key, table: Floats) -> Factor:
+        axes = (every(table.shape[0]), every(table.shape[1]))
+        return Factor((self.numbers[source], self.numbers[target]), axes, table)

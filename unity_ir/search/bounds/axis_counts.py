@@ -1,0 +1,339 @@
+"""
+How much better any plan on a large machine could be: a bound over all layouts, a role for every axis.
+
+Equal axes of a level are told apart by nothing but which pieces of a dim lie next to each other. So they are counted:
+a layout says how many of a level's axes have each role. Going from count to count costs no more than from any layout
+with the first count to any with the second, so the least sum over counts is a bound on that over layouts. Its choice,
+spelled out on axes, is often a better plan than that of grouped axes (`search/exact/axis_groups.py`).
+
+On larger graphs the least sum over counts is bounded in turn: by messages (`search/exact/trw_s.py`), and where dims are
+many, with some of them not told apart (`search/layouts/space.py`, `merged_dims`): going between those is free then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import comb, prod
+from typing import Literal
+
+import numpy as np
+
+from unity_ir.budget import OutOfBudget, beside
+from unity_ir.cost.plan import PlanCost, cost
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.search.bounds.assign_axes import assign
+from unity_ir.search.bounds.ordered_axes import told
+from unity_ir.search.bounds.refine import begun, finer, stepwise
+from unity_ir.search.exact.elimination import Memo
+from unity_ir.search.exact.factor_graph import Problem
+from unity_ir.search.exact.shared_moves import ROUNDED, SharedTerms, certain, sharpened
+from unity_ir.search.exact.solver import BEST, Solver, among_best
+from unity_ir.search.exact.trw_s import Messages
+from unity_ir.search.layouts.axes import AxisGroup
+from unity_ir.search.layouts.objective import TIME, Price
+from unity_ir.search.layouts.space import Spaces
+from unity_ir.search.memory.lagrangian import needed
+
+TABLES = 60_000_000
+"""Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
+
+STEPS = 6_000_000_000
+"""Sums in one pass of messages, about, up to which they are passed: some five seconds."""
+
+ROWS = 3_000_000
+"""Configurations of one operator, likewise."""
+
+PASSES = 4
+"""Passes of messages at most, there and back."""
+
+MERGES = (2, 1, 0)
+"""How coarsely dims are told apart (see `search/layouts/space.py`, `merged_dims`), one after the other."""
+
+CLOSE = 1e-7
+"""A plan this near the bound (as a part of it) is proved to be the fastest."""
+
+NEAR = 3e-3
+"""A bound this near a plan is not worth many more messages: ..."""
+
+CHEAP = 100_000_000
+"""... only such as take fewer steps."""
+
+ABOVE = (5e-3, 2e-2, 1e-1)
+"""How far above the bound orders of axes are told apart, as a part of it, one after the other."""
+
+SLOW = 2e-3
+"""A bound that passes raise by less, and that leaves half the rows, is not worth another."""
+
+FAR = 20
+"""Nor, where more dims can be told apart, one that a pass brings nearer by less than one in so many of what is left."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a plan of a serial graph takes and holds on a device; and what a byte is worth, where memory is short."""
+
+    graph: Graph
+    seconds: float
+    bytes: int = 0
+    price: float = 0.0
+
+
+@dataclass
+class Bounds:
+    """
+    Bounds on the plans of graphs on one machine. What is found about layouts and operators for one graph serves for the
+    next; the bounds are the same.
+    """
+
+    machine: Machine
+    optimizer: Optimizer
+    _solvers: dict[tuple[int, bool], Solver] = field(default_factory=dict[tuple[int, bool], Solver])
+
+    def solver(self, merge: int = 0, stepwise: bool = True) -> Solver:
+        """The solver of counted layouts."""
+        if (merge, stepwise) not in self._solvers:
+            spaces = Spaces(self.machine, by_count=True, merge=merge)
+            self._solvers[merge, stepwise] = Solver(spaces, self.optimizer, stepwise=stepwise)
+        return self._solvers[merge, stepwise]
+
+    def ahead(self, graph: Graph) -> Iterator[None]:
+        """Make ready, step by step, what bounds on plans of graphs like this one will need."""
+        kind = _kind(graph, self.machine)
+        if kind == "alone":
+            return
+        with_gradient = trained(graph)
+        for solver in [self.solver(merge) for merge in MERGES[:-1]] if kind == "messages" else [self.solver(0, False)]:
+            for node in graph.nodes():
+                if node.is_compute:
+                    solver.table(node, with_gradient)
+                    yield
+            terms = SharedTerms(solver, graph)
+            for link in terms.links if solver.stepwise else ():
+                yield
+                stepwise(link).ready()
+
+    def __call__(self, known: Known) -> tuple[float, Graph | None]:
+        """
+        As `bound`; where memory is short, no plan that fits is below what this gives. Where the budget of this ends,
+        the kernels alone are a bound.
+        """
+        least, plan = 0.0, None
+        try:
+            with beside():
+                least, plan = bound(known.graph, self.machine, self.optimizer, known.seconds, bounds=self)
+                if known.price > 0:
+                    least = max(least, bound_within(known, self, self.machine.device.memory))
+        except OutOfBudget:
+            least = max(least, of_kernels(known.graph, self.machine, self.optimizer))
+        return least, plan
+
+
+def certified(
+    serial: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost, steps: int = STEPS
+) -> tuple[Graph, PlanCost, float]:
+    """A plan of a serial graph, or one found on the way that is faster and fits; its cost; a bound on all plans."""
+    return bounded((plan, priced), bound(serial, machine, optimizer, priced.time, steps), optimizer)
+
+
+def bounded(
+    plan: tuple[Graph, PlanCost], found: tuple[float, Graph | None], optimizer: Optimizer
+) -> tuple[Graph, PlanCost, float]:
+    """Likewise, of a plan and what `bound` found."""
+    (least, other), (graph, priced) = found, plan
+    machine = priced.machine
+    if other is not None:
+        better = cost(other, machine, optimizer)
+        if better.time < priced.time * (1 - ROUNDED) and needed(other, better, optimizer) <= machine.device.memory:
+            graph, priced = other, better
+    return graph, priced, min(least, priced.time)
+
+
+def bound(
+    graph: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    known: float,
+    steps: int = STEPS,
+    bounds: Bounds | None = None,
+) -> tuple[float, Graph | None]:
+    """
+    Seconds that no placement of a serial graph on the machine is below, and maybe a plan; `known` is what one takes.
+
+    The plan is a parallel graph, and not always better.
+    """
+    least, plan = _bound(graph, bounds or Bounds(machine, optimizer), known, steps)
+    return certain(least, graph, machine), plan
+
+
+def _kind(graph: Graph, machine: Machine) -> Literal["alone", "messages", "tables"]:
+    """How a bound is found: by the sum of the kernels alone, by messages, or by tables of all pairs of layouts."""
+    groups = Spaces(machine, by_count=True).groups
+    if machine.links or _rows(graph, groups) > ROWS:
+        # Axes of a level are not alike where they have links of their own.
+        return "alone"
+    return "tables" if _tables(graph, groups) <= TABLES else "messages"
+
+
+def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[float, Graph | None]:
+    match _kind(graph, bounds.machine):
+        case "alone":
+            return _alone(graph, bounds.machine, bounds.optimizer), None
+        case "messages":
+            return _messages(graph, bounds, known, steps), None
+        case "tables":
+            solver = bounds.solver(0, stepwise=False)
+            # How much there is to eliminate decides how it goes on: that must not depend on other graphs.
+            solver.memo = Memo()
+            found = sharpened(solver, graph, solver.solve(graph))
+            if known <= found.bound * (1 + CLOSE):
+                return found.bound, None
+            return _ordered(graph, bounds, found.bound, known, assign(graph, found, solver))
+
+
+def bound_within(known: Known, bounds: Bounds, limit: float) -> float:
+    """
+    Seconds that no placement of a serial graph that holds at most `limit` bytes on a device is below: the least
+    `seconds + price * bytes`, less `price * limit`. What activations hold where they are brought is not counted.
+    """
+    if _kind(known.graph, bounds.machine) == "alone":
+        return 0.0
+    priced = known.seconds + known.price * known.bytes
+    least = _messages(known.graph, bounds, priced, STEPS, Price(1.0, known.price))
+    return certain(least, known.graph, bounds.machine) - known.price * limit
+
+
+def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Price = TIME) -> float:
+    """
+    The bound after as many messages as it takes to be near what is known: first where few layouts are told apart, and
+    of finer ones only those with rows that may still be part of something better.
+    """
+    best = 0.0
+    coarse: tuple[SharedTerms, Messages] | None = None
+    for merge in MERGES:
+        terms = SharedTerms(bounds.solver(merge).at(price), graph)
+        problem = terms.problem()
+        if coarse is not None:
+            left = finer(coarse[0], coarse[1].problem.rows, terms)
+            if not all(map(len, left)):
+                return known
+            problem = problem.among(left)
+        if problem.steps() + _relaxing(problem) > steps:
+            break
+        messages = Messages(problem) if coarse is None else begun(coarse[1], problem)
+        best = max(best, _passed(messages, known, merge > 0))
+        if known <= best * (1 + NEAR):
+            break
+        coarse = terms, messages
+    return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)
+
+
+def _relaxing(problem: Problem) -> int:
+    """Sums it takes, about, to find the seconds between all layouts."""
+    spaces = {id(way.space): way.space for way in map(stepwise, problem.links)}
+    return sum(space.steps for space in spaces.values())
+
+
+def _ordered(
+    graph: Graph, bounds: Bounds, least: float, known: float, plan: Graph | None
+) -> tuple[float, Graph | None]:
+    """
+    The bound and a plan, where axes are counted but those that divide one dim are in some order.
+
+    First only rows are told apart that may be in a choice a little above the bound: either it rises to there, or the
+    best choice among them is the best of all.
+    """
+    machine, optimizer = bounds.machine, bounds.optimizer
+    best = np.inf if plan is None else _seconds(plan, machine, optimizer)
+    terms = SharedTerms(bounds.solver(), graph)
+    for part in ABOVE:
+        if min(known, best) <= least * (1 + NEAR):
+            break
+        limit = min(known, best, least * (1 + part))
+        counts = Messages(terms.problem())
+        found = told(terms, counts.problem) if _below(counts, limit) else None
+        if found is None:
+            break
+        problem, rows = found
+        orders = Messages(problem)
+        if not _below(orders, limit):
+            least = max(least, limit)
+            continue
+        least = max(least, min(limit, orders.bound))
+        (seconds, chosen), _ = among_best(orders.problem, orders.slack, BEST)
+        counted = [int(of[row]) for of, row in zip(rows, chosen, strict=True)]
+        other = assign(graph, terms.chosen(counts.problem, seconds, counted, least), terms.solver)
+        if other is not None and _seconds(other, machine, optimizer) < best:
+            plan, best = other, _seconds(other, machine, optimizer)
+    return least, plan
+
+
+def _seconds(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
+    """What a plan takes; infinite if it does not fit."""
+    found = cost(plan, machine, optimizer)
+    return found.time if found.memory_bytes <= machine.device.memory else np.inf
+
+
+def _below(messages: Messages, limit: float) -> bool:
+    """Whether passes that drop what is above a limit leave any choice below it."""
+    for _ in range(PASSES):
+        rows = messages.rows
+        for passed in (messages.forward, messages.backward):
+            if passed(limit) >= limit:
+                return False
+        if 10 * messages.rows > 9 * rows:
+            break
+    return True
+
+
+def _passed(messages: Messages, known: float, coarse: bool) -> float:
+    """
+    The bound after passes there and back, until it is what is known, or these hardly help or take too long; `coarse`
+    says whether it is found more finely yet.
+    """
+    limit, best = known * (1 + ROUNDED), messages.bound
+    for _ in range(PASSES):
+        rows, before = messages.rows, best
+        for passed in (messages.forward, messages.backward):
+            before, least = messages.bound, passed(limit)
+            if known <= least * (1 + CLOSE) or (known <= least * (1 + NEAR) and messages.problem.steps() > CHEAP):
+                return min(known, messages.bound)
+        if coarse and FAR * (messages.bound - before) < known - messages.bound:
+            break
+        if messages.bound < best * (1 + SLOW) and 2 * messages.rows > rows:
+            break
+        best = messages.bound
+    return min(known, messages.bound)
+
+
+def of_kernels(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
+    """Seconds that no placement of a serial graph is below, by its kernels alone."""
+    return certain(_alone(graph, machine, optimizer), graph, machine)
+
+
+def _alone(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
+    """The least time of all kernels, if each is divided by all devices; 0 where measured, for that may be any time."""
+    if machine.device.profile is not None:
+        return 0.0
+    return sum((o.forward + o.backward) / machine.devices for o in cost(graph, machine, optimizer).operators)
+
+
+def _layouts(rank: int, groups: Sequence[AxisGroup]) -> tuple[int, int]:
+    """Layouts of a value, and those without REPEAT."""
+
+    def ways(roles: int) -> int:
+        return prod(comb(g.count + roles - 1, g.count) for g in groups)
+
+    return ways(rank + 3), ways(rank + 2)
+
+
+def _tables(graph: Graph, groups: Sequence[AxisGroup]) -> int:
+    types = {v.type for n in graph.nodes() for v in n.results}
+    return sum(_layouts(len(t.shape), groups)[0] ** 2 for t in types)
+
+
+def _rows(graph: Graph, groups: Sequence[AxisGroup]) -> int:
+    each = [len(n.analysis.splittable) + len(n.analysis.carriers) + 2 for n in graph.nodes() if n.is_compute]
+    return max((prod(comb(g.count + roles - 1, g.count) for g in groups) for roles in each), default=0)

@@ -1,0 +1,333 @@
+"""
+A bound that minds what counting axes forgets: in which order they divide a dim.
+
+An axis enters a dim only inside those that divide it already, so which of two axes divides the columns, and which the
+summed dim, matters. Of the rows that counting left (`search/bounds/axis_counts.py`) the orders of equal axes are told
+apart, but for the axes along one dim, the first, mostly samples: these may be anywhere among the others, which costs no
+more. Between two orders it costs the cheapest moves of all axes, where to go on from any layout with the same order is
+free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import product
+from math import factorial, prod
+
+import numpy as np
+
+from unity_ir.pcg.graph import Node, Value
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, operand_role, result_role
+from unity_ir.search.exact.elimination import every
+from unity_ir.search.exact.factor_graph import NOWHERE, Between, Link, Port, Problem, port
+from unity_ir.search.exact.shared_moves import Part
+from unity_ir.search.exact.solver import Terms
+from unity_ir.search.exact.two_way import StepwiseBetween
+from unity_ir.search.layouts.axes import AxisGroup, Counts, Floats, Ints
+from unity_ir.search.layouts.operator_table import OperatorTable
+from unity_ir.search.layouts.space import LayoutSpace, Spaces
+
+AXES = 20_000
+"""Layouts of a value, a role but REPEAT for every axis, up to which orders are told."""
+
+ROWS = 20_000
+"""Rows of a variable at most, ..."""
+
+PAIRS = 40_000_000
+"""... pairs of rows, of all different links together, ..."""
+
+SUMS = 600_000_000
+"""... and of moves and layouts from which to go, of one shape."""
+
+
+class OrderedSpace:
+    """The layouts of a value by the order of axes, numbered; those without REPEAT."""
+
+    def __init__(self, on_axes: LayoutSpace, groups: Sequence[AxisGroup]):
+        self.space = on_axes
+        self.groups = groups
+        self.floats = 0 if on_axes.rank else NOWHERE
+        """The role of axes that may be anywhere."""
+        self._codes, self._of = np.unique(self._code(on_axes.counts[on_axes.stays].argmax(axis=2)), return_inverse=True)
+        n = len(self._codes)
+        self._filled, self._seconds = np.zeros(n, dtype=bool), np.zeros((n, n))
+
+    def _code(self, roles: Ints) -> Ints:
+        """A number for each row of roles [row, axis]: the same if they only differ by where floating axes are."""
+        out = np.zeros(len(roles), dtype=np.int64)
+        for group in self.groups:
+            within = np.zeros(len(roles), dtype=np.int64)
+            for axis in group.axes:
+                role = roles[:, axis]
+                within = np.where(role == self.floats, within, within * (self.space.roles + 1) + role + 1)
+            out = out * (self.space.roles + 1) ** len(group.axes) + within
+        return out
+
+    def there(self, roles: Ints) -> Ints:
+        """The numbers of layouts [row, axis], for where the value is."""
+        return self._find(roles, {COPY: COPY, SUM: SUM, REPEAT: COPY})
+
+    def back(self, roles: Ints) -> Ints:
+        """Likewise for where its gradient is."""
+        return self._find(roles, {COPY: SUM, SUM: COPY, REPEAT: COPY})
+
+    def _find(self, roles: Ints, to: Mapping[int, int]) -> Ints:
+        into = np.arange(self.space.roles)
+        for role, instead in to.items():
+            into[self.space.role(role)] = self.space.role(instead)
+        return np.searchsorted(self._codes, self._code(into[roles]))
+
+    @cached_property
+    def _moves(self) -> list[tuple[Ints, Ints, Floats]]:
+        """All moves, the cheapest between two layouts each, in sets in which no two end in the same layout."""
+        sources, targets, seconds = self.space.moves
+        edges = self._of[targets] * len(self._codes) + self._of[sources]
+        some = np.lexsort((seconds, edges))
+        some = some[np.diff(edges[some], prepend=-1) > 0]
+        target, source = np.divmod(edges[some], len(self._codes))
+        apart = source != target
+        target, source, seconds = target[apart], source[apart], seconds[some][apart]
+        nth = np.arange(len(target)) - np.searchsorted(target, target)
+        order = np.argsort(nth, kind="stable")
+        sets = np.split(order, np.flatnonzero(np.diff(nth[order])) + 1)
+        return [(source[at], target[at], seconds[at]) for at in sets]
+
+    def steps(self, sources: Ints) -> int:
+        """Sums that finding the cheapest moves from some layouts takes, about, each time moves are tried."""
+        return len(sources) * sum(len(source) for source, _, _ in self._moves)
+
+    def fill(self, sources: Ints) -> None:
+        """Find the cheapest moves from some layouts to all."""
+        missing = np.unique(sources[~self._filled[sources]])
+        # [target, source]
+        to_all = np.full((len(self._codes), len(missing)), np.inf)
+        to_all[missing, np.arange(len(missing))] = 0.0
+        less = len(missing) > 0
+        while less:
+            before = to_all.copy()
+            for source, target, seconds in self._moves:
+                found = to_all[source]
+                found += seconds[:, None]
+                to_all[target] = np.minimum(found, to_all[target], out=found)
+            less = not np.array_equal(before, to_all)
+        self._seconds[missing] = to_all.T
+        self._filled[missing] = True
+
+    def least(self, sources: Ints, targets: Ints) -> Floats:
+        """Seconds of the cheapest moves [source, target]; `fill` has been asked for all of the sources."""
+        return self._seconds[np.ix_(sources, targets)]
+
+
+@cache
+def _words(counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Every order of so many of each."""
+    if not any(counts):
+        return ((),)
+    return tuple(
+        (role, *rest)
+        for role, count in enumerate(counts)
+        if count
+        for rest in _words((*counts[:role], count - 1, *counts[role + 1 :]))
+    )
+
+
+def _ways(counts: Counts, floats: int) -> int:
+    """How many orders there are of axes [group, role]."""
+    out = 1
+    for group in counts.tolist():
+        told = [n for role, n in enumerate(group) if role != floats]
+        out *= factorial(sum(told)) // prod(map(factorial, told))
+    return out
+
+
+def _spelled(groups: Sequence[AxisGroup], counts: Counts, floats: int) -> tuple[Ints, Ints]:
+    """For rows of counts [row, group, role], in every order of axes: the row, and roles [row, axis]."""
+    axes = sum(len(group.axes) for group in groups)
+    of: list[int] = []
+    out: list[Ints] = []
+    for number, row in enumerate(counts):
+        each: list[list[tuple[int, ...]]] = []
+        for group in row.tolist():
+            first = (floats,) * (group[floats] if floats >= 0 else 0)
+            told = tuple(0 if role == floats else n for role, n in enumerate(group))
+            each.append([(*first, *word) for word in _words(told)])
+        for choice in product(*each):
+            roles = np.zeros(axes, dtype=np.int64)
+            for group, word in zip(groups, choice, strict=True):
+                roles[list(group.axes)] = word
+            of.append(number)
+            out.append(roles)
+    return np.array(of, dtype=np.int64), np.array(out, dtype=np.int64).reshape(-1, axes)
+
+
+_End = tuple[int, Value, tuple[int, ...]]
+"""A variable, a value that it makes or needs, and the role of the value for each of the variable's."""
+
+
+class _Told:
+    """What is left of a counted problem, with orders told apart. Rows of alike variables are spelled out once."""
+
+    def __init__(self, terms: Terms, problem: Problem):
+        self.terms, self.counted = terms, problem
+        self.solver = terms.solver
+        self.on_axes = Spaces(self.solver.spaces.machine)
+        self.ends = list(self._ends())
+        self.spaces: dict[int, OrderedSpace] = {}
+        self._rows: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
+        self._ports: dict[tuple[object, ...], tuple[Port, Ints, Ints]] = {}
+        self._betweens: dict[tuple[object, ...], Between] = {}
+        self.counts: list[Counts] = []
+        self.floats: list[int] = []
+        for (key, number), rows in zip(terms.numbers.items(), problem.rows, strict=True):
+            of = self._table(key) if isinstance(key, Node) else self.solver.space(key)
+            self.counts.append(of.counts[rows])
+            self.floats.append(self._floats(number, of.counts.shape[2]))
+
+    def _table(self, node: Node) -> OperatorTable:
+        return self.solver.table(node, self.terms.with_gradient)
+
+    def _ends(self) -> Iterator[tuple[_End, _End]]:
+        """Of each link, in the order of the terms'."""
+        terms = self.terms
+        for node in terms.nodes:
+            if node.is_leaf:
+                continue
+            for i, value in enumerate(node.operands):
+                if terms.relayed(value) or not value.node.is_leaf:
+                    yield (
+                        self._made(value),
+                        self._at(node, value, [operand_role(node.analysis, i, r) for r in self._table(node).roles]),
+                    )
+            for value in node.results:
+                if terms.relayed(value):
+                    yield self._by_operator(value), self._relay(value)
+
+    def _made(self, value: Value) -> _End:
+        return self._relay(value) if self.terms.relayed(value) else self._by_operator(value)
+
+    def _relay(self, value: Value) -> _End:
+        return self._at(value, value, (*range(len(value.shape)), COPY, SUM, REPEAT))
+
+    def _by_operator(self, value: Value) -> _End:
+        node = value.node
+        return self._at(node, value, [result_role(node.analysis, value.index, r) for r in self._table(node).roles])
+
+    def _at(self, key: Node | Value, value: Value, roles: Sequence[int]) -> _End:
+        space = self.solver.space(value)
+        return self.terms.numbers[key], value, tuple(space.role(role) for role in roles)
+
+    def _floats(self, variable: int, roles: int) -> int:
+        """The role that is along the first dim of all values of a variable's links; NOWHERE if there is none."""
+        ends = [end for link in self.ends for end in link if end[0] == variable]
+        along = [r for r in range(roles) if all(value.shape and to[r] == 0 for _, value, to in ends)]
+        return along[0] if along and ends else NOWHERE
+
+    def small(self) -> bool:
+        """Whether there are few enough layouts and rows."""
+        axes = len(self.solver.spaces.machine.mesh.sizes)
+        values = {value for link in self.ends for _, value, _ in link}
+        if any((len(value.shape) + 2) ** axes > AXES for value in values):
+            return False
+        ways: dict[tuple[object, ...], int] = {}
+        for number, (counts, floats) in enumerate(zip(self.counts, self.floats, strict=True)):
+            key = self._key(number)
+            if key not in ways:
+                ways[key] = sum(_ways(row, floats) for row in counts)
+        links = {(self._key(a), self._key(b)) for (a, _, _), (b, _, _) in self.ends}
+        return max(ways.values(), default=0) <= ROWS and sum(ways[a] * ways[b] for a, b in links) <= PAIRS
+
+    def problem(self) -> Problem | None:
+        """The sum to minimise; None if the cheapest moves would take too long."""
+        for (_, value, _), _ in self.ends:
+            if id(self.solver.space(value)) not in self.spaces:
+                on_axes = self.on_axes.of_value(value)
+                self.spaces[id(self.solver.space(value))] = OrderedSpace(on_axes, self.solver.spaces.groups)
+        wanted: dict[int, list[Ints]] = {}
+        for link, (made, needs) in zip(self.counted.links, self.ends, strict=True):
+            way, _ = _whole(link)
+            of = wanted.setdefault(id(self.solver.space(made[1])), [])
+            of.append(self._port(made, way.training, None)[1])
+            if way.training:
+                of.append(self._port(needs, way.training, link.needs)[2])
+        sources = {of: np.unique(np.concatenate(some)) for of, some in wanted.items()}
+        if any(self.spaces[of].steps(some) > SUMS for of, some in sources.items()):
+            return None
+        for of, some in sources.items():
+            self.spaces[of].fill(some)
+        of = [self._spelled(n)[0] for n in range(len(self.counts))]
+        seconds = [s[rows] for s, rows in zip(self.counted.seconds, of, strict=True)]
+        links = [self._link(*each) for each in zip(self.counted.links, self.ends, strict=True)]
+        return Problem([np.arange(len(rows)) for rows in of], seconds, [every(len(rows)) for rows in of], links)
+
+    def counted_rows(self) -> list[Ints]:
+        """Per variable, the counted row of each row."""
+        return [rows[self._spelled(number)[0]] for number, rows in enumerate(self.counted.rows)]
+
+    def _key(self, number: int) -> tuple[object, ...]:
+        """The same for variables of one structure with the same rows."""
+        return id(self.terms.kinds[number]), self.floats[number], self.counted.rows[number].tobytes()
+
+    def _spelled(self, number: int) -> tuple[Ints, Ints]:
+        key = self._key(number)
+        if key not in self._rows:
+            self._rows[key] = _spelled(self.solver.spaces.groups, self.counts[number], self.floats[number])
+        return self._rows[key]
+
+    def _port(self, end: _End, training: bool, counted: Port | None) -> tuple[Port, Ints, Ints]:
+        """Of rows in every order, with where the value and its gradient are; NOWHERE where no counted row needs it."""
+        number, value, roles = end
+        space = self.spaces[id(self.solver.space(value))]
+        nowhere = counted is not None and counted.layouts[0] == NOWHERE
+        key = (self._key(number), id(space), roles, training, (number if nowhere else None))
+        if key not in self._ports:
+            of, spelled = self._spelled(number)
+            at = np.array(roles)[spelled]
+            there = space.there(at)
+            both = there * _MANY + (space.back(at) if training else 0)
+            if counted is not None and nowhere:
+                both[(counted.layouts[counted.at] == NOWHERE)[of]] = NOWHERE
+            found = port(both)
+            somewhere = found.layouts[found.layouts != NOWHERE]
+            self._ports[key] = found, somewhere // _MANY, somewhere % _MANY
+        return self._ports[key]
+
+    def _link(self, link: Link, ends: tuple[_End, _End]) -> Link:
+        way, part = _whole(link)
+        space = self.spaces[id(self.solver.space(ends[0][1]))]
+        made, from_there, to_back = self._port(ends[0], way.training, None)
+        needs, to_there, from_back = self._port(ends[1], way.training, link.needs)
+        key = id(space), id(made), id(needs), way.training, part
+        if key not in self._betweens:
+            seconds = space.least(from_there, to_there)
+            if way.training:
+                seconds = seconds + space.least(from_back, to_back).T
+            nowhere = len(needs.layouts) - seconds.shape[1]
+            seconds = np.hstack([np.zeros((len(seconds), nowhere)), part * seconds])
+            self._betweens[key] = Between(made, needs, seconds)
+        return Link(link.source, link.target, self._betweens[key])
+
+
+_MANY = 1 << 31
+"""More than there are layouts."""
+
+
+def _whole(link: Link) -> tuple[StepwiseBetween, float]:
+    """What stands between two ports, and which part of it is paid."""
+    way, part = link.between, 1.0
+    if isinstance(way, Part):
+        way, part = way.whole, way.part
+    if not isinstance(way, StepwiseBetween):
+        raise TypeError("search: orders are told apart where only messages are passed")
+    return way, part
+
+
+def told(terms: Terms, problem: Problem) -> tuple[Problem, list[Ints]] | None:
+    """
+    What is left of a problem of counted layouts (`terms`, stepwise, of `Spaces` by count), with orders told apart: a
+    choice on axes costs no less than its orders here. And for each variable the counted row of each of its rows. None
+    if there are too many.
+    """
+    found = _Told(terms, problem)
+    orders = found.problem() if found.small() else None
+    return None if orders is None else (orders, found.counted_rows())

@@ -1,0 +1,189 @@
+"""
+Parallel branches on parts of the machine (Unity, section 5.2), where an iteration as emitted gets faster by it.
+
+The layout search has every operator on all devices: two branches are done one after the other. Here they are put on
+disjoint parts, which are axes pinned at a coordinate, and the simulator says what that takes. That it is one plan that
+is changed, place after place, and not all that are searched, keeps it short: most of what is on all devices is best
+left there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.sharding import Assignment, Layout, at
+from unity_ir.search.choose.candidates import Plan, as_emitted, fits
+from unity_ir.search.flexflow.mcmc import assignments_of
+from unity_ir.search.unity import series_parallel as decompose
+from unity_ir.search.unity.series_parallel import Flow, Parallel, Region
+from unity_ir.simulate.delta import Simulation
+
+PARTS = 8
+"""Parts of a machine at most: devices of different ones are simulated apart."""
+
+PROPOSALS = 1500
+"""Operators given another place, in all, at most; ..."""
+
+OPERATORS = 120_000
+"""... and times the operators of the graph, which it may take to simulate each: what bounds the time this takes."""
+
+LEAST = 1e-6
+"""A plan that is not faster by more than this part is not worth being harder to read."""
+
+
+def apart(
+    graph: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    plan: Graph,
+    places: Sequence[Mapping[Value, Layout]] = ({}, {}),
+) -> Plan | None:
+    """
+    A faster plan of a serial graph than `plan`, with some branches on parts of the machine; None if none was found.
+
+    `places` are where the plan has values of the graph rest and relayed, if that is known.
+    """
+    sites = _sites(decompose.decompose(Flow(graph)))
+    if not sites:
+        return None
+    assignments = assignments_of(plan, machine)
+    least = as_emitted((plan, cost(plan, machine, optimizer)), optimizer) * (1 - LEAST)
+    best: Plan | None = None
+    left = min(PROPOSALS, OPERATORS // len(assignments))
+    for axes in _parts(machine):
+        changed, used = _pinned(graph, machine, optimizer, assignments, sites, axes, left)
+        left -= used
+        for found in _written(graph, machine, assignments, changed, places):
+            priced = cost(found, machine, optimizer)
+            seconds = as_emitted((found, priced), optimizer)
+            if seconds < least and fits(found, priced, optimizer):
+                best, least = (found, priced), seconds
+    return best
+
+
+def _sites(region: Region) -> list[list[tuple[Node, ...]]]:
+    """The branches of every place where there are several, the outer ones first."""
+    match region:
+        case decompose.Sequence(left, _, right):
+            return [*_sites(left), *_sites(right)]
+        case Parallel():
+            branches = list(_branches(region))
+            inner = [site for branch in branches for site in _sites(branch)]
+            with_operators = [b.inner for b in branches if b.inner]
+            return [with_operators, *inner] if len(with_operators) > 1 else inner
+        case _:
+            return []
+
+
+def _branches(region: Region) -> Iterator[Region]:
+    if isinstance(region, Parallel):
+        yield from _branches(region.first)
+        yield from _branches(region.rest)
+    else:
+        yield region
+
+
+def _parts(machine: Machine) -> list[tuple[int, ...]]:
+    """Sets of axes that cut a machine into parts: of every level its innermost ones, while parts are not too many."""
+    sizes, out = machine.mesh.sizes, dict[tuple[int, ...], None]()
+    for end in reversed(range(len(sizes))):
+        if end + 1 < len(sizes) and machine.axis_levels[end] == machine.axis_levels[end + 1]:
+            continue
+        start = end
+        while start >= 0 and prod(sizes[start : end + 1]) <= PARTS:
+            out[tuple(range(start, end + 1))] = None
+            start -= 1
+    return list(out)
+
+
+def _pinned(
+    graph: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    assignments: Mapping[Node, Assignment],
+    sites: Sequence[Sequence[tuple[Node, ...]]],
+    axes: tuple[int, ...],
+    left: int,
+) -> tuple[Mapping[Node, Assignment], int]:
+    """The assignments with branches pinned on `axes` wherever that helps, and how many operators were moved about."""
+    if not left:
+        return assignments, 0
+    simulation = Simulation(graph, machine, assignments, optimizer, axes=axes)
+    parts = list(product(*(range(machine.mesh.sizes[a]) for a in axes)))
+    used = 0
+    for site in sites:
+        moves = 4 * sum(map(len, site))
+        if used + moves > left:
+            continue
+        used += moves
+        old, least = simulation.assignments, simulation.makespan
+        try:
+            for node, part in _dealt(site, parts, simulation).items():
+                new = list(old[node])
+                for axis, coordinate in zip(axes, part, strict=True):
+                    new[axis] = at(coordinate)
+                _assign(simulation, node, tuple(new))
+            # What is long may be better off everywhere, after all.
+            for branch in sorted(site, key=lambda b: -sum(simulation.ticks(n) for n in b)):
+                pinned, with_pins = simulation.assignments, simulation.makespan
+                _restore(simulation, branch, old)
+                if simulation.makespan >= with_pins:
+                    _restore(simulation, branch, pinned)
+        except UnityError:
+            pass  # a size that what is left of the machine does not divide
+        else:
+            if simulation.makespan < least:
+                continue
+        for branch in site:
+            _restore(simulation, branch, old)
+    return simulation.assignments, used
+
+
+def _restore(simulation: Simulation, nodes: Iterable[Node], to: Mapping[Node, Assignment]) -> None:
+    for node in nodes:
+        _assign(simulation, node, to[node])
+
+
+def _assign(simulation: Simulation, node: Node, assignment: Assignment) -> None:
+    if simulation.assignment(node) != assignment:
+        simulation.propose(node, assignment)
+        simulation.accept()
+
+
+def _dealt(
+    site: Sequence[tuple[Node, ...]], parts: Sequence[tuple[int, ...]], simulation: Simulation
+) -> dict[Node, tuple[int, ...]]:
+    """A part for every operator of some branches: the longest branch first, each to where there is least to do."""
+    ticks = [sum(simulation.ticks(n) for n in branch) for branch in site]
+    busy = [0] * len(parts)
+    out: dict[Node, tuple[int, ...]] = {}
+    for i in sorted(range(len(site)), key=lambda i: -ticks[i]):
+        free = busy.index(min(busy))
+        busy[free] += max(1, ticks[i])
+        out |= dict.fromkeys(site[i], parts[free])
+    return out
+
+
+def _written(
+    graph: Graph,
+    machine: Machine,
+    before: Mapping[Node, Assignment],
+    after: Mapping[Node, Assignment],
+    places: Sequence[Mapping[Value, Layout]],
+) -> Iterator[Graph]:
+    """The plans of assignments: values that nothing new has to do with rest and are relayed as before, or as if new."""
+    changed = {n for n, assignment in after.items() if assignment != before[n]}
+    if not changed:
+        return
+    touched = {v for n in changed for v in (*n.operands, *n.results)}
+    rests, relays = ({v: layout for v, layout in of.items() if v not in touched} for of in places)
+    yield materialise(graph, after, machine.mesh, rests, relays)
+    if rests or relays:
+        yield materialise(graph, after, machine.mesh)

@@ -1,0 +1,195 @@
+"""
+Operators alike side by side, each on a part of the machine: embedding tables, towers, experts.
+
+The exact search has all devices do the same. Where branches at once pay, a plan is put together from the exact one or
+one by hand, with alike operators that do not depend on each other pinned in turn along the innermost axes; the best few
+are improved by a short walk (`search/flexflow/mcmc.py`), scored by the simulator as emitted. Where they do not,
+operators that have no other like them are tried in all ways, one by one; of large graphs the first ones only, such as
+the embedding of a transformer: their gradients are moved last, when no kernels are left to hide that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.sharding import PINNED, REPEAT, GridRole, at
+from unity_ir.search.baselines.data_parallel import data_parallel
+from unity_ir.search.baselines.expert import expert
+from unity_ir.search.choose.candidates import Plan, as_emitted
+from unity_ir.search.flexflow.mcmc import Assignments, Settings, assignments_of, mcmc
+from unity_ir.simulate.choices import fits, roles
+from unity_ir.simulate.delta import Simulation
+from unity_ir.simulate.streams import TICKS
+
+OPERATORS = 120
+"""Of graphs of more, simulating so many plans takes longer than the exact search."""
+
+BRANCHES = 16
+"""Devices told apart at most."""
+
+KEPT = 2
+"""Plans that are improved by a walk."""
+
+BUDGET = 4000
+"""Proposals of all walks."""
+
+PATIENCE = 16
+"""Proposals per operator that a walk waits for a better plan."""
+
+WORTH = 1.01
+"""Times the seconds of the plan, from which on no walk makes one faster."""
+
+TRIED = 512
+"""Assignments of an operator, all axes of a level alike, that are all tried, at most."""
+
+
+MUCH = 0.01
+"""Of all weights of a large graph, an operator's at least, for it to be tried in all ways."""
+
+
+def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
+    """A plan of a serial graph with operators side by side, and its cost; None if none may be faster than `plan`."""
+    if machine.devices == 1:
+        return None
+    large = sum(n.is_compute for n in graph.nodes()) > OPERATORS
+    sets = [] if large else _alike(graph)
+    odd = _odd(graph, large)
+    if not sets and not odd:
+        return None
+    scored: dict[int, Assignments] = {}
+    by_axes: dict[tuple[int, ...], Simulation] = {}
+    for assignments in _plans(graph, machine, optimizer, plan, sets):
+        axes = tuple(sorted({i for a in assignments.values() for i, r in enumerate(a) if _pinned(r)}))
+        made = Simulation(graph, machine, assignments, optimizer, axes=axes, like=by_axes.get(axes))
+        by_axes.setdefault(axes, made)
+        # Of plans equally fast one is enough: mostly they differ in what makes no difference.
+        scored.setdefault(made.makespan, assignments)
+    now = as_emitted((plan, cost(plan, machine, optimizer)), optimizer)
+    if not scored or min(scored) / TICKS > WORTH * now:
+        seconds, assignments = _one_by_one(graph, machine, optimizer, plan, odd)
+        if seconds >= now:
+            return None
+        found = materialise(graph, assignments, machine.mesh)
+        return found, cost(found, machine, optimizer)
+    starts = {str(ticks): scored[ticks] for ticks in sorted(scored)[:KEPT]}
+    settings = Settings(budget=BUDGET, starts=(), pinning=0.5, patience=PATIENCE, beat=now)
+    found = mcmc(graph, machine, optimizer, settings, plans=starts).graph
+    return found, cost(found, machine, optimizer)
+
+
+def _one_by_one(
+    graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, odd: Sequence[Node]
+) -> tuple[float, Assignments]:
+    """The plan, and of each odd operator the best assignment in turn, all axes of a level alike: seconds, and all."""
+    simulation = Simulation(graph, machine, assignments_of(plan, machine), optimizer)
+    best = simulation.makespan
+    levels = sorted(set(machine.axis_levels))
+    for node in odd:
+        may = roles(node)
+        if len(may) ** len(levels) > TRIED:
+            continue
+        for way in product(may, repeat=len(levels)):
+            assignment = tuple(way[levels.index(level)] for level in machine.axis_levels)
+            if fits(node, assignment, machine.mesh):
+                new = simulation.propose(node, assignment)
+                if new < best:
+                    simulation.accept()
+                    best = new
+                else:
+                    simulation.reject()
+    return best / TICKS, simulation.assignments
+
+
+def _odd(graph: Graph, large: bool) -> list[Node]:
+    """
+    Operators on matrices of weights that no other is alike to. Of a large graph those that read nothing with a gradient
+    and much of the weights: moves of small gradients are soon over.
+    """
+    nodes = [n for n in graph.nodes() if n.is_compute and _has_matrix(n)]
+    kinds = Counter(map(_kind, nodes))
+    odd = [n for n in nodes if kinds[_kind(n)] == 1]
+    if not large:
+        return odd
+    with_gradient, much = trained(graph), MUCH * sum(_size(n.result) for n in graph.weights())
+
+    def first(node: Node) -> bool:
+        others = [v for v in node.operands if v.node.op != "weight"]
+        weights = [v for v in node.operands if v.node.op == "weight"]
+        return not any(v.node in with_gradient for v in others) and sum(map(_size, weights)) > much
+
+    return list(filter(first, odd))
+
+
+def _size(value: Value) -> int:
+    return prod(value.shape)
+
+
+def _kind(node: Node) -> object:
+    return node.op, node.attributes, tuple(v.type for v in node.operands)
+
+
+def _has_matrix(node: Node) -> bool:
+    return any(v.node.op == "weight" and len(v.shape) > 1 for v in node.operands)
+
+
+def _pinned(role: GridRole) -> bool:
+    return isinstance(role, int) and role <= PINNED
+
+
+def _alike(graph: Graph) -> list[list[Node]]:
+    """Operators on matrices of weights, alike and none on the way to another, in sets of two or more."""
+    above: dict[Node, frozenset[Node]] = {}
+    sets: dict[object, list[Node]] = {}
+    for node in graph.nodes():
+        above[node] = frozenset().union(*({v.node, *above[v.node]} for v in node.operands))
+        if node.is_compute and _has_matrix(node):
+            others = sets.setdefault(_kind(node), [])
+            if not any(o in above[node] for o in others):
+                others.append(node)
+    return [s for s in sets.values() if len(s) > 1]
+
+
+def _plans(
+    graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, sets: Sequence[Sequence[Node]]
+) -> Iterator[Assignments]:
+    """The plan and those by hand; each with a set spread over inner axes, and what else it does on the outer ones."""
+    rests = [assignments_of(plan, machine)]
+    for by_hand in (lambda: data_parallel(graph, machine), lambda: expert(graph, machine, optimizer)):
+        try:
+            rests.append(assignments_of(by_hand(), machine))
+        except UnityError:
+            continue  # such as a batch that is not divisible
+    sizes = machine.mesh.sizes
+    for rest in rests:
+        for nodes in sets:
+            for outer in range(len(sizes)):
+                if prod(sizes[outer:]) > BRANCHES:
+                    continue
+                for role in (None, REPEAT, *nodes[0].analysis.splittable):
+                    yield from _spread(rest, nodes, machine, outer, role)
+
+
+def _spread(
+    rest: Assignments, nodes: Sequence[Node], machine: Machine, outer: int, role: GridRole | None
+) -> Iterator[Assignments]:
+    sizes = machine.mesh.sizes
+    new = dict(rest)
+    for i, node in enumerate(nodes):
+        coordinates: list[int] = []
+        for size in reversed(sizes[outer:]):
+            coordinates.append(i % size)
+            i //= size
+        before = rest[node][:outer] if role is None else (role,) * outer
+        new[node] = (*before, *map(at, reversed(coordinates)))
+        if not fits(node, new[node], machine.mesh):
+            return
+    yield new

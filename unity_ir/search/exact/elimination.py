@@ -1,0 +1,360 @@
+"""
+Exact minimisation of a sum of tables over discrete variables, by eliminating one variable at a time.
+
+    min over x1..xn of sum_k table_k(f_ki(x_i), f_kj(x_j), ...)
+
+On a chain this is dynamic programming; on a series-parallel graph it does the sequence and parallel splits of Unity
+(section 5.2) without having to find them; on any graph it is exact, at a cost that grows with how entangled it is.
+
+A table looks at a variable through an axis `f`: which layout a configuration needs, say. Tables stay as small as that:
+values of a variable that look alike to all tables around it are one. Equal layers have the same tables and axes, so
+each distinct elimination is done once, in all graphs solved with one memo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from heapq import heappop, heappush
+from math import prod
+
+import numpy as np
+
+from unity_ir.budget import spend
+from unity_ir.search.layouts.axes import Floats, Ints
+
+Variable = int
+
+NEAR = 2**16
+"""Numbers that a processor holds near by: sums of tables are looked at so many at a time."""
+
+LARGE = 10**6
+"""Entries of a sum from which on it pays to look for rows that are nowhere less than another."""
+
+PRUNED = 12
+"""Rows that others are compared with then."""
+
+STEP = 40_000
+"""Work of an elimination beside the entries it looks at: of Python, and of starting numpy's functions."""
+
+WEIGHED = 15_000
+"""Work of finding out what eliminating a variable would take."""
+
+FEWER = 4
+"""Tables are added up before the rest is, if that has so many times fewer entries than the sum of all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """What a table sees of a variable: for each of its values a number below `size`, each of which occurs."""
+
+    at: Ints
+    size: int
+
+    @cached_property
+    def _order(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.at, kind="stable")
+        return order, np.searchsorted(self.at[order], np.arange(self.size))
+
+    def least(self, of_values: Floats) -> Floats:
+        """The minimum over the values with each number."""
+        order, starts = self._order
+        return np.minimum.reduceat(of_values[order], starts)
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A table over variables, each seen through an axis."""
+
+    variables: tuple[Variable, ...]
+    axes: tuple[Axis, ...]
+    table: Floats
+
+
+@cache
+def every(size: int) -> Axis:
+    """The axis of a variable's values as they are."""
+    return Axis(np.arange(size), size)
+
+
+def plain(variables: tuple[Variable, ...], table: Floats) -> Factor:
+    """A table over the values of variables themselves."""
+    return Factor(variables, tuple(map(every, table.shape)), table)
+
+
+@dataclass(frozen=True, eq=False)
+class _Joint:
+    """Several axes of one variable as one, and what each of them is by that one."""
+
+    axis: Axis
+    each: Mapping[Axis, Ints]
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One elimination: of which variable, from which tables, which table it makes."""
+
+    variable: Variable
+    involved: tuple[int, ...]
+    """Numbers of factors."""
+    key: tuple[object, ...]
+    own: _Joint | None
+    """What the tables with other variables see of this one; None if there are none."""
+    others: tuple[Variable, ...]
+    seen: tuple[_Joint, ...]
+    entries: int
+
+
+@dataclass
+class Memo:
+    """Tables made by eliminations, and joint axes, by what they were made of (which objects)."""
+
+    tables: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
+    joints: dict[tuple[int, ...], _Joint] = field(default_factory=dict[tuple[int, ...], _Joint])
+    tokens: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
+    """A number for every table: for one that was made, by its key."""
+    parts: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
+    """Tables at the only value of some variables."""
+    held: dict[int, object] = field(default_factory=dict[int, object])
+    """What keys name by identity, so that nothing else takes it."""
+
+    def joint(self, axes: Sequence[Axis]) -> _Joint:
+        """Axes of one variable as one."""
+        distinct = {id(a): a for a in axes}
+        key = tuple(sorted(distinct))
+        if key not in self.joints:
+            parts = [distinct[k] for k in key]
+            self.held.update(distinct)
+            if len(parts) == 1:
+                made = _Joint(parts[0], {parts[0]: np.arange(parts[0].size)})
+            else:
+                code = parts[0].at
+                for part in parts[1:]:
+                    code = code * part.size + part.at
+                _, first, at = np.unique(code, return_index=True, return_inverse=True)
+                made = _Joint(Axis(at.reshape(-1), len(first)), {p: p.at[first] for p in parts})
+            self.joints[key] = made
+        return self.joints[key]
+
+    def token(self, table: Floats) -> int:
+        """The number of a table that is given."""
+        self.held[id(table)] = table
+        return self.tokens.setdefault(("given", id(table)), len(self.tokens))
+
+
+def minimise(sizes: Mapping[Variable, int], factors: Sequence[Factor]) -> tuple[float, dict[Variable, int]]:
+    """The least sum and a choice for every variable that attains it. `inf` entries are forbidden combinations."""
+    found = minimise_within(float("inf"), sizes, factors)
+    assert found is not None
+    return found
+
+
+def minimise_within(
+    limit: float, sizes: Mapping[Variable, int], factors: Sequence[Factor], memo: Memo | None = None
+) -> tuple[float, dict[Variable, int]] | None:
+    """As `minimise`, unless more than `limit` entries of tables not in the memo would have to be looked at."""
+    found = {v: 0 for v, size in sizes.items() if size == 1}
+    memo = memo or Memo()
+    factors = [_without(f, found, memo) for f in factors]
+    constant = sum(float(f.table) for f in factors if not f.variables)
+    live = [f for f in factors if f.variables]
+    order = _Order({v: size for v, size in sizes.items() if v not in found}, live, memo)
+    steps = order.steps(limit)
+    if steps is None:
+        return None
+    for step in steps:
+        involved = [live[n] for n in step.involved]
+        if step.key not in memo.tables:
+            spend(STEP + step.entries)
+            memo.tables[step.key] = _eliminated(step, involved, sizes[step.variable])
+        table = memo.tables[step.key]
+        if step.others:
+            live.append(Factor(step.others, tuple(j.axis for j in step.seen), table))
+        else:
+            constant += float(table)
+    for step in reversed(steps):
+        total = np.zeros(sizes[step.variable])
+        for number in step.involved:
+            factor = live[number]
+            total += factor.table[
+                tuple(
+                    a.at if v == step.variable else a.at[found[v]]
+                    for v, a in zip(factor.variables, factor.axes, strict=True)
+                )
+            ]
+        found[step.variable] = int(total.argmin())
+    return constant, found
+
+
+def _without(factor: Factor, fixed: Mapping[Variable, int], memo: Memo) -> Factor:
+    """The table without the variables that have one value."""
+    left = tuple(v not in fixed for v in factor.variables)
+    if all(left):
+        return factor
+    at = tuple(None if keep else int(a.at[0]) for a, keep in zip(factor.axes, left, strict=True))
+    key = (id(factor.table), at)
+    if key not in memo.parts:
+        memo.held[id(factor.table)] = factor.table
+        memo.parts[key] = factor.table[tuple(slice(None) if i is None else i for i in at)]
+    return Factor(
+        tuple(v for v, keep in zip(factor.variables, left, strict=True) if keep),
+        tuple(a for a, keep in zip(factor.axes, left, strict=True) if keep),
+        memo.parts[key],
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Outline:
+    """A factor without its table."""
+
+    variables: tuple[Variable, ...]
+    axes: tuple[Axis, ...]
+    token: int
+
+
+class _Order:
+    """In which order to eliminate: always the variable with the smallest joint table next."""
+
+    def __init__(self, sizes: Mapping[Variable, int], factors: Sequence[Factor], memo: Memo):
+        self.memo = memo
+        self.outlines: list[_Outline] = []
+        self.of: dict[Variable, dict[int, _Outline]] = {v: {} for v in sizes}
+        self.due: dict[Variable, _Step] = {}
+        self.queue: list[tuple[int, Variable]] = []
+        for factor in factors:
+            self._enter(_Outline(factor.variables, factor.axes, memo.token(factor.table)))
+        for variable in sizes:
+            self._weigh(variable)
+
+    def steps(self, limit: float) -> list[_Step] | None:
+        """The eliminations; None if those not in the memo look at more than `limit` entries."""
+        out: list[_Step] = []
+        new: set[tuple[object, ...]] = set()
+        total = 0
+        while self.queue:
+            entries, variable = heappop(self.queue)
+            step = self.due.get(variable)
+            if step is None or step.entries != entries:
+                continue
+            if step.key not in self.memo.tables and step.key not in new:
+                new.add(step.key)
+                total += entries
+                if total > limit:
+                    return None
+            out.append(step)
+            self._take(step)
+        return out
+
+    def _enter(self, outline: _Outline) -> None:
+        for variable in outline.variables:
+            self.of[variable][len(self.outlines)] = outline
+        self.outlines.append(outline)
+
+    def _take(self, step: _Step) -> None:
+        del self.due[step.variable]
+        for number, outline in self.of.pop(step.variable).items():
+            for other in outline.variables:
+                if other != step.variable:
+                    del self.of[other][number]
+        if step.others:
+            token = self.memo.tokens.setdefault(step.key, len(self.memo.tokens))
+            self._enter(_Outline(step.others, tuple(j.axis for j in step.seen), token))
+            for other in step.others:
+                self._weigh(other)
+
+    def _weigh(self, variable: Variable) -> None:
+        spend(WEIGHED)
+        seen: dict[Variable, list[Axis]] = {}
+        names: dict[Variable, int] = {variable: 0}
+        key: list[object] = []
+        for outline in self.of[variable].values():
+            key.append(outline.token)
+            for v, axis in zip(outline.variables, outline.axes, strict=True):
+                if len(outline.variables) > 1:
+                    seen.setdefault(v, []).append(axis)
+                key.append((names.setdefault(v, len(names)), id(axis)))
+                self.memo.held[id(axis)] = axis
+        own = self.memo.joint(seen.pop(variable)) if seen else None
+        joints = tuple(self.memo.joint(axes) for axes in seen.values())
+        entries = (own.axis.size if own else 1) * prod(j.axis.size for j in joints)
+        self.due[variable] = _Step(variable, tuple(self.of[variable]), tuple(key), own, tuple(seen), joints, entries)
+        heappush(self.queue, (entries, variable))
+
+
+def _eliminated(step: _Step, involved: Sequence[Factor], size: int) -> Floats:
+    """Minimum over the variable of the sum of tables, over what they see of the other variables."""
+    alone = np.zeros(size)
+    for factor in involved:
+        if len(factor.variables) == 1:
+            alone = alone + factor.table[factor.axes[0].at]
+    if step.own is None:
+        return np.asarray(alone.min())
+    joints = {step.variable: step.own, **dict(zip(step.others, step.seen, strict=True))}
+    order = list(joints)
+    shape = tuple(joints[v].axis.size for v in order)
+    tables: list[Floats] = []
+    for factor in involved:
+        if len(factor.variables) > 1:
+            table = factor.table
+            for i, (v, axis) in enumerate(zip(factor.variables, factor.axes, strict=True)):
+                if joints[v].axis is not axis:
+                    table = np.take(table, joints[v].each[axis], axis=i)
+            places = [order.index(v) for v in factor.variables]
+            table = table.transpose(np.argsort(places, kind="stable"))
+            tables.append(table.reshape([n if i in places else 1 for i, n in enumerate(shape)]))
+    return _least(step.own.axis.least(alone), tables, shape[1:])
+
+
+def _least(alone: Floats, tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
+    """Minimum along the first axis of `alone` plus the sum of tables that broadcast to (len(alone), *shape)."""
+    first, *others = _few(tables, len(alone) * prod(shape))
+    first = first + alone.reshape(-1, *(1 for _ in shape))
+    if not others:
+        return np.broadcast_to(first.min(axis=0), shape).copy()
+    if len(alone) * prod(shape) >= LARGE:
+        left = _not_above(np.hstack([t.reshape(len(alone), -1) for t in (first, *others)]))
+        first, *others = (t[left] for t in (first, *others))
+    best = np.full(shape, np.inf)
+    lines = max(1, NEAR // prod(shape[1:]))
+    for start in range(0, shape[0], lines):
+        some = slice(start, start + lines)
+        _least_of([t if t.shape[1] == 1 else t[:, some] for t in (first, *others)], best[some])
+    return best
+
+
+def _not_above(values: Floats) -> Ints:
+    """Rows but for those nowhere below one of a few others, found as long as it pays: their sums are not the least."""
+    left = np.argsort(values.sum(axis=1), kind="stable")
+    for tried in range(PRUNED):
+        if tried >= len(left) or (tried == 2 and len(left) == len(values)):
+            break
+        after = left[tried + 1 :]
+        left = np.concatenate([left[: tried + 1], after[np.any(values[after] < values[left[tried]], axis=1)]])
+    return np.sort(left)
+
+
+def _few(tables: Sequence[Floats], entries: int) -> list[Floats]:
+    """Tables with the same sum, smallest first: small ones are added up as long as that stays small."""
+    alike: dict[tuple[int, ...], Floats] = {}
+    for table in tables:
+        alike[table.shape] = alike[table.shape] + table if table.shape in alike else table
+    left = sorted(alike.values(), key=lambda t: t.size)
+    while len(left) > 1:
+        shape = np.broadcast_shapes(left[0].shape, left[1].shape)
+        if FEWER * prod(shape) > entries:
+            break
+        left = sorted([left[0] + left[1], *left[2:]], key=lambda t: t.size)
+    return left
+
+
+def _least_of(tables: Sequence[Floats], best: Floats) -> None:
+    """Lower `best` to the minimum along the first axis of the sum of tables, as many rows at a time as stay near."""
+    rows = max(1, NEAR // best.size)
+    joint = np.empty((rows, *best.shape))
+    for start in range(0, len(tables[0]), rows):
+        some = joint[: len(tables[0]) - start]
+        np.add(tables[0][start : start + rows], tables[1][start : start + rows], out=some)
+        for table in tables[2:]:
+            some += table[start : start + rows]
+        np.minimum(best, some[0] if len(some) == 1 else some.min(axis=0), out=best)

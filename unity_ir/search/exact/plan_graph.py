@@ -1,0 +1,45 @@
+"""
+The parallel graph of an exact plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Assignment, GridRole, Layout, as_layout
+from unity_ir.search.exact.solver import ExactPlan, Solver
+from unity_ir.search.layouts.axes import AxisGroup, Ints
+
+
+def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
+    """The parallel graph, with views, that carries out an exact plan of a serial graph."""
+    assignments, rests, relays = placed(graph, plan, solver)
+    return materialise(graph, assignments, solver.spaces.machine.mesh, rests, relays, plan.again)
+
+
+def placed(
+    graph: Graph, plan: ExactPlan, solver: Solver
+) -> tuple[dict[Node, Assignment], dict[Value, Layout], dict[Value, Layout]]:
+    """The assignments of an exact plan, where values rest, and where they are relayed."""
+    groups, with_gradient = solver.spaces.groups, trained(graph)
+    assignments: dict[Node, Assignment] = {}
+    for node, row in plan.rows.items():
+        table = solver.table(node, with_gradient)
+        assignments[node] = spelled(groups, table.roles, table.counts[row])
+
+    def layout(value: Value, number: int) -> Layout:
+        space = solver.space(value)
+        names = (*range(space.rank), COPY, SUM, REPEAT)
+        return as_layout(spelled(groups, names, space.counts[number]))
+
+    found = {value: layout(value, number) for value, number in plan.layouts.items()}
+    rests = {value: layout(value, number) for value, number in plan.rests.items()}
+    return assignments, {**found, **rests}, found
+
+
+def spelled(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Assignment:
+    """The role of each mesh axis, from a row [group, role] with a 1 for the role of each group."""
+    return tuple(names[int(row.argmax())] for g, row in zip(groups, counts, strict=True) for _ in g.axes)

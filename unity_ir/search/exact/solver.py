@@ -1,0 +1,492 @@
+"""
+The fastest parallelization of one serial graph, exactly.
+
+    min over configurations c_op, resting layouts r_leaf, relay layouts l_value of
+        sum over operators  of  seconds(c_op)
+      + sum over leaves     of  update(r_leaf) + reshard(r_leaf -> l_leaf)
+      + sum over values     of  reshard(made(c_producer) -> l_value)
+      + sum over their uses of  reshard(l_value -> needed(c_user))
+
+`reshard` counts the forward and, where there is one, the backward. A value with one user needs no relay. A relay is
+where several users share what they can of the way; that those which need one layout share the rest of it, too, is not
+counted here but in `search/exact/shared_moves.py`.
+
+Rows that others stand in for are left out at once (`search/exact/factor_graph.py`). Messages give a lower bound, and
+for every row how much worse than that any choice with it must be (`search/exact/trw_s.py`). A good choice is found by
+elimination among the few best rows of every variable (`search/exact/elimination.py`); rows that cannot be in a better
+one are dropped. Once few enough are left, elimination finds the optimum among them, which is that of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unity_ir.budget import OutOfBudget, spend
+from unity_ir.cost.memory import leaf_tensors
+from unity_ir.cost.plan import update_time
+from unity_ir.cost.work import repeats
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf
+from unity_ir.pcg.types import tensor_type
+from unity_ir.search.exact.elimination import Factor, Memo, every, minimise_within
+from unity_ir.search.exact.factor_graph import NOWHERE, Kind, Link, Port, Problem, Rows, Way, between, port, undominated
+from unity_ir.search.exact.recompute import NOTHING, Kept
+from unity_ir.search.exact.trw_s import Messages
+from unity_ir.search.exact.two_way import StepwiseBetween
+from unity_ir.search.layouts.axes import Floats, Ints
+from unity_ir.search.layouts.objective import TIME, Price
+from unity_ir.search.layouts.operator_table import OperatorTable, operator_table
+from unity_ir.search.layouts.space import LayoutSpace, Spaces
+
+ENTRIES = 20_000_000
+"""Entries an elimination may look at among the rows that are left."""
+
+WHOLE = 6_000_000_000
+"""Likewise before any rows are dropped, when equal parts of graphs have the same tables and are eliminated once."""
+
+BEST = 8
+"""Rows of each variable among which good choices are looked for."""
+
+PASSES = 60
+"""Passes of messages at most, there and back."""
+
+PORT = 25_000
+"""Work of leaving rows out at one end of a link."""
+
+CLOSE = 1e-3
+"""A choice this near the bound (as a part of it) is not improved on; the gap is said."""
+
+FEW = 600
+"""Layouts of a value up to which what it costs between any two is found at once."""
+
+TOLERANCE = 1e-9
+"""Rows are dropped that are worse by more than this part of the whole; sums are rounded."""
+
+
+@dataclass(frozen=True)
+class ExactPlan:
+    """A choice: the row of every operator's table, the layout of every relayed value and every leaf."""
+
+    seconds: float
+    rows: Mapping[Node, int]
+    layouts: Mapping[Value, int]
+    """Layout numbers of values with several uses, where they find it, and of leaves that one operator reads."""
+    rests: Mapping[Value, int] = field(default_factory=dict[Value, int])
+    """Layout numbers of leaves with several uses, where they rest before they are brought to where those find them."""
+    again: frozenset[Node] = frozenset()
+    """Operators whose results are computed again for the backward rather than kept."""
+    bound: float = 0.0
+    """Seconds that no choice is below; `seconds` if this is the least."""
+    rows_before: int = 0
+    """Rows of all variables that there were to choose from, ..."""
+    rows_left: int = 0
+    """... and that no bound excluded."""
+
+
+@dataclass
+class _Apart:
+    """What it costs from each layout to every layout, or to each from every one: rows as they are asked for."""
+
+    space: LayoutSpace
+    price: Price
+    training: bool
+    kept: bool
+    there: bool
+    _rows: dict[int, Floats] = field(default_factory=dict[int, Floats])
+
+    def __getitem__(self, at: int, /) -> Floats:
+        if at not in self._rows:
+            self._rows[at] = self._row(at)
+        return self._rows[at]
+
+    def whole(self) -> Floats:
+        """Every row, there."""
+        if self.price.byte == 0:
+            return self.space.training if self.training else self.space.forward
+        every = np.arange(len(self.space))
+        return self.price.reshard(self.space, every, every, self.training, self.kept)
+
+    def _row(self, at: int) -> Floats:
+        if self.price.byte == 0:
+            return self.space.apart(at, self.training, self.there)
+        one, every = np.array([at]), np.arange(len(self.space))
+        ends = (one, every) if self.there else (every, one)
+        return self.price.reshard(self.space, *ends, self.training, self.kept).reshape(-1)
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Likewise, where only what is there already will do."""
+
+    size: int
+
+    def __getitem__(self, at: int, /) -> Floats:
+        row = np.full(self.size, np.inf)
+        row[at] = 0.0
+        return row
+
+
+@dataclass
+class Solver:
+    """Solves graphs on one machine; tables of operators it has seen are kept."""
+
+    spaces: Spaces
+    optimizer: Optimizer
+    stepwise: bool = False
+    """Whether only messages will be passed: no row is left out, and no table of all pairs of layouts made."""
+    _tables: dict[tuple[object, ...], OperatorTable] = field(default_factory=dict[tuple[object, ...], OperatorTable])
+    kinds: dict[tuple[object, ...], Kind] = field(default_factory=dict[tuple[object, ...], Kind])
+    ways: dict[tuple[object, ...], Way] = field(default_factory=dict[tuple[object, ...], Way])
+    memo: Memo = field(default_factory=Memo)
+    _leaves: dict[tuple[object, ...], tuple[Floats, Ints]] = field(
+        default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
+    )
+    _rests: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
+    _aparts: dict[tuple[object, ...], Rows] = field(default_factory=dict[tuple[object, ...], Rows])
+    price: Price = TIME
+    """What is minimised; plans' `seconds` and `bound` are in it."""
+
+    def at(self, price: Price) -> Solver:
+        """A solver that minimises something else; tables of operators are shared."""
+        return Solver(self.spaces, self.optimizer, _tables=self._tables, price=price, stepwise=self.stepwise)
+
+    def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
+        """The table of a serial compute node."""
+        needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
+        weights = tuple(v.node.op == "weight" for v in node.operands)
+        key = (node.op, node.attributes, tuple(v.type for v in node.operands), weights, repeats(node), needs)
+        if key not in self._tables:
+            self._tables[key] = operator_table(node, needs, self.spaces)
+        return self._tables[key]
+
+    def space(self, value: Value) -> LayoutSpace:
+        """The layouts of a value."""
+        return self.spaces.of_value(value)
+
+    def solve(self, graph: Graph) -> ExactPlan:
+        """The minimum for a serial forward graph."""
+        return Terms(self, graph).solve()
+
+    def kind(
+        self,
+        node: Node,
+        with_gradient: set[Node],
+        single: Sequence[Value],
+        results: Sequence[bool | None],
+        keeps: Kept | None = None,
+        whole: bool = False,
+        shared: frozenset[Value] = frozenset(),
+    ) -> Kind:
+        """
+        The rows of an operator that any optimum needs.
+
+        `single` are the leaves that only it reads; `results` says of each result whether a gradient comes back to it,
+        or None if nobody reads it; `whole` leaves none out. Operands in `shared` may be where a row needs them because
+        others need them there, too: only a row that needs the same stands in for it.
+        """
+        table = self.table(node, with_gradient)
+        user = node in with_gradient
+        kept = NOTHING if keeps is None else keeps
+        flags = (kept.results(node), kept.operands(node), node in kept.may_recompute)
+        leaves = tuple(v in single and v.node.op == "weight" for v in node.operands)
+        same = tuple(v in shared for v in node.operands)
+        key = (id(table), tuple(v in single for v in node.operands), leaves, tuple(results), flags, whole, same)
+        if key not in self.kinds:
+            self.kinds[key] = self._make_kind(table, node, with_gradient, user, single, results, flags, whole, same)
+        return self.kinds[key]
+
+    def _make_kind(
+        self,
+        table: OperatorTable,
+        node: Node,
+        with_gradient: set[Node],
+        user: bool,
+        single: Sequence[Value],
+        results: Sequence[bool | None],
+        kept: tuple[tuple[bool, ...], tuple[bool, ...], bool],
+        whole: bool,
+        same: tuple[bool, ...],
+    ) -> Kind:
+        made, read, may = kept
+        seconds = self.price.rows(table, made, may)
+        needs: list[Ints] = []
+        ends: list[tuple[Ints, Rows]] = []
+        for i, value in enumerate(node.operands):
+            if value in single:
+                seconds = seconds + self.leaf(value, with_gradient, user, read[i])[0][table.operands[i]]
+                continue
+            need = table.operands[i].copy()
+            for j in range(i):
+                if node.operands[j] == value:
+                    need[table.operands[i] == table.operands[j]] = NOWHERE
+            needs.append(need)
+            if self.stepwise:
+                continue
+            apart = self._apart(value, user and value.node in with_gradient, read[i], there=False)
+            ends.append((need, _Same(len(self.space(value))) if same[i] else apart))
+        for i, training in enumerate(results):
+            if training is not None and not self.stepwise:
+                ends.append((table.results[i], self._apart(node.results[i], training, made[i], there=True)))
+        rows = np.arange(len(table))
+        if not whole and len(set(node.operands)) == len(node.operands) and not self.stepwise:
+            rows = rows[undominated(seconds, ends)]
+        return Kind(
+            len(table),
+            rows,
+            seconds[rows],
+            every(len(rows)),
+            tuple(port(made[rows]) for made in table.results),
+            tuple(port(need[rows]) for need in needs),
+        )
+
+    def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Kind:
+        """The layouts in which users may find a shared value or a leaf."""
+        key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient, kept)
+        if key not in self.kinds:
+            rows = np.arange(len(self.space(value)))
+            leaf = value.node.is_leaf
+            seconds = self.leaf(value, with_gradient, True, kept)[0] if leaf else np.zeros(len(rows))
+            needs = () if leaf else (port(rows),)
+            self.kinds[key] = Kind(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
+        return self.kinds[key]
+
+    def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> Way:
+        """What stands between two ports of a value."""
+        key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
+        if key not in self.ways:
+            space = self.space(value)
+            self.ways[key] = (
+                StepwiseBetween(made, needs, space, training)
+                if self.stepwise
+                else between(space, made, needs, training, self.price, kept)
+            )
+        return self.ways[key]
+
+    def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
+        """What a leaf costs by the layout in which those who read it find it, and the layout it best rests in then."""
+        training = user and value.node in with_gradient
+        key = (value.type, value.node.op, training, kept)
+        if key not in self._leaves:
+            rest, space = self.rest(value.node, with_gradient), self.space(value)
+            rests = np.flatnonzero(np.isfinite(rest))
+            seconds = rest[rests][:, None] + self.price.leaf(space, rests, training, kept, value.node.op == "weight")
+            best = seconds.argmin(axis=0)
+            self._leaves[key] = np.take_along_axis(seconds, best[None], axis=0)[0], rests[best]
+        return self._leaves[key]
+
+    def _apart(self, value: Value, training: bool, kept: bool, there: bool) -> Rows:
+        """From each layout of a value to all, or to each from all."""
+        key = (value.type, value.node.op == "weight", training, kept if self.price.byte else None, there)
+        if key not in self._aparts:
+            space = self.space(value)
+            rows = _Apart(space, self.price, training, kept, there)
+            if len(space) <= FEW:
+                table = rows.whole()
+                rows = table if there else table.T
+            self._aparts[key] = rows
+        return self._aparts[key]
+
+    def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
+        """What a leaf costs by resting in each layout: the update of a weight; copies and addends never rest."""
+        (type,) = node.types
+        updated = node.op == "weight" and node in with_gradient
+        key = (type, node.op, updated)
+        if key not in self._rests:
+            self._rests[key] = self.price.of(*self.resting(node, updated))
+        return self._rests[key]
+
+    def resting(self, node: Node, updated: bool) -> tuple[Floats, Floats]:
+        """Seconds and bytes of a leaf by the layout it rests in; infinite where it cannot rest."""
+        space = self.space(node.result)
+        (type,) = node.types
+        barred = space.degrees[:, space.rank] * space.degrees[:, space.rank + 1] > 1
+        seconds = np.where(barred, np.inf, 0.0)
+        bytes = np.where(barred, np.inf, leaf_tensors(node, updated, self.optimizer) * space.bytes)
+        if not updated:
+            return seconds, bytes
+        for i in np.flatnonzero(~barred):
+            degrees = tuple(int(d) for d in space.degrees[i, : space.rank])
+            piece = leaf("weight", tensor_type(space.shape, type.dtype, degrees), name="piece")
+            seconds[i] = update_time(piece, self.optimizer, self.spaces.machine)
+        return seconds, bytes
+
+
+def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
+    """
+    A good choice of rows for every variable, what it costs, and a bound: the same, if it is the least. Where the budget
+    ends once there is a choice, that is given. Raises `OutOfBudget` where it ends before.
+    """
+    exact = _eliminate(problem, WHOLE, memo)
+    if exact is not None:
+        return (*exact, exact[0])
+    messages = Messages(problem)
+    best, chosen, few = np.inf, list[int](), BEST
+    tried = sum(map(len, problem.rows))
+    try:
+        for _ in range(PASSES):
+            messages.forward()
+            before = messages.bound
+            messages.backward()
+            found, few = among_best(problem, messages.slack, few)
+            if found[0] < best:
+                best, chosen = found
+            left = messages.prune(best * (1 + TOLERANCE) - before)
+            close = best <= messages.bound * (1 + CLOSE)
+            if close or 2 * left < tried:
+                tried = left
+                exact = _eliminate(problem, ENTRIES)
+                if exact is not None:
+                    return (*exact, exact[0])
+            if close:
+                break
+    except OutOfBudget:
+        if not chosen:
+            raise
+    return best, chosen, min(best, messages.bound)
+
+
+def among_best(problem: Problem, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
+    """The best choice among a few rows of each variable, and of how many; fewer if that takes too long."""
+    while True:
+        spend(2 * PORT * len(problem.links))
+        among = [np.sort(np.argsort(s, kind="stable")[:few]) for s in slack]
+        found = _eliminate(problem.among(among), ENTRIES)
+        if found is not None:
+            return found, few
+        few //= 2
+
+
+def _eliminate(problem: Problem, limit: int, memo: Memo | None = None) -> tuple[float, list[int]] | None:
+    """The best choice, unless finding it looks at more entries of tables than the limit."""
+    factors = [
+        Factor((v,), (axis,), seconds)
+        for v, (axis, seconds) in enumerate(zip(problem.own, problem.seconds, strict=True))
+    ]
+    for link in problem.links:
+        factors.append(Factor((link.source, link.target), (link.made.axis, link.needs.axis), link.seconds))
+    found = minimise_within(limit, {v: len(rows) for v, rows in enumerate(problem.rows)}, factors, memo)
+    if found is None:
+        return None
+    seconds, rows = found
+    return seconds, [int(of[rows[v]]) for v, of in enumerate(problem.rows)]
+
+
+class Terms:
+    """The problem of one graph, and what its rows mean."""
+
+    def __init__(self, solver: Solver, graph: Graph, whole: Node | None = None):
+        """Of the operator `whole` every row is in the problem, though others stand in for it."""
+        self.solver = solver
+        self.whole = whole
+        self.nodes = graph.nodes()
+        self.with_gradient = trained(graph)
+        self.keeps = NOTHING if solver.price.byte == 0 else Kept(graph)
+        self.uses = graph.users()
+        self.numbers: dict[Node | Value, int] = {}
+        self.kinds: list[Kind] = []
+        self.links: list[Link] = []
+        self.single_leaves: list[tuple[Value, Node, int]] = []
+        for node in self.nodes:
+            if not node.is_leaf:
+                self._operator(node)
+            elif self.relayed(node.result):
+                self._relay(node.result)
+
+    def problem(self) -> Problem:
+        """The sum to minimise."""
+        kinds = self.kinds
+        return Problem([k.rows for k in kinds], [k.seconds for k in kinds], [k.own for k in kinds], [*self.links])
+
+    def solve(self) -> ExactPlan:
+        """The least choice, as far as it can be found."""
+        return self.plan(self.problem())
+
+    def plan(self, problem: Problem) -> ExactPlan:
+        """The least choice among the rows that a problem of this graph has left."""
+        return self.chosen(problem, *_minimum(problem, self.solver.memo))
+
+    def chosen(self, problem: Problem, seconds: float, chosen: Sequence[int], bound: float) -> ExactPlan:
+        """The choice of these rows, of what a problem of this graph has left."""
+        rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
+        layouts = {key: self.found(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
+        rests = {
+            v: int(self.solver.leaf(v, self.with_gradient, True, self.keeps.value(v))[1][found])
+            for v, found in layouts.items()
+            if v.node.is_leaf
+        }
+        for value, user, slot in self.single_leaves:
+            need = int(self.solver.table(user, self.with_gradient).operands[slot][rows[user]])
+            read = self.keeps.operands(user)[slot]
+            layouts[value] = self.solver.leaf(value, self.with_gradient, user in self.with_gradient, read)[1][need]
+        among, left = sum(k.among for k in self.kinds), sum(map(len, problem.rows))
+        again = frozenset(n for n in self.keeps.may_recompute if self._recomputes(n, rows[n]))
+        return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
+
+    def found(self, value: Value, row: int) -> int:
+        """The layout in which users find a value, by the row of its relay."""
+        return row
+
+    def shared(self) -> frozenset[Value]:
+        """Values that may be where an operator needs them because others need them there, too."""
+        return frozenset()
+
+    def _recomputes(self, node: Node, row: int) -> bool:
+        table = self.solver.table(node, self.with_gradient)
+        return bool(self.solver.price.recomputes(table, self.keeps.results(node))[row])
+
+    def relayed(self, value: Value) -> bool:
+        """Whether where a value's users find it is a choice of its own: not if it has one user, who decides it."""
+        return len(self.uses.get(value, ())) > 1 or (value.node.is_leaf and value not in self.uses)
+
+    def training(self, value: Value, users: Iterable[Node]) -> bool:
+        """Whether a gradient goes back from these users."""
+        return value.node in self.with_gradient and not self.with_gradient.isdisjoint(users)
+
+    def _enter(self, key: Node | Value, kind: Kind) -> int:
+        self.numbers[key] = len(self.kinds)
+        self.kinds.append(kind)
+        return self.numbers[key]
+
+    def _operator(self, node: Node) -> None:
+        single = [v for v in dict.fromkeys(node.operands) if v.node.is_leaf and not self.relayed(v)]
+        results = [
+            self.training(v, [user for user, _ in self.uses[v]]) if v in self.uses else None for v in node.results
+        ]
+        kind = self.solver.kind(
+            node, self.with_gradient, single, results, self.keeps, node is self.whole, self.shared()
+        )
+        own = self._enter(node, kind)
+        ports = iter(kind.needs)
+        for i, value in enumerate(node.operands):
+            if value in single:
+                self.single_leaves.append((value, node, i))
+                continue
+            source = self.numbers[value if self.relayed(value) else value.node]
+            made = self.kinds[source].made[0 if self.relayed(value) else value.index]
+            kept = self.keeps.operands(node)[i]
+            self._link(value, source, made, own, next(ports), self.training(value, [node]), kept)
+        for i, value in enumerate(node.results):
+            if self.relayed(value):
+                relay = self._relay(value)
+                training = self.training(value, [user for user, _ in self.uses[value]])
+                kept = self.keeps.relayed(value, self.uses[value])
+                self._link(value, own, kind.made[i], relay, self.kinds[relay].needs[0], training, kept)
+
+    def _link(
+        self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool, kept: bool
+    ) -> None:
+        self.links.append(Link(source, target, self.way(value, source, made, needs, training, kept)))
+
+    def way(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> Way:
+        """What stands between the variable where a value is and another."""
+        return self.solver.between(value, made, needs, training, kept)
+
+    def relay(self, value: Value) -> Kind:
+        """The rows of a relay."""
+        return self.solver.relay(value, self.with_gradient, self.keeps.value(value))
+
+    def _relay(self, value: Value) -> int:
+        return self._enter(value, self.relay(value))

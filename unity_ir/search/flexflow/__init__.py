@@ -1,0 +1,1 @@
+"""FlexFlow's search (section 6): `mcmc`, on the delta simulator."""

@@ -1,0 +1,356 @@
+"""
+FlexFlow's search (section 6): Metropolis-Hastings over the assignments of single operators, on the delta simulator.
+
+A proposal gives one operator, drawn at random, another assignment: what each mesh axis does in its task grid, or where
+on it the operator is pinned; some take the assignment that an alike operator has now. It is taken with probability
+min(1, exp(beta * operators * (old - new) / best)). A chain starts from each of several plans, and ends when its budget
+of proposals is spent, or when no better plan was found for half of those it made; what is left of the budget goes to
+chains that start near the best plan. Nothing is pinned in the first part of a chain, in which devices are all alike;
+then it goes on from its best plan. All is drawn from the seed, so the same search ends in the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from random import Random
+from time import perf_counter
+
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, divide, leaf, rewrite
+from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.sharding import REPEAT, Assignment, place
+from unity_ir.search.baselines.data_parallel import data_parallel
+from unity_ir.search.baselines.expert import expert
+from unity_ir.simulate.choices import random_assignment
+from unity_ir.simulate.delta import Simulation
+from unity_ir.simulate.streams import TICKS, pinned_axes
+from unity_ir.tdl.parallel import Configuration
+
+Assignments = Mapping[Node, Assignment]
+
+MAX_CLASSES = 4
+"""Devices are told apart along the innermost axes that make no more classes than this."""
+
+STARTS = ("data-parallel", "expert", "serial", "random")
+"""The plans chains start from."""
+
+ALIKE = 0.3
+"""How often a proposal takes the assignment of an alike operator."""
+
+PINNING = 0.25
+"""How often, in the part of a chain that pins, a proposal pins its operator on some axes."""
+
+PINNED = 0.5
+"""How often it then pins each of them."""
+
+AGAIN = "again"
+"""The name of chains that start near the best plan so far, while there is budget left."""
+
+SHAKEN = 0.25
+"""How many of its operators get another assignment then."""
+
+LEAST_CHAIN = 256
+"""Proposals that a chain is worth starting for."""
+
+PATIENCE = 50
+"""Proposals per operator that a chain waits for a better plan at least."""
+
+BEHIND = 3
+"""Likewise while it is slower than the plan that is to be beaten."""
+
+PROGRESS_EVERY = 256
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    How to search: `beta` weighs a slowdown, relative to what an operator takes on average in the best plan; `budget` is
+    of proposals, over all chains.
+    """
+
+    beta: float = 25.0
+    budget: int = 60_000
+    seconds: float | None = None
+    """Also a limit of time, for which the result may differ from run to run."""
+    seed: int = 0
+    starts: Sequence[str] = STARTS
+    overlap: bool = True
+    pinning: float = 0.2
+    """The last part of every chain's proposals, in which operators may be pinned."""
+    patience: int = PATIENCE
+    beat: float | None = None
+    """Seconds of a plan there is already: no chain starts near the best plan, and those slower than it end early."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What one chain did."""
+
+    start: str
+    first: float
+    """Seconds of an iteration of the plan it started from."""
+    best: float
+    proposed: int
+    accepted: int
+    found_at: int
+    """Proposals until the best plan."""
+    seconds: float
+    """That the chain took."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best plan of all chains."""
+
+    graph: Graph
+    assignments: Assignments
+    seconds: float
+    """Simulated, of an iteration."""
+    chains: tuple[Chain, ...]
+
+
+def mcmc(
+    graph: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    settings: Settings | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    space: Mapping[Node, Sequence[Assignment]] | None = None,
+    plans: Mapping[str, Assignments] | None = None,
+) -> Found:
+    """
+    The fastest plan found for a serial graph. `progress` is told the proposals made and the best time. With `space`,
+    assignments are drawn from it only, as are those of plans to start from that are not in it. `plans` are more plans
+    to start from, before those that the settings name.
+
+    Raises `UnityError` for settings that cannot be, and if a graph has nothing to place.
+    """
+    settings = settings or Settings()
+    _check(settings)
+    random = Random(settings.seed)
+    starts = {**(plans or {}), **_starts(graph, machine, optimizer, settings.starts, random, space)}
+    search = _Search(graph, machine, optimizer, settings, random, space)
+    best: tuple[int, Assignments] | None = None
+    chains: list[Chain] = []
+    proposed = 0
+    share = settings.budget // max(1, len(starts))
+    waiting = list(starts.items())
+    while waiting or (best is not None and settings.beat is None and settings.budget - proposed >= LEAST_CHAIN):
+        name, assignments = waiting.pop(0) if waiting else (AGAIN, search.shaken(best[1] if best else {}))
+        budget = share if name != AGAIN else settings.budget - proposed
+        chain, found = search.chain(name, assignments, budget, progress and _shift(progress, proposed))
+        proposed += chain.proposed
+        chains.append(chain)
+        if best is None or found[0] < best[0]:
+            best = found
+        if chain.interrupted or search.late():
+            break
+    if best is None:
+        raise UnityError(f"mcmc: {', '.join(settings.starts)}: no plan to start from fits; add `random`")
+    ticks, assignments = best
+    return Found(materialise(graph, assignments, machine.mesh), assignments, ticks / TICKS, tuple(chains))
+
+
+def told_apart(machine: Machine) -> tuple[int, ...]:
+    """The innermost axes, as many as make at most `MAX_CLASSES` classes of devices: where operators may be pinned."""
+    axes: list[int] = []
+    classes = 1
+    for axis in reversed(range(len(machine.mesh.sizes))):
+        classes *= machine.mesh.sizes[axis]
+        if classes > MAX_CLASSES:
+            break
+        axes.append(axis)
+    return tuple(reversed(axes))
+
+
+def _check(settings: Settings) -> None:
+    if not 0 <= settings.pinning <= 1:
+        raise UnityError("mcmc: the part of a chain that pins must be between 0 and 1")
+    if not settings.beta > 0 or settings.budget < 0 or (settings.seconds is not None and not settings.seconds > 0):
+        raise UnityError("mcmc: beta and seconds must be above 0, and the budget no less than 0")
+    if unknown := [s for s in settings.starts if s not in STARTS]:
+        raise UnityError(f"mcmc: no start {', '.join(unknown)}; known are {', '.join(STARTS)}")
+
+
+def _starts(
+    graph: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    names: Sequence[str],
+    random: Random,
+    space: Mapping[Node, Sequence[Assignment]] | None,
+) -> dict[str, Assignments]:
+    found: dict[str, Assignments] = {}
+    for name in names:
+        try:
+            if name == "random":
+                nodes = [n for n in graph.nodes() if n.is_compute]
+                found[name] = {n: random_assignment(n, machine, random) for n in nodes}
+            elif name == "serial":
+                # Everything everywhere: what small models are fastest by.
+                found[name] = {n: (REPEAT,) * len(machine.mesh.sizes) for n in graph.nodes() if n.is_compute}
+            else:
+                plan = data_parallel(graph, machine) if name == "data-parallel" else expert(graph, machine, optimizer)
+                found[name] = assignments_of(plan, machine)
+        except UnityError:
+            if name == "random":
+                raise
+            # The batch is not divisible: there is no such plan to start from.
+    if space is not None:
+        found = {
+            k: {n: a if a in space[n] else random.choice(space[n]) for n, a in v.items()} for k, v in found.items()
+        }
+    return found
+
+
+def assignments_of(plan: Graph, machine: Machine) -> dict[Node, Assignment]:
+    """What every operator of a plan's erasure does with the mesh's axes."""
+    placement = place(plan, machine.mesh)
+    found: dict[Node, Assignment] = {}
+
+    def serial(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+        if node.is_parallel:
+            return operands
+        if node.is_leaf:
+            return leaf(node.op, node.types[0].serial, None, **dict(node.attributes)).results
+        made = divide(node, operands, Configuration())
+        found.setdefault(made, placement.assignments[node])
+        return made.results
+
+    rewrite(plan, serial)
+    return found
+
+
+def _shift(progress: Callable[[int, float], None], by: int) -> Callable[[int, float], None]:
+    return lambda proposed, best: progress(by + proposed, best)
+
+
+class _Search:
+    """What all chains share: costs once known, and which operators are alike."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        optimizer: Optimizer,
+        settings: Settings,
+        random: Random,
+        space: Mapping[Node, Sequence[Assignment]] | None,
+    ):
+        self.graph = graph
+        self.machine = machine
+        self.optimizer = optimizer
+        self.settings = settings
+        self.random = random
+        self.space = space
+        self.start = perf_counter()
+        self.costs: dict[tuple[int, ...], Simulation] = {}
+        alike: dict[object, list[Node]] = {}
+        for node in graph.nodes():
+            if node.is_compute:
+                alike.setdefault((node.op, node.attributes, tuple(v.type for v in node.operands)), []).append(node)
+        self.alike = {node: nodes for nodes in alike.values() for node in nodes}
+
+    def chain(
+        self, name: str, assignments: Assignments, budget: int, progress: Callable[[int, float], None] | None
+    ) -> tuple[Chain, tuple[int, Assignments]]:
+        """One chain: its first part pins nothing."""
+        start = perf_counter()
+        pinning = 0 if self.space is not None or not told_apart(self.machine) else round(budget * self.settings.pinning)
+        ends = start + self.settings.seconds / len(self.settings.starts) if self.settings.seconds else None
+        first = best = None
+        beta = self.settings.beta * len(self.alike)
+        proposed = accepted = found_at = 0
+        interrupted = False
+        try:
+            for part, pins_some in ((budget - pinning, False), (pinning, True)):
+                if not part and best is not None:
+                    continue
+                simulation = self._simulation(assignments, pins_some)
+                now = simulation.makespan
+                if first is None:
+                    first = now
+                if best is None or now < best:
+                    best = now
+                made = better_at = 0
+                while self.alike and made < part and made - better_at <= self._patience(made, best):
+                    if ends is not None and perf_counter() > ends:
+                        break
+                    made += 1
+                    node, assignment = self._draw(simulation, pins_some)
+                    new = simulation.propose(node, assignment)
+                    if new <= now or self.random.random() < exp(beta * (now - new) / best):
+                        simulation.accept()
+                        now = new
+                        accepted += 1
+                        if now < best:
+                            best, better_at, found_at = now, made, proposed + made
+                            assignments = simulation.assignments
+                    else:
+                        simulation.reject()
+                    if progress is not None and made % PROGRESS_EVERY == 0:
+                        progress(proposed + made, best / TICKS)
+                proposed += made
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            interrupted = True
+        assert first is not None
+        assert best is not None
+        took = perf_counter() - start
+        return Chain(name, first / TICKS, best / TICKS, proposed, accepted, found_at, took, interrupted), (
+            best,
+            assignments,
+        )
+
+    def _patience(self, made: int, best: int) -> int:
+        """Proposals that a chain whose best takes so many ticks waits for a better plan."""
+        settings, operators = self.settings, len(self.alike)
+        if settings.beat is None:
+            return max(settings.patience * operators, made // 2)
+        return (settings.patience if best < settings.beat * TICKS else BEHIND) * operators
+
+    def late(self) -> bool:
+        """Whether time is up."""
+        return self.settings.seconds is not None and perf_counter() - self.start > self.settings.seconds
+
+    def shaken(self, assignments: Assignments) -> Assignments:
+        """A plan with some assignments drawn anew."""
+        random = self.random
+        return {
+            node: self._any(node) if random.random() < SHAKEN else assignment
+            for node, assignment in assignments.items()
+        }
+
+    def _any(self, node: Node) -> Assignment:
+        if self.space is not None:
+            return self.random.choice(self.space[node])
+        return random_assignment(node, self.machine, self.random)
+
+    def _simulation(self, assignments: Assignments, pins_some: bool) -> Simulation:
+        """Devices are told apart along axes that may be pinned, or are."""
+        axes = set(pinned_axes(assignments.values())).union(told_apart(self.machine) if pins_some else ())
+        key = tuple(sorted(axes))
+        found = Simulation(
+            self.graph, self.machine, assignments, self.optimizer, self.settings.overlap, key, self.costs.get(key)
+        )
+        self.costs.setdefault(key, found)
+        return found
+
+    def _draw(self, simulation: Simulation, pins_some: bool) -> tuple[Node, Assignment]:
+        """An operator and an assignment of it."""
+        random = self.random
+        node = random.choice(simulation.nodes)
+        if self.space is not None:
+            return node, random.choice(self.space[node])
+        if random.random() < ALIKE:
+            other = random.choice(self.alike[node])
+            if other is not node:
+                return node, simulation.assignment(other)
+        pinned = PINNED if pins_some and random.random() < PINNING else 0.0
+        return node, random_assignment(node, self.machine, random, pinned, simulation.streams.axes)

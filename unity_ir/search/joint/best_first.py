@@ -1,0 +1,228 @@
+"""
+The joint search: algebraic rewrites outside, the exact parallelization of each candidate inside.
+
+Best-first over graphs, as Unity's substitution level (section 5.1): the cheapest graph seen so far is rewritten in
+every way the rules allow; a candidate is kept if it costs less than alpha times the best. Unlike there, a candidate's
+cost is that of its optimal parallelization and mapping, not of one PCG.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from unity_ir.budget import spend
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Optimizer, Value
+from unity_ir.rules.derivation import Application
+from unity_ir.rules.match import Index
+from unity_ir.rules.rule import Rule
+from unity_ir.search.exact.axis_groups import solve
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.shared_moves import certain, sharpened
+from unity_ir.search.exact.solver import ExactPlan, Solver
+
+MOST = 8
+"""Graphs that are rewritten once more or priced, at least, whatever the budget."""
+
+MATCHED = 3_000
+"""Work of looking for one rule at one operator."""
+
+REBUILT = 20_000
+"""Work of an operator in a graph that a rule makes."""
+
+Progress = Callable[[int, float], None]
+"""Called with the graphs explored and the best time so far (seconds)."""
+
+
+_Found = tuple[float, Graph, ExactPlan, tuple[Application, ...]]
+"""Seconds, a graph, its plan, and how it was derived."""
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """What the joint search found."""
+
+    graph: Graph
+    bound: float | None
+    """
+    Seconds no placement of `rewritten` is below; None where neighbouring axes were searched together, or Ctrl-C came.
+    """
+    derivation: tuple[Application, ...]
+    explored: int
+    rewritten: Graph
+    """The serial graph that the derivation leads to, of which `graph` is the parallelization."""
+    plan: ExactPlan
+    solver: Solver
+    price: float = 0.0
+    """Seconds a byte on a device counts, where memory is short."""
+    interrupted: bool = False
+    """Whether the search was to end early (Ctrl-C): this is the best until then."""
+    rival: JointPlan | None = None
+    """The plan of the graph that is fastest on one device, if that is another."""
+    source: ExactPlan | None = None
+    """What the same solver finds for the graph without rewrites."""
+
+
+@dataclass
+class Explored:
+    """What the rules made of graphs, for the next search from the same graph, at another price."""
+
+    alone: JointPlan | None = None
+    everywhere: dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]] = field(
+        default_factory=dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]]
+    )
+    rewrites: dict[tuple[Value, ...], Kept] = field(default_factory=dict[tuple[Value, ...], "Kept"])
+
+
+class Kept:
+    """What an iterator gives, as often as it is asked for."""
+
+    def __init__(self, given: Iterator[tuple[list[Application], Graph]]):
+        self._given = given
+        self._kept: list[tuple[list[Application], Graph]] = []
+
+    def __iter__(self) -> Iterator[tuple[list[Application], Graph]]:
+        at = 0
+        while True:
+            if at == len(self._kept):
+                after = next(self._given, None)
+                if after is None:
+                    return
+                self._kept.append(after)
+            yield self._kept[at]
+            at += 1
+
+
+def joint(
+    graph: Graph,
+    machine: Machine,
+    rules: Sequence[Rule],
+    optimizer: Optimizer,
+    alpha: float = 1.05,
+    budget: int = 500,
+    progress: Progress | None = None,
+    solver: Solver | None = None,
+    explored: Explored | None = None,
+    like: Graph | None = None,
+) -> JointPlan:
+    """
+    The fastest parallel graph found for a serial one.
+
+    `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the operators in all
+    the graphs explored, so that the same search ends in the same plan on any computer. `solver` may price
+    bytes, too; by default only time counts. `explored` is what an earlier search rewrote already; `like` the graph
+    whose number of groups of axes is taken (`groups.solve`), by default the source's. Ctrl-C ends it with
+    the best plan so far; before there is one it raises `KeyboardInterrupt`.
+    """
+    most = max(MOST, budget // max(1, sum(n.is_compute for n in graph.nodes())))
+    tie = count()
+    explored = explored or Explored()
+    solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
+    best: _Found = (plan.seconds, graph, plan, ())
+    queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
+    seen = {graph.outputs}
+    ends: list[_Found] = []
+    interrupted = False
+
+    def enter(after: Graph, steps: tuple[Application, ...]) -> _Found | None:
+        """Prices a graph, unless it has been."""
+        nonlocal best
+        if after.outputs in seen:
+            return None
+        seen.add(after.outputs)
+        plan = solver.solve(after)
+        found = plan.seconds, after, plan, steps
+        if plan.seconds < best[0] * (1 - 1e-9):
+            best = found
+        if plan.seconds <= alpha * best[0]:
+            heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
+        if progress is not None:
+            progress(len(seen), best[0])
+        return found
+
+    try:
+        if rules and machine.devices > 1:
+            # What is fastest on one device is often near, and may be many rewrites away.
+            alone = explored.alone or joint(graph, one_device(machine), rules, optimizer, alpha, budget)
+            if alone.interrupted:
+                raise KeyboardInterrupt
+            explored.alone = alone
+            end = enter(alone.rewritten, alone.derivation)
+            ends += [] if end is None else [end]
+        for rule in rules:
+            # For large graphs the budget ends before rewrites of rewrites.
+            _, candidate, _, derivation = best
+            at = candidate.outputs, rule.name
+            if at not in explored.everywhere:
+                explored.everywhere[at] = _everywhere(candidate, rule, Index(candidate))
+            applied, after = explored.everywhere[at]
+            enter(after, (*derivation, *applied))
+        most += len(seen)
+        while queue and len(seen) < most:
+            seconds, _, candidate, derivation = heapq.heappop(queue)
+            if seconds > alpha * best[0]:
+                break
+            for applied, after in explored.rewrites.setdefault(candidate.outputs, Kept(_rewrites(candidate, rules))):
+                enter(after, (*derivation, *applied))
+                if len(seen) >= most:
+                    break
+    except KeyboardInterrupt:
+        interrupted = True
+    if not interrupted:
+        try:
+            best, *ends = sorted(_sharpened(solver, best, ends), key=lambda f: f[0])
+        except KeyboardInterrupt:
+            interrupted = True
+
+    def plan_of(found: _Found) -> JointPlan:
+        _, rewritten, plan, derivation = found
+        bound = None if interrupted or not solver.spaces.axis_by_axis else certain(plan.bound, rewritten, machine)
+        graph = realise(rewritten, plan, solver)
+        return JointPlan(graph, bound, derivation, len(seen), rewritten, plan, solver, interrupted=interrupted)
+
+    rival = plan_of(ends[0]) if ends and not interrupted else None
+    return replace(plan_of(best), rival=rival, source=plan)
+
+
+def _sharpened(solver: Solver, best: _Found, ends: Sequence[_Found]) -> Iterator[_Found]:
+    """What was found when operators share moves; `best` a little faster, so that it stands if others equal it."""
+    for found in (best, *(end for end in ends if end is not best)):
+        _, graph, plan, derivation = found
+        plan = sharpened(solver, graph, plan)
+        yield plan.seconds * (1 - 1e-9 * (found is best)), graph, plan, derivation
+
+
+def one_device(machine: Machine) -> Machine:
+    """One of the machine's devices by itself."""
+    return replace(machine, levels=(), links=())
+
+
+def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Application], Graph]]:
+    """
+    What the rules make of a graph: each rule everywhere it applies, then each in one place.
+
+    Repeated layers mostly want the same rewrite; without the former, n of them would take n rounds.
+    """
+    nodes = len(graph.nodes())
+    spend(MATCHED * nodes * len(rules))
+    index = Index(graph)
+    matching = [rule for rule in rules if any(True for _ in rule.matches(graph, index=index))]
+    for rule in matching:
+        at, after = _everywhere(graph, rule, index)
+        if len(at) > 1:
+            yield at, after
+    for rule in matching:
+        for place, after in rule.applications(graph, index=index):
+            spend(REBUILT * nodes)
+            yield [Application(rule.name, place)], after
+
+
+def _everywhere(graph: Graph, rule: Rule, index: Index) -> tuple[list[Application], Graph]:
+    """A rule applied as often as there are places for it at first: some make new places for themselves for ever."""
+    most = sum(1 for _ in rule.matches(graph, index=index))
+    spend(REBUILT * len(graph.nodes()) * (1 + most))
+    at, after = rule.everywhere(graph, most=most)
+    return [Application(rule.name, place) for place in at], after

@@ -1,0 +1,26 @@
+"""
+Algebra first, then parallelization: what joint optimization is compared with (Unity, section 6.4).
+
+The graph is rewritten until it is fastest on one device, as if there were no others; what comes out is parallelized.
+Rules, algorithms and costs are those of the joint search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.rules.rule import Rule
+from unity_ir.search.joint.best_first import JointPlan, Progress, joint, one_device
+
+
+def sequential(
+    graph: Graph, machine: Machine, rules: Sequence[Rule], optimizer: Optimizer, progress: Progress | None = None
+) -> JointPlan:
+    """The fastest parallel graph of the graph that is fastest on one of the machine's devices."""
+    rewritten = joint(graph, one_device(machine), rules, optimizer, progress=progress)
+    found = joint(rewritten.rewritten, machine, (), optimizer, progress=progress, like=graph)
+    explored = rewritten.explored + found.explored
+    return replace(found, derivation=rewritten.derivation, explored=explored, source=None)

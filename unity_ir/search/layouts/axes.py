@@ -1,0 +1,144 @@
+"""
+Roles of machine axes: which divide which dim, copy, sum or repeat.
+
+Every axis of the machine gets a role of its own; on larger machines, neighbouring axes get one together
+(`search/exact/axis_groups.py`), or equal axes of a level are counted: so many of them have this role, so many that
+(`search/bounds/axis_counts.py`). A layout or configuration is an array [group, role]: of the group's axes, how many
+have the role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise
+from math import comb, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.machine.model import Machine
+
+Floats = npt.NDArray[np.float64]
+
+
+Ints = npt.NDArray[np.int64]
+
+
+Counts = npt.NDArray[np.int8]
+
+
+Singles = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisGroup:
+    """Neighbouring mesh axes that have one role together; or `count` equal ones of a level with a role each."""
+
+    axes: tuple[int, ...]
+    levels: tuple[tuple[int, int], ...]
+    """The devices along each level; if counted, of one axis."""
+    count: int = 1
+
+    @property
+    def size(self) -> int:
+        return prod(n for _, n in self.levels)
+
+
+EXACT_AXES = 3
+"""Machines of up to so many axes are always searched axis by axis; of larger ones, neighbouring axes together."""
+
+
+def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
+    """The machine's axes, outermost first, in groups that end before the axes `cuts`."""
+    edges = (0, *cuts, len(machine.mesh.sizes)) if machine.mesh.sizes else ()
+    out: list[AxisGroup] = []
+    for start, stop in pairwise(edges):
+        levels: dict[int, int] = {}
+        for axis in range(start, stop):
+            level = machine.axis_levels[axis]
+            levels[level] = levels.get(level, 1) * machine.mesh.sizes[axis]
+        out.append(AxisGroup(tuple(range(start, stop)), tuple(levels.items())))
+    return tuple(out)
+
+
+def counted(machine: Machine) -> tuple[AxisGroup, ...]:
+    """The machine's axes, outermost first, with equal ones of a level in one group that is counted."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):
+        alike.setdefault((level, size), []).append(axis)
+    return tuple(AxisGroup(tuple(axes), (of,), len(axes)) for of, axes in alike.items())
+
+
+@lru_cache(maxsize=16)
+def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
+    """Every way to give the axes of all groups roles: [ways, group, role], how many of the group have the role."""
+    each = [_compositions(group.count, roles) for group in groups]
+    at = np.indices(tuple(map(len, each))).reshape(len(each), prod(map(len, each)))
+    out = np.zeros((at.shape[1], len(groups), roles), dtype=np.int8)
+    for group, (ways, chosen) in enumerate(zip(each, at, strict=True)):
+        out[:, group] = ways[chosen]
+    out.setflags(write=False)
+    return out
+
+
+@lru_cache(maxsize=16)
+def role_degrees(groups: tuple[AxisGroup, ...], roles: int) -> Ints:
+    """The degree of every role in each of `role_counts`: [ways, role]."""
+    out = degrees_of(role_counts(groups, roles), groups)
+    out.setflags(write=False)
+    return out
+
+
+def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
+    """The degree of every role: [ways, role]."""
+    out = np.ones((len(counts), counts.shape[2]), dtype=np.int64)
+    for i, group in enumerate(groups):
+        out *= np.array([group.size**n for n in range(group.count + 1)], dtype=np.int64)[counts[:, i]]
+    return out
+
+
+@cache
+def _compositions(number: int, parts: int) -> Counts:
+    """Every way to write a number as an ordered sum of so many parts: [ways, parts], most in the first ones first."""
+    if parts == 1:
+        return np.array([[number]], dtype=np.int8)
+    return np.concatenate(
+        [np.insert(_compositions(number - first, parts - 1), 0, first, axis=1) for first in range(number, -1, -1)]
+    )
+
+
+@cache
+def _ranks(number: int, parts: int) -> Ints:
+    """What each part adds to the place of a composition among all: [parts left, number left, first]."""
+    out = np.zeros((parts + 1, number + 1, number + 1), dtype=np.int64)
+    for left in range(2, parts + 1):
+        for n in range(number + 1):
+            for first in range(n - 1, -1, -1):
+                out[left, n, first] = out[left, n, first + 1] + comb(n - first - 1 + left - 2, left - 2)
+    return out
+
+
+def _rank(ways: Counts, number: int) -> Ints:
+    """The places of compositions [ways, parts] of a number among all of them."""
+    parts = ways.shape[1]
+    out, left = np.zeros(len(ways), dtype=np.int64), np.full(len(ways), number)
+    if number == 1:
+        for i in range(1, parts):
+            out += i * ways[:, i]
+        return out
+    ranks = _ranks(number, parts)
+    for i in range(parts - 1):
+        out += ranks[parts - i, left, ways[:, i]]
+        left = left - ways[:, i]
+    return out
+
+
+def code(groups: Sequence[AxisGroup], counts: Counts) -> Ints:
+    """A number for each row of counts [way, group, role], its own."""
+    roles = counts.shape[2]
+    out = np.zeros(len(counts), dtype=np.int64)
+    for i, group in enumerate(groups):
+        out = out * comb(group.count + roles - 1, group.count) + _rank(counts[:, i], group.count)
+    return out

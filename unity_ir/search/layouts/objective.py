@@ -1,0 +1,66 @@
+"""What a search minimises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.search.layouts.axes import Floats, Ints
+from unity_ir.search.layouts.operator_table import OperatorTable
+from unity_ir.search.layouts.space import LayoutSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """
+    `second` for each second of an iteration, and `byte` for each byte held on a device at the end of its forward.
+
+    Of moves of weights and their gradients, to and from where they rest, the part `hidden` counts nothing: kernels of
+    other operators are done meanwhile.
+    """
+
+    second: float = 1.0
+    byte: float = 0.0
+    hidden: float = 0.0
+
+    def of(self, seconds: Floats, bytes: Floats) -> Floats:
+        if self.byte == 0 or self == SPACE:
+            return bytes if self == SPACE else self.second * seconds
+        return self.second * seconds + self.byte * bytes
+
+    def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
+        """For which rows it is cheaper to compute the results again than to keep them."""
+        none = np.zeros(len(table))
+        return self.of(table.again, none) < self.of(none, table.bytes(kept))
+
+    def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool) -> Floats:
+        """What each row of an operator's table costs, of whose results these are kept for the backward."""
+        if self.byte == 0:
+            return self.second * table.seconds
+        whole = self.of(table.seconds, table.halos + table.bytes(kept))
+        return np.minimum(whole, self.of(table.seconds + table.again, table.halos)) if may_recompute else whole
+
+    def reshard(self, space: LayoutSpace, sources: Ints, targets: Ints, training: bool, kept: bool) -> Floats:
+        """What it costs to bring a value from layouts to layouts [source, target], and to keep it there."""
+        seconds = space.reshard(sources, targets, training)
+        if self.byte == 0:
+            return seconds if self.second == 1 else self.second * seconds
+        return self.of(seconds, space.arriving(sources, targets) * kept)
+
+    def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
+        """What it costs to bring a leaf from where it rests to every layout [rest, layout]."""
+        if self.byte == 0 and self.second == 1 and weight:
+            seconds = space.of_few(rests, training)
+        else:
+            seconds = self.reshard(space, rests, np.arange(len(space)), training, kept)
+        return (1 - self.hidden) * seconds if weight and self.hidden else seconds
+
+
+TIME = Price()
+"""Nothing but seconds."""
+
+SPACE = Price(0.0, 1.0)
+"""Nothing but bytes."""

@@ -1,0 +1,221 @@
+"""
+The table of an operator: every configuration, the layouts it needs and makes, and its seconds forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from unity_ir.budget import spend
+from unity_ir.cost.halos import exchanges
+from unity_ir.cost.table import distinct, seconds, template
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.sharding import COPY, REPEAT, GridRole, operand_role, result_role
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.search.layouts.axes import Counts, Floats, Ints, role_counts, role_degrees
+from unity_ir.search.layouts.space import LayoutSpace, Spaces
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """Configurations of one operator; rows of all arrays correspond."""
+
+    roles: tuple[GridRole, ...]
+    """What the columns of a row's counts stand for."""
+    counts: Counts
+    """[row, group, role]: 1 for the role of each group of axes"""
+    operands: tuple[Ints, ...]
+    """Per operand, the layout number each row needs."""
+    results: tuple[Ints, ...]
+    """Per result, the layout number each row makes."""
+    seconds: Floats
+    again: Floats
+    """Seconds it takes to compute the results once more."""
+    made: tuple[Floats, ...]
+    """Bytes of each result on a device."""
+    halos: Floats
+    """Bytes of operands with their halos, which are tensors by themselves."""
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def bytes(self, kept: Sequence[bool]) -> Floats:
+        """Per row, of those results that are kept for the backward."""
+        return sum((m for m, k in zip(self.made, kept, strict=True) if k), np.zeros(len(self)))
+
+
+def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> OperatorTable:
+    """
+    Every configuration of a serial compute node on the machine, dominated ones left out.
+
+    `needs` says which operands' gradients the backward computes.
+    """
+    # However large a table is, time may be up before it is made.
+    spend(0)
+    analysis = node.analysis
+    barred = frozenset[str]() if spaces.hybrids else _summed(node)
+    variables = tuple(v for v in _divisible(node) if v not in barred)
+    carriers = analysis.carriers if spaces.hybrids else ()
+    roles: tuple[GridRole, ...] = (*variables, COPY, REPEAT, *carriers)
+    counts = role_counts(spaces.groups, len(roles))
+    degrees = role_degrees(spaces.groups, len(roles))
+    extents = np.array([analysis.bound.extents[v] for v in variables], dtype=np.int64)
+    fits = np.all(extents % degrees[:, : len(variables)] == 0, axis=1)
+    counts, degrees = counts[fits], degrees[fits]
+    needed: list[Ints] = []
+    for i, value in enumerate(node.operands):
+        space = spaces.of_value(value)
+        needed.append(space.find(_project(counts, [operand_role(analysis, i, what) for what in roles], space)))
+    made: list[Ints] = []
+    for i, type in enumerate(node.types):
+        space = spaces.of(type.shape, type.dtype)
+        made.append(space.find(_project(counts, [result_role(analysis, i, what) for what in roles], space)))
+    ok = np.all([numbers >= 0 for numbers in (*needed, *made)], axis=0)
+    needed, made = [n[ok] for n in needed], [m[ok] for m in made]
+    divided = degrees[ok, : len(variables)]
+    both, forward = seconds(node, needs, variables, divided, _same(node, needed), spaces.machine.device)
+    return _undominated(
+        OperatorTable(
+            roles,
+            counts[ok],
+            tuple(needed),
+            tuple(made),
+            both + _halo_seconds(node, needs, variables, counts[ok, :, : len(variables)], spaces),
+            forward,
+            tuple(spaces.of(t.shape, t.dtype).bytes[m] for t, m in zip(node.types, made, strict=True)),
+            _halo_bytes(node, variables, divided, needed, spaces),
+        )
+    )
+
+
+def kernels_found(graph: Graph) -> None:
+    """Find the kernels of a graph's operators, which tables on all machines need, once."""
+    with_gradient = trained(graph)
+    for node in graph.nodes():
+        if node.is_compute:
+            needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
+            same = tuple(map(node.operands.index, node.operands))
+            template(node, needs, _divisible(node), same)
+
+
+def _divisible(node: Node) -> tuple[str, ...]:
+    return tuple(v for v in node.analysis.splittable if node.analysis.bound.extents[v] > 1)
+
+
+def _summed(node: Node) -> frozenset[str]:
+    """The variables of an operator's matrices of weights that are summed over."""
+    analysis = node.analysis
+    made = {v for dims in analysis.result_dims for v in dims}
+    matrices = [
+        analysis.operand_dims[p.name]
+        for p, value in zip(analysis.bound.operands, node.operands, strict=True)
+        if value.node.op == "weight" and len(value.shape) > 1
+    ]
+    return frozenset(v for dims in matrices for v in dims if v is not None and v not in made)
+
+
+def _same(node: Node, needed: Sequence[Ints]) -> Ints:
+    """For each row and operand, the first operand that is the same value and is needed in the same layout."""
+    same = np.tile(np.arange(len(needed)), (len(needed[0]), 1))
+    for i, value in enumerate(node.operands):
+        for j in reversed(range(i)):
+            if node.operands[j] == value:
+                same[:, i] = np.where(needed[i] == needed[j], j, same[:, i])
+    return same
+
+
+def _project(counts: Counts, roles: Sequence[int], space: LayoutSpace) -> Counts:
+    """Counts of grid roles as counts of a tensor's roles, to which `roles` takes each of them."""
+    out = np.zeros((len(counts), counts.shape[1], space.roles), dtype=np.int8)
+    for column, role in enumerate(roles):
+        out[:, :, space.role(role)] += counts[:, :, column]
+    return out
+
+
+def _halo_seconds(
+    node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], counts: Counts, spaces: Spaces
+) -> Floats:
+    """Seconds of the halo exchanges, per row of counts [row, group, variable], there and, for gradients, back."""
+    out = np.zeros(len(counts))
+    analysis = node.analysis
+    if not analysis.operand_halos or not spaces.groups:
+        return out
+    # Nothing is exchanged where no dim with a halo is divided, and how much depends on the dims of its operand only.
+    dims = {parameter: analysis.operand_dims[parameter] for parameter in analysis.operand_halos}
+    haloed = {
+        v
+        for parameter, halos in analysis.operand_halos.items()
+        for v, halo in zip(dims[parameter], halos, strict=False)
+        if sum(halo)
+    }
+    matter = [i for i, v in enumerate(variables) if any(v in of for of in dims.values())]
+    some = np.flatnonzero(np.any(counts[:, :, [i for i, v in enumerate(variables) if v in haloed]], axis=(1, 2)))
+    if not len(some):
+        return out
+    counts = counts[some][:, :, matter]
+    first, inverse = distinct(counts.reshape(len(counts), -1).astype(np.int64))
+    each: list[float] = []
+    for row in counts[first]:
+        sizes = {variables[v]: _level_sizes(row[:, i], spaces) for i, v in enumerate(matter)}
+        degrees = {v: prod(of_levels.values()) for v, of_levels in sizes.items()}
+        each.append(
+            sum(
+                (1 + needs[e.operand])
+                * spaces.machine.move_seconds(
+                    "halo", sizes[e.variable], e.border, 0, ELEMENT_BYTES[node.operands[e.operand].type.dtype]
+                )
+                for e in exchanges(node, degrees)
+            )
+        )
+    out[some] = np.array(each)[inverse]
+    return out
+
+
+def _halo_bytes(
+    node: Node, variables: tuple[str, ...], degrees: Ints, needed: Sequence[Ints], spaces: Spaces
+) -> Floats:
+    """Per row, of the operands whose halos are exchanged."""
+    total = np.zeros(len(degrees))
+    halos = node.analysis.operand_halos
+    if halos:
+        matter = [i for i, v in enumerate(variables) if any(v in node.analysis.operand_dims[p] for p in halos)]
+        first, inverse = distinct(degrees[:, matter])
+        rows = degrees[first].tolist()
+        exchanged = [{e.operand for e in exchanges(node, dict(zip(variables, row, strict=True)))} for row in rows]
+        for i, value in enumerate(node.operands):
+            has = np.array([i in operands for operands in exchanged])[inverse]
+            total += has * spaces.of(value.type.shape, value.type.dtype).bytes[needed[i]]
+    return total
+
+
+def _level_sizes(counts: Counts, spaces: Spaces) -> dict[int, int]:
+    """Devices along each level that the chosen groups make."""
+    sizes: dict[int, int] = {}
+    for group, count in zip(spaces.groups, counts.tolist(), strict=True):
+        for level, size in group.levels:
+            sizes[level] = sizes.get(level, 1) * size**count
+    return sizes
+
+
+def _undominated(table: OperatorTable) -> OperatorTable:
+    """Of the rows that need and make the same layouts, the fastest."""
+    _, which = distinct(np.stack([*table.operands, *table.results], axis=1))
+    order = np.lexsort((table.seconds, which))
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = which[order[1:]] != which[order[:-1]]
+    keep = np.sort(order[first])
+    return OperatorTable(
+        table.roles,
+        table.counts[keep],
+        tuple(o[keep] for o in table.operands),
+        tuple(r[keep] for r in table.results),
+        table.seconds[keep],
+        table.again[keep],
+        tuple(m[keep] for m in table.made),
+        table.halos[keep],
+    )

@@ -1,0 +1,415 @@
+"""The layouts of a value as numbers, and what it costs to go from one to another: what the exact search enumerates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import comb, prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Value
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.search.layouts.axes import (
+    AxisGroup,
+    Counts,
+    Floats,
+    Ints,
+    Singles,
+    code,
+    counted,
+    grouped,
+    role_counts,
+    role_degrees,
+)
+from unity_ir.search.layouts.transitions import Moves, all_moves
+from unity_ir.tdl.syntax import NOT_FLOATING
+
+FREE_MOVE = 1e-12
+"""Seconds a free move counts, so that of equal plans the one with fewer moves wins, as in the planner."""
+
+
+DENSE = 256
+"""Layouts up to which shortest paths are found through one layout after the other rather than by relaxing moves."""
+
+
+CACHED = 2**17
+"""Numbers that a processor holds near by: tables are computed so many at a time."""
+
+
+SCATTERED = 20
+"""Of so many seconds between layouts less than one must have got less for these to be looked at one by one."""
+
+
+def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
+    """`table` at every pair: first the columns of each row that there is, and then rows, which lie together."""
+    if len(rows) > len(table):
+        return np.take(table, columns, axis=1)[rows]
+    return np.take(table[rows], columns, axis=1)
+
+
+class LayoutSpace:
+    """
+    The layouts a value of one shape may have on a machine, and what it costs to go between any two.
+
+    Roles are numbered: dims, then COPY, SUM, REPEAT.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        groups: tuple[AxisGroup, ...],
+        shape: tuple[int, ...],
+        dtype: str,
+        merged: tuple[int, ...] | None = None,
+    ):
+        """`merged` says for each dim which it is told apart as; going between dims that are not told apart is free."""
+        self.machine = machine
+        self.groups = groups
+        self.merged = tuple(range(len(shape))) if merged is None else merged
+        self.rank = max(self.merged, default=-1) + 1
+        shape = tuple(prod(s for s, m in zip(shape, self.merged, strict=True) if m == d) for d in range(self.rank))
+        self.shape = shape
+        self.dtype = dtype
+        self.item = ELEMENT_BYTES[dtype]
+        self.roles = self.rank + 3
+        counts = role_counts(groups, self.roles)
+        degrees = role_degrees(groups, self.roles)
+        fits = np.all(np.array(shape, dtype=np.int64) % degrees[:, : self.rank] == 0, axis=1)
+        if dtype in NOT_FLOATING:
+            fits &= degrees[:, self.role(SUM)] == 1
+        self.counts: Counts = counts[fits]
+        self.degrees: Ints = degrees[fits]
+        self._number = np.full(prod(comb(g.count + self.roles - 1, g.count) for g in groups), -1)
+        self._number[code(self.groups, self.counts)] = np.arange(len(self.counts))
+
+    def role(self, role: int) -> int:
+        """The number of a role."""
+        return self.merged[role] if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def find(self, counts: Counts) -> Ints:
+        """The layout numbers of rows [ways, group, role]; -1 for one that does not fit the shape."""
+        return self._number[code(self.groups, counts)]
+
+    @cached_property
+    def elements(self) -> Floats:
+        """Elements of a piece, per layout."""
+        total = float(np.prod([float(s) for s in self.shape]))
+        return total / np.prod(self.degrees[:, : self.rank], axis=1)
+
+    @cached_property
+    def bytes(self) -> Floats:
+        """Bytes of a piece, per layout."""
+        return self.elements * self.item
+
+    @cached_property
+    def duals(self) -> Ints:
+        """The number of each layout's dual."""
+        swapped = self.counts.copy()
+        c, s = self.role(COPY), self.role(SUM)
+        swapped[:, :, [c, s]] = swapped[:, :, [s, c]]
+        return self.find(swapped)
+
+    @cached_property
+    def forward(self) -> Floats:
+        """Seconds of the cheapest moves from every layout to every layout."""
+        every = np.arange(len(self))
+        return self.reshard(every, every, False)
+
+    @cached_property
+    def training(self) -> Floats:
+        """Seconds from every layout to every layout, and of the gradient back between their duals."""
+        every = np.arange(len(self))
+        return self.reshard(every, every, True)
+
+    def reshard(self, sources: Ints, targets: Ints, training: bool) -> Floats:
+        """Seconds of the cheapest moves [source, target]; in training also of the gradient back between their duals."""
+        there, back = self._there, self._back
+        seconds = _columns(self._cheapest, there[sources], there[targets])
+        if training:
+            home = np.take(self._home, back[targets], axis=1) if len(sources) > len(self._home) else None
+            rows = max(1, CACHED // max(1, len(targets)))
+            for start in range(0, len(sources), rows):
+                at = slice(start, start + rows)
+                some = back[sources[at]]
+                seconds[at] += np.take(self._home[some], back[targets], axis=1) if home is None else home[some]
+        # Going by another name counts as a free move: pairs of layouts that stand for the same.
+        order = np.argsort(there[targets], kind="stable")
+        ends = np.searchsorted(there[targets][order], [there[sources], there[sources] + 1])
+        many = ends[1] - ends[0]
+        source = np.repeat(np.arange(len(sources)), many)
+        target = order[np.arange(len(source)) + np.repeat(ends[0] - np.cumsum(many) + many, many)]
+        seconds[source, target] += FREE_MOVE * (sources[source] != targets[target])
+        return seconds
+
+    def of_few(self, sources: Ints, training: bool) -> Floats:
+        """As `reshard`, to every layout, without finding what it costs from those that are not asked for."""
+        some, at = np.unique(self._there[sources], return_inverse=True)
+        own, back = np.unique(self._back[sources], return_inverse=True)
+        n = len(self._stays)
+        if "_cheapest" in self.__dict__ or n <= DENSE or 3 * len(some) > n:
+            return self.reshard(sources, np.arange(len(self)), training)
+        seconds = np.take(self._from(some), self._there, axis=1)[at]
+        if training:
+            seconds += np.take(self._from(own, home=True), self._back, axis=1)[back]
+        seconds += FREE_MOVE * (
+            (self._there == self._there[sources][:, None]) & (np.arange(len(self)) != sources[:, None])
+        )
+        return seconds
+
+    def _from(self, layouts: Ints, home: bool = False) -> Floats:
+        key = layouts.tobytes(), home
+        if key not in self._some:
+            self._some[key] = self.from_layouts(layouts, home=home)
+        return self._some[key]
+
+    @cached_property
+    def _some(self) -> dict[tuple[bytes, bool], Floats]:
+        return {}
+
+    def apart(self, layout: int, training: bool, there: bool) -> Floats:
+        """As `reshard`, from one layout to every layout, or, if not `there`, to it from every one."""
+        at, back = int(self._there[layout]), self._back
+        seconds = np.take((self._cheapest if there else self._home)[at], self._there)
+        if training:
+            seconds += np.take((self._home if there else self._cheapest)[back[layout]], back)
+        ends, order = self._alike
+        before = seconds[layout]
+        seconds[order[ends[at] : ends[at + 1]]] += FREE_MOVE
+        seconds[layout] = before
+        return seconds
+
+    def arriving(self, sources: Ints, targets: Ints) -> Floats:
+        """Bytes of what a reshard makes [source, target]; none where pieces only go by another name."""
+        there = self._there
+        return (there[sources][:, None] != there[targets]) * self.bytes[targets]
+
+    @cached_property
+    def _stays(self) -> Ints:
+        """The layouts without REPEAT: between it and COPY all moves are free, so these stand for the others."""
+        return np.flatnonzero(np.all(self.counts[:, :, self.role(REPEAT)] == 0, axis=1))
+
+    def _standing_for(self, counts: Counts) -> Ints:
+        number = np.full(len(self), -1)
+        number[self._stays] = np.arange(len(self._stays))
+        counts[:, :, self.role(COPY)] += counts[:, :, self.role(REPEAT)]
+        counts[:, :, self.role(REPEAT)] = 0
+        return number[self.find(counts)]
+
+    @cached_property
+    def _there(self) -> Ints:
+        """For each layout the one of `_stays` that stands for it, ..."""
+        return self._standing_for(self.counts.copy())
+
+    @cached_property
+    def _back(self) -> Ints:
+        """... and for its dual."""
+        return self._standing_for(self.counts[self.duals].copy())
+
+    @cached_property
+    def _alike(self) -> tuple[list[int], Ints]:
+        """Layouts by the one of `_stays` that stands for them, and where those of each start."""
+        order = np.argsort(self._there, kind="stable")
+        return np.searchsorted(self._there[order], np.arange(len(self._stays) + 1)).tolist(), order
+
+    @property
+    def stands(self) -> tuple[Ints, Ints]:
+        """For each layout the numbers, among those without REPEAT, of the one that stands for it and for its dual."""
+        return self._there, self._back
+
+    @property
+    def stays(self) -> Ints:
+        """The layouts without REPEAT, ..."""
+        return self._stays
+
+    @property
+    def moves(self) -> tuple[Ints, Ints, Floats]:
+        """... and the moves between them: from which, to which, by their place among these, and seconds."""
+        return self._moves.sources, self._moves.targets, self._move_seconds
+
+    def least(self, sources: Ints, targets: Ints) -> Singles:
+        """
+        Seconds of the cheapest moves [source, target] between layouts without REPEAT, in single precision and not too
+        much. Where most are asked for, [layout, layout] whether asked for or not: what is not is any number.
+        """
+        filled, seconds = self._least
+        n = len(filled)
+        missing = sources[~filled[sources]]
+        if len(missing):
+            # No way of the cheapest visits a layout twice.
+            seconds[missing] = self.from_layouts(missing, single=True) * np.float32(1 - (n + 2) * 2.0**-23)
+            filled[missing] = True
+        return seconds if self.mostly(len(sources), len(targets)) else seconds[np.ix_(sources, targets)]
+
+    @property
+    def steps(self) -> int:
+        """Sums it takes, about, to relax all moves from all layouts once."""
+        return len(self._moves.sources) * len(self._stays)
+
+    def mostly(self, sources: int, targets: int) -> bool:
+        """Whether so many are most of the layouts without REPEAT."""
+        return 3 * sources * targets > len(self._stays) ** 2
+
+    @cached_property
+    def _home(self) -> Floats:
+        """As `_cheapest`, by where moves lead and where they start."""
+        return np.ascontiguousarray(self._cheapest.T)
+
+    @cached_property
+    def _least(self) -> tuple[npt.NDArray[np.bool_], Singles]:
+        """From which layouts there are seconds yet, and those."""
+        n = len(self._stays)
+        return np.zeros(n, dtype=bool), np.zeros((n, n), dtype=np.float32)
+
+    @cached_property
+    def _cheapest(self) -> Floats:
+        """Seconds of the cheapest moves between the layouts of `_stays`: shortest paths."""
+        n = len(self._stays)
+        if n > DENSE:
+            return self.from_layouts(np.arange(n))
+        seconds = np.full((n, n), np.inf)
+        np.fill_diagonal(seconds, 0.0)
+        seconds[self._moves.sources, self._moves.targets] = self._move_seconds
+        through = np.empty_like(seconds)
+        for between in range(n):
+            np.add(seconds[:, between, None], seconds[between], out=through)
+            np.minimum(seconds, through, out=seconds)
+        return seconds
+
+    def from_layouts(self, sources: Ints, single: bool = False, home: bool = False) -> Floats:
+        """
+        Seconds of the cheapest moves from some of the layouts of `_stays` to all, relaxed until none is less; if
+        `home`, to them from all.
+
+        In single precision each sum along the way may be 2**-24 of it too much.
+        """
+        n, moves = len(self._stays), self._moves.home if home else self._moves
+        # [target, source]: rows, which are copied, lie together.
+        precision: Any = np.float32 if single else np.float64
+        to_all: Floats = np.full((n, len(sources)), np.inf, dtype=precision)
+        to_all[sources, np.arange(len(sources))] = 0.0
+        seconds: Floats = self._move_seconds.astype(precision)
+        sets = [(moves.sources[at], moves.targets[at], seconds[at][:, None]) for at in moves.lie if at.stop > at.start]
+        while sets:
+            before = to_all.copy()
+            for source, target, of_move in sets:
+                found = to_all[source]
+                found += of_move
+                to_all[target] = np.minimum(found, to_all[target], out=found)
+            better = np.flatnonzero((to_all < before).reshape(-1))
+            if len(better) * SCATTERED < to_all.size:
+                self._settle(to_all.reshape(-1), better, len(sources), seconds, moves)
+                break
+        return np.ascontiguousarray(to_all.T)
+
+    def _settle(self, to_all: Floats, better: Ints, columns: int, seconds: Floats, moves: Moves) -> None:
+        """Relax on from those places of [target, source], flat, that got less, one by one."""
+        order = np.argsort(moves.sources, kind="stable")
+        starts = np.searchsorted(moves.sources[order], np.arange(len(self._stays) + 1))
+        while len(better):
+            row, column = np.divmod(better, columns)
+            leave = starts[row + 1] - starts[row]
+            first = np.repeat(starts[row] - np.cumsum(leave) + leave, leave)
+            move = order[first + np.arange(len(first))]
+            found = np.repeat(to_all[better], leave) + seconds[move]
+            place = moves.targets[move] * columns + np.repeat(column, leave)
+            less = found < to_all[place]
+            place = place[less]
+            np.minimum.at(to_all, place, found[less])
+            better = np.unique(place)
+
+    @cached_property
+    def _moves(self) -> Moves:
+        """All moves between layouts of `_stays`."""
+        moves = all_moves(self.groups, tuple(self.merged.count(d) == 1 for d in range(self.rank)))
+        every = moves.degrees
+        fits = np.all(np.array(self.shape, dtype=np.int64) % every[:, : self.rank] == 0, axis=1)
+        if self.dtype in NOT_FLOATING:
+            fits &= every[:, self.rank + 1] == 1
+        return moves if fits.all() else moves.among(fits)
+
+    @cached_property
+    def _move_seconds(self) -> Floats:
+        """What they cost."""
+        moves = self._moves
+        before = self.elements[self._stays][moves.sources]
+        after = before * moves.before[moves.of] / moves.after[moves.of]
+        if self.machine.device.profile is not None:
+            out = np.zeros(len(before))
+            for (kind, sizes), at in zip(moves.kinds, moves.lie, strict=True):
+                pairs = list(zip(before[at].tolist(), after[at].tolist(), strict=True))
+                seconds = {(b, a): self.machine.move_seconds(kind, dict(sizes), b, a, self.item) for b, a in set(pairs)}
+                out[at] = [seconds[pair] for pair in pairs]
+            return out + FREE_MOVE
+        local, starts, slopes = self.machine.move_lines(moves.kinds)
+        bytes = np.where(local[moves.of], after, before) * self.item
+        out = np.full(len(bytes), np.inf)
+        for start, slope in zip(starts, slopes, strict=True):
+            np.minimum(out, start[moves.of] + slope[moves.of] * bytes, out=out)
+        return out + FREE_MOVE
+
+
+def merged_dims(rank: int, merge: int) -> tuple[int, ...]:
+    """
+    Which dims a bound tells apart: 0, all; 1, channels of images, the last dim of others, and the rest; 2, none.
+    """
+    if merge == 0 or (merge == 1 and rank <= 2):
+        return tuple(range(rank))
+    kept = 1 if rank == 4 else rank - 1
+    return tuple(int(merge == 1 and d == kept) for d in range(rank))
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """The layout spaces of one machine, one per shape and element type, made when first asked for."""
+
+    machine: Machine
+    cuts: tuple[int, ...] | None = None
+    """Where the machine's axes are cut into groups that have one role; None for every axis on its own."""
+    by_count: bool = False
+    """Whether equal axes of a level are counted instead: less than what any layout of the axes themselves costs."""
+    merge: int = 0
+    """How coarsely dims are told apart, as `merged_dims` says: less still."""
+    hybrids: bool = True
+    """
+    Whether weights may be divided along what is summed over (the rules `divide-matmul.sum`, `divide-embedding.rows`,
+    `divide-perceptron`, `divide-attention.heads`), and partial sums pass linear operators (`add-of-sums`, ..).
+    """
+
+    @cached_property
+    def groups(self) -> tuple[AxisGroup, ...]:
+        if self.by_count:
+            return counted(self.machine)
+        axes = len(self.machine.mesh.sizes)
+        return grouped(self.machine, *(range(1, axes) if self.cuts is None else self.cuts))
+
+    @property
+    def axis_by_axis(self) -> bool:
+        """Whether every axis may have a role of its own, so that nothing is left out."""
+        return not self.by_count and len(self.groups) == len(self.machine.mesh.sizes)
+
+    @cached_property
+    def _made(self) -> dict[Any, LayoutSpace]:
+        return {}
+
+    def of(self, shape: tuple[int, ...], dtype: str, merge: int | None = None) -> LayoutSpace:
+        merged = merged_dims(len(shape), self.merge if merge is None else merge)
+        key = (shape, dtype, merged)
+        if key not in self._made:
+            self._made[key] = LayoutSpace(self.machine, self.groups, shape, dtype, merged)
+        return self._made[key]
+
+    def of_value(self, value: Value) -> LayoutSpace:
+        """
+        The layouts of a value. Where dims are merged at all, those of weights all are: a weight may rest divided along
+        the dim in which it is needed divided, so that hardly anything is lost.
+        """
+        weight = self.merge > 0 and value.node.op == "weight"
+        return self.of(value.type.shape, value.type.dtype, 2 if weight else None)

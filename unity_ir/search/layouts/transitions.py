@@ -1,0 +1,126 @@
+"""Moves between layouts: axes of a level change from one role to another, in one collective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise, product
+from math import comb, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.pcg.reshard import move_kind
+from unity_ir.pcg.sharding import COPY, SUM
+from unity_ir.search.layouts.axes import (
+    AxisGroup,
+    Ints,
+    code,
+    role_counts,
+    role_degrees,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """
+    Moves between layouts without REPEAT, by the place of these in `role_counts`. Moves of one set, of the same axes
+    from one role to another, lie together; no two of a set end, or start, in the same layout.
+    """
+
+    degrees: Ints
+    """Of the layouts: [layout, role]."""
+    sources: Ints
+    targets: Ints
+    of: Ints
+    """The set of each."""
+    kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+    """Per set its kind, and the devices along each level in a group."""
+    lie: tuple[slice, ...]
+    """Where the moves of each set lie."""
+    before: Ints
+    """Per set, by how much a piece grows by leaving its dim, ..."""
+    after: Ints
+    """... and shrinks by entering another."""
+
+    @property
+    def home(self) -> Moves:
+        """The moves as they would be gone backwards."""
+        return replace(self, sources=self.targets, targets=self.sources)
+
+    def among(self, layouts: npt.NDArray[np.bool_]) -> Moves:
+        """The moves between some of the layouts, numbered anew."""
+        number = np.cumsum(layouts) - 1
+        kept = layouts[self.sources] & layouts[self.targets]
+        ends = np.cumsum(kept)
+        stops = [int(ends[at.stop - 1]) for at in self.lie]
+        return Moves(
+            self.degrees[layouts],
+            number[self.sources[kept]],
+            number[self.targets[kept]],
+            self.of[kept],
+            self.kinds,
+            tuple(slice(start, stop) for start, stop in pairwise([0, *stops])),
+            self.before,
+            self.after,
+        )
+
+
+@lru_cache(maxsize=256)
+def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
+    """All moves between layouts of values with so many dims told apart; `single` says which are one dim by itself."""
+    rank = len(single)
+    every = role_counts(groups, rank + 2)
+    names = (*range(rank), COPY, SUM)
+    column = {COPY: rank, SUM: rank + 1, **{d: d for d in range(rank)}}
+    number = np.full(prod(comb(g.count + rank + 1, g.count) for g in groups), -1)
+    number[code(groups, every)] = np.arange(len(every))
+    sources: list[Ints] = []
+    targets: list[Ints] = []
+    kinds: list[tuple[str, tuple[tuple[int, int], ...]]] = []
+    lie: list[slice] = []
+    changes: list[tuple[int, int]] = []
+    total = 0
+    for amount in product(*(range(group.count + 1) for group in groups)):
+        if not any(amount):
+            continue
+        taken = np.array(amount, dtype=np.int8)
+        sizes: dict[int, int] = {}
+        for axis_group, k in zip(groups, amount, strict=True):
+            for level, size in axis_group.levels:
+                sizes[level] = sizes.get(level, 1) * size**k
+        group = prod(sizes.values())
+        inner = np.arange(len(taken)) > int(np.flatnonzero(taken)[0])
+        for p in names:
+            holding = np.flatnonzero(np.all(every[:, :, column[p]] >= taken, axis=1))
+            if p >= 0 and single[p]:
+                # As `pcg.reshard.moves`: axes leave a dim innermost first, and enter one inside those that divide it.
+                holding = holding[np.all(every[holding][:, inner, p] == taken[inner], axis=1)]
+            for q in names:
+                if p == q:
+                    continue
+                source = holding
+                if q >= 0 and single[q]:
+                    source = source[np.all(every[source][:, inner, q] == 0, axis=1)]
+                if not len(source):
+                    continue
+                moved = every[source]
+                moved[:, :, column[p]] -= taken
+                moved[:, :, column[q]] += taken
+                sources.append(source)
+                targets.append(number[code(groups, moved)])
+                kinds.append((move_kind(p, q), tuple(sizes.items())))
+                lie.append(slice(total, total + len(source)))
+                changes.append((group if p >= 0 else 1, group if q >= 0 else 1))
+                total += len(source)
+    none = np.zeros(0, dtype=np.int64)
+    return Moves(
+        role_degrees(groups, rank + 2),
+        np.concatenate([none, *sources]),
+        np.concatenate([none, *targets]),
+        np.repeat(np.arange(len(kinds)), [len(s) for s in sources]).astype(np.int64),
+        tuple(kinds),
+        tuple(lie),
+        np.array([c[0] for c in changes], dtype=np.int64),
+        np.array([c[1] for c in changes], dtype=np.int64),
+    )

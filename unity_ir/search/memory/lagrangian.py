@@ -1,0 +1,393 @@
+"""
+The fastest choice for a graph among those that fit a device's memory.
+
+    max over l >= 0 of  ( min over choices of seconds + l * bytes )  -  l * limit
+
+is a lower bound on the seconds of all choices that fit (Lagrange; Everett, 1963). The minimum is what the exact search
+finds. As a function of l it is concave, of one line for each choice: the next l to try is where the lines of a choice
+that fits and of one that does not cross (Dinkelbach). The choices met on the way, and those between them, are plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+
+from rich.filesize import decimal
+
+from unity_ir.cost.memory import held, leaf_tensors
+from unity_ir.cost.plan import PlanCost, cost
+from unity_ir.errors import UnityError
+from unity_ir.machine.device import Device
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.recompute import not_kept
+from unity_ir.pcg.sharding import pins
+from unity_ir.rules.derivation import Application
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.shared_moves import bounded, certain, shares, sharpened
+from unity_ir.search.exact.solver import CLOSE, ExactPlan, Solver
+from unity_ir.search.joint.best_first import JointPlan
+from unity_ir.search.layouts.objective import SPACE, Price
+from unity_ir.search.memory.peak_descent import within
+from unity_ir.search.memory.seconds_and_bytes import Choice, Ledger
+from unity_ir.simulate.report import peak
+
+TRIES = 24
+"""Prices of a byte at most, for one limit."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A plan that fits, ..."""
+
+    graph: Graph
+    """... of this graph, ..."""
+    plan: ExactPlan
+    bytes: float
+    price: float
+    """... seconds a byte costs at which the bound is best, ..."""
+    lines: tuple[tuple[float, float], ...]
+    """... and for every price tried what no choice is below: seconds + price * bytes."""
+
+    def bound(self, limit: float) -> float:
+        """Seconds that no choice of so many bytes is below."""
+        return max(least - price * limit for price, least in self.lines)
+
+
+class NothingFits(UnityError):
+    """No choice fits: `plan`, which takes the fewest `bytes`, does not. None takes fewer seconds than `fastest`."""
+
+    def __init__(self, plan: ExactPlan, bytes: float, fastest: float):
+        super().__init__("search: no plan fits")
+        self.plan = plan
+        self.bytes = bytes
+        self.fastest = fastest
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The smallest plan known, which does not fit: what it needs per device, how long it takes, and what is advised."""
+
+    needs: float
+    seconds: float
+    device: Device
+    advice: str
+    of: str = "found"
+
+    def __str__(self) -> str:
+        needs = lacking(self.needs, self.device)
+        return (
+            f"search: no plan fits: the smallest {self.of} {needs}, and takes {_text(self.seconds * 1e3)} ms; "
+            f"{self.advice}"
+        )
+
+
+class Refused(UnityError):
+    """No plan that fits was found for a graph and what rewrites make of it; plans by hand were not tried."""
+
+    def __init__(self, message: str, smallest: Smallest | None = None):
+        super().__init__(message)
+        self.smallest = smallest
+
+    def known(self, name: str, needs: float, seconds: float) -> Refused:
+        """The same; or of a plan by hand, if that needs less."""
+        if self.smallest is None or self.smallest.needs <= needs:
+            return self
+        least = replace(self.smallest, needs=needs, seconds=seconds, of=f"known, that of {name},")
+        return Refused(str(least), least)
+
+
+class Solvers:
+    """A solver at several prices. Those without a price, for bytes alone and at the last price keep what they made."""
+
+    def __init__(self, solver: Solver):
+        self.solver = solver
+        self._last = self._space = solver.at(SPACE)
+
+    def at(self, price: Price) -> Solver:
+        if price == self.solver.price:
+            return self.solver
+        if price == SPACE:
+            return self._space
+        if price != self._last.price:
+            self._last = self.solver.at(price)
+        return self._last
+
+
+class Curve:
+    """
+    The choices for a graph that are the least at some price, from the fastest to the smallest.
+
+    They are kept: under another limit the search goes on between those on either side of it.
+    """
+
+    def __init__(self, solvers: Solvers, graph: Graph, fastest: ExactPlan | None = None):
+        """`fastest` is the choice without a limit, if it is known."""
+        self.solvers, self.graph = solvers, graph
+        self.ledger = Ledger(solvers.solver, graph)
+        fastest = fastest or sharpened(solvers.solver, graph, solvers.solver.solve(graph))
+        self.fastest = self.ledger.choice(fastest)
+        self.lines = [(0.0, fastest.bound)]
+        self.met = [self.fastest]
+        self._at = {0.0: self.fastest}
+        self.good: list[Choice] = []
+        """Choices that were the fastest found within some limit."""
+
+    @cached_property
+    def smallest(self) -> Choice:
+        """The choice of the fewest bytes, if every operator pays for the moves it shares."""
+        self.met.append(self.ledger.choice(self.solvers.at(SPACE).solve(self.graph)))
+        return self.met[-1]
+
+    def bytes(self, choice: Choice) -> float:
+        return self.ledger.costs(choice)[1]
+
+    def seconds(self, choice: Choice) -> float:
+        return self.ledger.costs(choice)[0]
+
+    def bound(self, limit: float) -> float:
+        """Seconds that no choice of so many bytes is below, if every operator pays for the moves it shares."""
+        return max(least - price * limit for price, least in self.lines)
+
+    def solve(self, price: float) -> Choice:
+        """The least choice at a price of a byte."""
+        if price not in self._at:
+            plan = self.solvers.at(Price(1.0, price)).solve(self.graph)
+            self._at[price] = self.ledger.choice(plan)
+            self.lines.append((price, plan.bound))
+            self.met.append(self._at[price])
+        return self._at[price]
+
+    def fitting(self, limit: float) -> Fitting:
+        """The fastest choice found of at most `limit` bytes on each device. Raises `NothingFits`."""
+        if self.bytes(self.fastest) <= limit:
+            return self._found(self.fastest, limit)
+        if self.bytes(self.smallest) > limit:
+            choice = min(self.met, key=self.bytes)
+            if self.bytes(choice) > limit:
+                raise NothingFits(self.ledger.plan(choice, 0.0), self.bytes(choice), self.lines[0][1])
+        over = min((c for c in self.met if self.bytes(c) > limit), key=self.bytes)
+        under = max((c for c in self.met if self.bytes(c) <= limit), key=self.bytes)
+        good = [c for c in (*self.good, *self.met) if self.bytes(c) <= limit]
+        best = _better(self.ledger, min(good, key=self.seconds), over, under, limit)
+        for _ in range(TRIES):
+            (low, much), (high, few) = self.ledger.costs(over), self.ledger.costs(under)
+            if high <= low or self.seconds(best) <= self.bound(limit) * (1 + CLOSE):
+                # Not slower and smaller: what does not fit was not the fastest but near the bound.
+                break
+            price = (high - low) / (much - few)
+            met = self.solve(price)
+            seconds, bytes = self.ledger.costs(met)
+            if bytes <= limit:
+                best = _better(self.ledger, best, over, met, limit)
+            else:
+                best = _better(self.ledger, best, met, under, limit)
+            if seconds + price * bytes >= (low + price * much) * (1 - 1e-9):
+                break
+            over, under = (over, met) if bytes <= limit else (met, under)
+        self.good.append(best)
+        return self._found(best, limit)
+
+    def walked(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> Fitting | None:
+        """A choice whose peak is within the limit, near one of those known, if there is one."""
+        if self.bytes(self.smallest) > limit and not shares(self.graph):
+            return None
+        starts = sorted((*self.good, *self.met), key=self.bytes)
+        operators = sum(n.is_compute for n in self.graph.nodes())
+        found = within(self.ledger, starts, operators, lambda c: need(self.ledger.plan(c, 0.0), self.graph), limit)
+        if found is None:
+            return None
+        faster = self.ledger.improved(found, self.bytes(found))
+        fits = self.seconds(faster) < self.seconds(found) and need(self.ledger.plan(faster, 0.0), self.graph) <= limit
+        return self._found(faster if fits else found, limit)
+
+    def price(self, limit: float) -> float:
+        """What a byte costs where the bound is best."""
+        return max(self.lines, key=lambda line: line[1] - line[0] * limit)[0]
+
+    def _found(self, choice: Choice, limit: float) -> Fitting:
+        plan, bytes = self.ledger.plan(choice, 0.0), self.bytes(choice)
+        return Fitting(self.graph, plan, bytes, self.price(limit), tuple(self.lines))
+
+    def sound(self, found: Fitting) -> Fitting:
+        """
+        With what no choice is below when operators share moves: the line without a price and that at the plan's; all
+        that the search went by, if in this graph they never do.
+        """
+        if not shares(self.graph):
+            return found
+        least = bounded(self.solvers.at(Price(1.0, found.price)), self.graph) if found.price else self.lines[0][1]
+        return replace(found, lines=(self.lines[0], (found.price, least)))
+
+
+def fitting(solver: Solver, graph: Graph, limit: float) -> Fitting:
+    """The fastest choice found of at most `limit` bytes on each device, and what none is below."""
+    curve = Curve(Solvers(solver), graph)
+    return curve.sound(curve.fitting(limit))
+
+
+def _better(ledger: Ledger, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
+    """The fastest within the limit of the best so far, and of what lies between two choices and near that."""
+    tried = [best, under]
+    mixed = ledger.between(over, under, limit)
+    if mixed is not None:
+        tried.append(ledger.improved(mixed, limit))
+    return min((c for c in tried if ledger.costs(c)[1] <= limit), key=lambda c: ledger.costs(c)[0])
+
+
+ROUNDS = 6
+"""Times the limit is tightened because the simulated peak is above what is held at the end of the forward."""
+
+
+def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
+    """
+    Bytes a device must have for a plan: what is held at the end of the forward, or, where more, the simulated peak.
+
+    Simulated only where all that there ever is, at once, would be more than the device has.
+    """
+    if not not_kept(graph) and all_at_once(graph, priced, optimizer) <= priced.machine.device.memory:
+        return priced.memory_bytes
+    return max(priced.memory_bytes, peak(graph, priced, optimizer))
+
+
+def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
+    """Bytes that the peak of a plan that keeps all is not above: no buffer is freed, and each has a gradient."""
+    placement = priced.placement
+    values = [(v, placement.layouts[v]) for n in graph.nodes() if not n.is_parallel for v in n.results]
+    weights = [r.value.node for r in priced.weight_reshards]
+    brought = [(r.value, r.target, (*r.forward, *r.backward)) for r in priced.reshards]
+    found = held(values, weights, brought, placement.mesh, optimizer)
+    most = sum(found.values())
+    # The device that holds most may not be the one with most activations.
+    return most + (most if any(map(pins, placement.assignments.values())) else found["activations"])
+
+
+def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], JointPlan]) -> JointPlan:
+    """
+    The joint search under the device's memory: `fastest`, if it fits, else the best plan found that does.
+
+    The rewrites are those that help when a byte costs what it does for the source graph at the limit. `search` is the
+    joint search with a solver. Raises `Refused` where nothing fits, and says what is closest.
+    """
+    solver, machine = fastest.solver, fastest.solver.spaces.machine
+    limit = machine.device.memory
+
+    def need(plan: ExactPlan, graph: Graph) -> int:
+        made = realise(graph, plan, solver)
+        return needed(made, cost(made, machine, solver.optimizer), solver.optimizer)
+
+    if need(fastest.plan, fastest.rewritten) <= limit:
+        return fastest
+    solvers = Solvers(solver)
+    first = Curve(solvers, source)
+    if _states(source, solver) > limit:
+        smallest_plan = first.ledger.plan(first.smallest, 0.0)
+        raise _refused(need(smallest_plan, source), smallest_plan, source, solver)
+    curves = {source: first}
+    derivations: dict[Graph, tuple[Application, ...]] = {source: (), fastest.rewritten: fastest.derivation}
+    interrupted = fastest.interrupted
+    if not interrupted:
+        try:
+            price = Price(1.0, first.fitting(limit).price)
+        except NothingFits:
+            price = SPACE
+        rewritten = search(solvers.at(price))
+        derivations.setdefault(rewritten.rewritten, rewritten.derivation)
+        interrupted = rewritten.interrupted
+    curves |= {graph: Curve(solvers, graph) for graph in derivations if graph is not source}
+    smallest: tuple[float, ExactPlan] | None = None
+    low, target = 0.0, float(limit)
+
+    def returned(found: Fitting) -> JointPlan:
+        found = curves[found.graph].sound(found)
+        bound = certain(found.bound(limit), found.graph, machine) if solver.spaces.axis_by_axis else None
+        return replace(
+            fastest,
+            graph=realise(found.graph, found.plan, solver),
+            bound=bound,
+            derivation=derivations[found.graph],
+            rewritten=found.graph,
+            plan=found.plan,
+            price=found.price,
+            interrupted=interrupted,
+        )
+
+    for _ in range(ROUNDS):
+        found = _fastest(curves.values(), target)
+        needs = need(found.plan, found.graph)
+        if needs <= limit:
+            return returned(found)
+        if smallest is None or needs < smallest[0]:
+            smallest = needs, found.plan
+        if found.bytes > target:
+            # Nothing is held so little: what is least at the end of the forward is not at the peak.
+            low, target = target, (target + limit) / 2
+        else:
+            target = max(found.bytes - (needs - limit), (low + target) / 2)
+    for curve in curves.values():
+        found = curve.walked(need, limit)
+        if found is not None:
+            return returned(found)
+    assert smallest is not None
+    raise _refused(*smallest, source, solver)
+
+
+def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Refused:
+    """What is said of the smallest plan found, and of what no plan is below, if that is too much already."""
+    machine = solver.spaces.machine
+    limit, least = machine.device.memory, _states(source, solver)
+    over = least > limit
+    alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {_size(least)}; "
+    advice = f"{alone if over else ''}use more devices or a smaller {'model' if over else 'batch'}"
+    smallest = Smallest(needs, plan.seconds, machine.device, advice)
+    return Refused(str(smallest), smallest)
+
+
+def lacking(needs: float, device: Device) -> str:
+    """How much a plan of so many bytes per device lacks, as text."""
+    return f"needs {_size(needs)} per device, {_size(needs - device.memory)} more than {device.name} has"
+
+
+def _size(bytes: float) -> str:
+    return decimal(ceil(bytes), precision=2)
+
+
+def _text(number: float) -> str:
+    return f"{number:.4g}" if number < 1000 else f"{number:,.0f}"
+
+
+def _states(graph: Graph, solver: Solver) -> float:
+    """Bytes on each device of all that rests there of the weights that are trained, if everything were divided."""
+    with_gradient = trained(graph)
+    held = sum(
+        leaf_tensors(n, n in with_gradient, solver.optimizer) * n.types[0].bytes
+        for n in graph.nodes()
+        if n.op == "weight"
+    )
+    return held / solver.spaces.machine.devices
+
+
+def _fastest(curves: Iterable[Curve], limit: float) -> Fitting:
+    """The fastest plan within the limit on any of the curves; the smallest where there is none."""
+    best: Fitting | None = None
+    smallest: Fitting | None = None
+    for curve in curves:
+        if best is not None:
+            # At the price of the best so far: where that promises no more than there, it is not worth a search.
+            curve.solve(best.price)
+            if curve.bound(limit) >= min(best.bound(limit), best.plan.seconds * (1 - CLOSE)) * (1 - 1e-9):
+                continue
+        try:
+            found = curve.fitting(limit)
+        except NothingFits as error:
+            if smallest is None or error.bytes < smallest.bytes:
+                smallest = Fitting(curve.graph, error.plan, error.bytes, 0.0, ((0.0, error.fastest),))
+            continue
+        if best is None or found.plan.seconds < best.plan.seconds * (1 - 1e-9):
+            best = found
+    found = best or smallest
+    assert found is not None
+    return found

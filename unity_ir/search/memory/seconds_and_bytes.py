@@ -1,0 +1,284 @@
+"""
+What any choice for a graph costs, in seconds and in bytes apart, and better choices near those at hand.
+
+The exact search minimises one sum. Under a limit of bytes it finds choices on either side of the limit; what lies
+between them is looked for here: the first operators as in the one and the others as in the other, then one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.budget import spend
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.search.exact.factor_graph import NOWHERE
+from unity_ir.search.exact.recompute import Kept
+from unity_ir.search.exact.solver import ExactPlan, Solver, Terms
+from unity_ir.search.layouts.axes import Floats, Ints
+
+CHANGED = 50_000
+"""Work of looking at all other rows of a variable."""
+
+Choice = tuple[int, ...]
+"""For each variable of a ledger, its row."""
+
+
+T = TypeVar("T", Ints, npt.NDArray[np.bool_])
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """A value between two variables: per row of each the layout made or needed, and what is between any two layouts."""
+
+    source: int
+    target: int
+    made: Ints
+    needs: Ints
+    seconds: Floats
+    bytes: Floats
+
+    def at(self, source: int | slice, target: int | slice) -> tuple[Floats, Floats]:
+        """Seconds and bytes for a row of each, or for one of one and all of the other."""
+        made, needs = self.made[source], self.needs[target]
+        there = needs != NOWHERE
+        return self.seconds[made, needs] * there, self.bytes[made, needs] * there
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Where a leaf with several uses rests, before it is brought to where those find it."""
+
+    leaf: Value
+
+
+Key = Node | Value | Rest
+
+
+class Ledger:
+    """
+    The rows of every operator, relay and leaf of a graph; none is left out.
+
+    Operators that may be computed again have their rows twice.
+    """
+
+    def __init__(self, solver: Solver, graph: Graph):
+        self.solver = solver
+        self.keys: list[Key] = []
+        self.seconds: list[Floats] = []
+        self.bytes: list[Floats] = []
+        self.ways: list[_Way] = []
+        self._numbers: dict[Key, int] = {}
+        self._arriving: dict[int, Floats] = {}
+        terms = Terms(solver, graph)
+        self._terms = terms
+        keeps = Kept(graph)
+        self._may_recompute = keeps.may_recompute
+        for node in terms.nodes:
+            if node.is_leaf:
+                updated = node.op == "weight" and node in terms.with_gradient
+                (value,) = node.results
+                if not terms.relayed(value):
+                    self._enter(value, *solver.resting(node, updated))
+                    continue
+                rest = self._enter(Rest(value), *solver.resting(node, updated))
+                relay = self._relay(value)
+                every = np.arange(len(solver.space(value)))
+                self._way(value, rest, every, relay, every, node in terms.with_gradient, keeps.value(value))
+                continue
+            table = solver.table(node, terms.with_gradient)
+            seconds, bytes = table.seconds, table.halos + table.bytes(keeps.results(node))
+            if node in self._may_recompute:
+                seconds = np.concatenate([seconds, seconds + table.again])
+                bytes = np.concatenate([bytes, table.halos])
+            own = self._enter(node, seconds, bytes)
+            for i, value in enumerate(node.operands):
+                need = self._twice(node, table.operands[i]).copy()
+                for j in range(i):
+                    if node.operands[j] == value:
+                        need[self._twice(node, table.operands[i] == table.operands[j])] = NOWHERE
+                at = value if value in self._numbers else value.node
+                self._way(
+                    value,
+                    self._numbers[at],
+                    self._made(at, value),
+                    own,
+                    need,
+                    terms.training(value, [node]),
+                    keeps.operands(node)[i],
+                )
+            for value in node.results:
+                if terms.relayed(value):
+                    every = np.arange(len(solver.space(value)))
+                    relay = self._relay(value)
+                    uses = terms.uses[value]
+                    training, kept = terms.training(value, [user for user, _ in uses]), keeps.relayed(value, uses)
+                    self._way(value, own, self._made(node, value), relay, every, training, kept)
+        self._touching: list[list[_Way]] = [[] for _ in self.keys]
+        for way in self.ways:
+            self._touching[way.source].append(way)
+            self._touching[way.target].append(way)
+        relays = [n for key, n in self._numbers.items() if isinstance(key, Value) and terms.relayed(key)]
+        self._shared = [[w for w in self._touching[n] if w.source == n] for n in relays]
+
+    def _rows(self, node: Node) -> int:
+        return len(self.solver.table(node, self._terms.with_gradient))
+
+    def _twice(self, node: Node, of_rows: T) -> T:
+        """For the rows that keep their results and then for those that do not."""
+        return cast(T, np.concatenate([of_rows, of_rows])) if node in self._may_recompute else of_rows
+
+    def _enter(self, key: Key, seconds: Floats, bytes: Floats) -> int:
+        self._numbers[key] = len(self.keys)
+        self.keys.append(key)
+        self.seconds.append(seconds)
+        self.bytes.append(bytes)
+        return self._numbers[key]
+
+    def _relay(self, value: Value) -> int:
+        layouts = len(self.solver.space(value))
+        return self._enter(value, np.zeros(layouts), np.zeros(layouts))
+
+    def _made(self, key: Key, value: Value) -> Ints:
+        if isinstance(key, Node):
+            return self._twice(key, self.solver.table(key, self._terms.with_gradient).results[value.index])
+        return np.arange(len(self.solver.space(value)))
+
+    def _way(self, value: Value, source: int, made: Ints, target: int, needs: Ints, training: bool, kept: bool) -> None:
+        space = self.solver.space(value)
+        if id(space) not in self._arriving:
+            every = np.arange(len(space))
+            self._arriving[id(space)] = space.arriving(every, every)
+        seconds = space.training if training else space.forward
+        bytes = self._arriving[id(space)] if kept else np.broadcast_to(0.0, self._arriving[id(space)].shape)
+        self.ways.append(_Way(source, target, made, needs, seconds, bytes))
+
+    def choice(self, plan: ExactPlan) -> Choice:
+        """The rows of a plan."""
+        return tuple(self._row(key, plan) for key in self.keys)
+
+    def _row(self, key: Key, plan: ExactPlan) -> int:
+        match key:
+            case Node():
+                return plan.rows[key] + (self._rows(key) if key in plan.again else 0)
+            case Rest(leaf):
+                return plan.rests[leaf]
+            case _:
+                return plan.layouts[key]
+
+    def plan(self, choice: Choice, bound: float) -> ExactPlan:
+        """The plan of a choice."""
+        rows = {key: row % self._rows(key) for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node)}
+        again = frozenset(
+            key for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node) and row >= self._rows(key)
+        )
+        layouts = {key: row for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Value)}
+        rests = {key.leaf: row for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Rest)}
+        every = sum(map(len, self.seconds))
+        return ExactPlan(self.costs(choice)[0], rows, layouts, rests, again, bound, every, every)
+
+    def costs(self, choice: Choice) -> tuple[float, float]:
+        """Seconds and bytes, as `cost.plan` has them: users that find a value in one layout share it."""
+        seconds, bytes = self._charged(choice)
+        for ways in self._shared:
+            alike: dict[int, list[tuple[float, float]]] = {}
+            for way in ways:
+                need = int(way.needs[choice[way.target]])
+                s, b = way.at(choice[way.source], choice[way.target])
+                alike.setdefault(need, []).append((float(s), float(b)))
+            for each in alike.values():
+                seconds -= sum(s for s, _ in each) - max(s for s, _ in each)
+                bytes -= sum(b for _, b in each) - max(b for _, b in each)
+        return seconds, bytes
+
+    def _charged(self, choice: Choice) -> tuple[float, float]:
+        """Likewise, but every user pays: what the search adds up, and changes one by one."""
+        seconds = sum(float(s[row]) for s, row in zip(self.seconds, choice, strict=True))
+        bytes = sum(float(b[row]) for b, row in zip(self.bytes, choice, strict=True))
+        for way in self.ways:
+            s, b = way.at(choice[way.source], choice[way.target])
+            seconds, bytes = seconds + float(s), bytes + float(b)
+        return seconds, bytes
+
+    def around(self, node: Node, choice: Choice) -> tuple[float, float]:
+        """Seconds of an operator, and of the values to and from it."""
+        variable, row = self._numbers[node], choice[self._numbers[node]]
+        own = float(self.seconds[variable][row])
+        return own, float(self._around(variable, choice)[0][row]) - own
+
+    def between(self, one: Choice, other: Choice, limit: float) -> Choice | None:
+        """The fastest choice within the limit that is as one up to some variable, and as the other from there on."""
+        best: tuple[float, Choice] | None = None
+        for first, last in ((one, other), (other, one)):
+            seconds, bytes = self._mixed(first, last)
+            fitting = np.flatnonzero(bytes <= limit)
+            if len(fitting):
+                at = int(fitting[seconds[fitting].argmin()])
+                if best is None or seconds[at] < best[0]:
+                    best = float(seconds[at]), (*first[:at], *last[at:])
+        return best and best[1]
+
+    def _mixed(self, first: Choice, last: Choice) -> tuple[Floats, Floats]:
+        """Seconds and bytes of the choices that begin with 0, 1, ... of the rows of the first."""
+        steps = np.zeros((2, len(self.keys) + 2))
+        for v in range(len(self.keys)):
+            for i, column in enumerate((self.seconds[v], self.bytes[v])):
+                steps[i, 0] += column[last[v]]
+                steps[i, v + 1] += column[first[v]] - column[last[v]]
+        for way in self.ways:
+            u, v = way.source, way.target
+            none, half, both = way.at(last[u], last[v]), way.at(first[u], last[v]), way.at(first[u], first[v])
+            for i in range(2):
+                steps[i, 0] += none[i]
+                steps[i, u + 1] += half[i] - none[i]
+                steps[i, v + 1] += both[i] - half[i]
+        seconds, bytes = np.cumsum(steps, axis=1)[:, : len(self.keys) + 1]
+        return seconds, bytes
+
+    def improved(self, choice: Choice, limit: float, passes: int = 4) -> Choice:
+        """A choice within the limit that no other row of one variable makes faster, or what some passes come to."""
+        rows = list(choice)
+        _, held = self._charged(choice)
+        for _ in range(passes):
+            changed = False
+            spend(CHANGED * len(rows))
+            for v in range(len(rows)):
+                seconds, bytes = self._around(v, rows)
+                fits = held + bytes - bytes[rows[v]] <= limit
+                better = np.where(fits, seconds, np.inf)
+                row = int(better.argmin())
+                if better[row] < seconds[rows[v]] * (1 - 1e-12):
+                    held += float(bytes[row] - bytes[rows[v]])
+                    rows[v] = row
+                    changed = True
+            if not changed:
+                break
+        return tuple(rows)
+
+    def smallest_rows(self, variable: int, choice: Choice) -> list[int]:
+        """The other rows a variable may have beside these of the others, those that hold least first."""
+        _, bytes = self._around(variable, choice)
+        return [
+            int(row) for row in np.argsort(bytes, kind="stable") if np.isfinite(bytes[row]) and row != choice[variable]
+        ]
+
+    def without_recompute(self, choice: Choice) -> Choice:
+        """The same rows, but that nothing is computed again."""
+        return tuple(
+            row % self._rows(key) if isinstance(key, Node) else row for key, row in zip(self.keys, choice, strict=True)
+        )
+
+    def _around(self, variable: int, rows: Sequence[int]) -> tuple[Floats, Floats]:
+        """Of each row of a variable: its seconds and bytes, and those of the values to and from it."""
+        seconds, bytes = self.seconds[variable], self.bytes[variable]
+        for way in self._touching[variable]:
+            if way.source == variable:
+                s, b = way.at(slice(None), rows[way.target])
+            else:
+                s, b = way.at(rows[way.source], slice(None))
+            seconds, bytes = seconds + s, bytes + b
+        return seconds, bytes

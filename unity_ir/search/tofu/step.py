@@ -1,0 +1,214 @@
+"""
+One step of Tofu's recursion: what operators and tensors may do with one more mesh axis, and the bytes that moves.
+
+Every tensor is partitioned along one dim, every operator along one index variable; the bytes are those of the forward
+and of the backward that follows from it. Earlier axes have their roles already, and make the pieces smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from unity_ir.cost.halos import exchanges
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.reshard import Move, move_kind
+from unity_ir.pcg.sharding import REPEAT, SUM, GridRole, Mesh, dual, operand_role, result_role
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.search.layouts.axes import Floats
+from unity_ir.search.tofu.coarsen import Groups
+from unity_ir.simulate.choices import fits
+
+Roles = tuple[int, ...]
+"""What a tensor does with the axes so far."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """
+    The choices of one step: `operators` and `values` list, for every group, what it may do with the axis; `edges` has
+    for an operator group and a value group the bytes of all their moves, a row per choice of the operators.
+    """
+
+    operators: list[list[GridRole]]
+    values: list[Roles]
+    own: list[Floats]
+    """Bytes an operator group moves whatever its tensors do: halos."""
+    edges: dict[tuple[int, int], Floats]
+    sizes: list[int]
+    """Bytes of each value group."""
+
+
+@dataclass
+class Axes:
+    """Builds the steps of a graph; `done` are the sizes of the axes before, `operators` and `values` their roles."""
+
+    graph: Graph
+    groups: Groups
+    reduction: bool = True
+    """Whether an operator may be divided along what it sums over (Tofu's output reduction)."""
+    done: tuple[int, ...] = ()
+    operators: dict[int, tuple[GridRole, ...]] = field(default_factory=dict[int, tuple[GridRole, ...]])
+    values: dict[int, Roles] = field(default_factory=dict[int, Roles])
+
+    def __post_init__(self) -> None:
+        self._with_gradient = trained(self.graph)
+        self._of_operator: dict[int, Node] = {}
+        for node, group in self.groups.operators.items():
+            self._of_operator.setdefault(group, node)
+        self._of_value: dict[int, Value] = {}
+        for value, group in self.groups.values.items():
+            self._of_value.setdefault(group, value)
+        self.operators = dict.fromkeys(self._of_operator, ())
+        self.values = dict.fromkeys(self._of_value, ())
+
+    def step(self, size: int) -> Step:
+        """The choices for an axis of `size` devices."""
+        alike: dict[Hashable, tuple[list[GridRole], Floats]] = {}
+        may: list[list[GridRole]] = []
+        own: list[Floats] = []
+        for group in sorted(self._of_operator):
+            node, roles = self._of_operator[group], self.operators[group]
+            key = (self._form(node), roles)
+            if key not in alike:
+                choices = self._may_operator(node, roles, size)
+                alike[key] = choices, self._halos(node, roles, choices, size)
+            may.append(alike[key][0])
+            own.append(alike[key][1])
+        rests = [self._may_value(self._of_value[g], self.values[g], size) for g in sorted(self._of_value)]
+        edges: dict[tuple[int, int], Floats] = {}
+        known: dict[Hashable, Floats] = {}
+        seen = set[tuple[int, Value]]()
+        for node, group in self.groups.operators.items():
+            for value in dict.fromkeys((*node.operands, *node.results)):
+                # Operators of one group read a value in one layout, and so share what is fetched.
+                if (group, value) in seen:
+                    continue
+                seen.add((group, value))
+                of = self.groups.values[value]
+                slots = tuple(i for i, v in enumerate(node.operands) if v == value)
+                made = value.index if value.node == node else None
+                gradient = node in self._with_gradient and value.node in self._with_gradient
+                key = (self._form(node), self.operators[group], slots, made, gradient, rests[of])
+                if key not in known:
+                    known[key] = self._bytes(node, value, slots, made, gradient, may[group], rests[of], size)
+                edges[group, of] = edges.get((group, of), 0.0) + known[key]
+        sizes = [self._of_value[g].type.elements * _item(self._of_value[g]) for g in sorted(self._of_value)]
+        return Step(may, rests, own, edges, sizes)
+
+    def choose(self, step: Step, size: int, operators: Iterable[int], values: Iterable[int]) -> None:
+        """Take one choice of every group for an axis."""
+        for group, choice in enumerate(operators):
+            self.operators[group] = (*self.operators[group], step.operators[group][choice])
+        for group, choice in enumerate(values):
+            self.values[group] = (*self.values[group], step.values[group][choice])
+        self.done = (*self.done, size)
+
+    def assignments(self) -> dict[Node, tuple[GridRole, ...]]:
+        """What every operator does with the axes."""
+        return {n: self.operators[g] for n, g in self.groups.operators.items()}
+
+    def layouts(self) -> dict[Value, Roles]:
+        """Where every value rests."""
+        return {v: self.values[g] for v, g in self.groups.values.items()}
+
+    def _form(self, node: Node) -> Hashable:
+        """What tells an operator's choices and bytes from another's."""
+        return node.op, node.attributes, tuple(v.type for v in node.operands), node.types
+
+    # -- what may be
+
+    def _degrees(self, roles: Iterable[GridRole]) -> dict[GridRole, int]:
+        degrees: dict[GridRole, int] = {}
+        for what, size in zip(roles, self.done, strict=True):
+            degrees[what] = degrees.get(what, 1) * size
+        return degrees
+
+    def _may_value(self, value: Value, roles: Roles, size: int) -> Roles:
+        degrees = self._degrees(roles)
+        dims = [d for d, s in enumerate(value.type.shape) if s % (degrees.get(d, 1) * size) == 0]
+        return tuple(dims) or (REPEAT,)
+
+    def _may_operator(self, node: Node, roles: tuple[GridRole, ...], size: int) -> list[GridRole]:
+        analysis = node.analysis
+        found: list[GridRole] = []
+        for v in analysis.splittable:
+            if not fits(node, (*roles, v), Mesh((*self.done, size))):
+                continue
+            if self.reduction or all(result_role(analysis, i, v) != SUM for i in range(len(node.types))):
+                found.append(v)
+        return found or [REPEAT]
+
+    # -- what it moves
+
+    def _halos(self, node: Node, roles: tuple[GridRole, ...], may: list[GridRole], size: int) -> Floats:
+        out = np.zeros(len(may))
+        if not node.analysis.operand_halos:
+            return out
+        before = {str(k): d for k, d in self._degrees(roles).items() if isinstance(k, str)}
+        for row, what in enumerate(may):
+            if isinstance(what, str):
+                degrees = {**before, what: before.get(what, 1) * size}
+                out[row] = sum(
+                    2 * e.border * (size - 1) * _item(node.operands[e.operand])
+                    for e in exchanges(node, degrees)
+                    if e.variable == what
+                )
+        return out
+
+    def _bytes(
+        self,
+        node: Node,
+        value: Value,
+        slots: tuple[int, ...],
+        made: int | None,
+        gradient: bool,
+        may: list[GridRole],
+        rests: Roles,
+        size: int,
+    ) -> Floats:
+        """Bytes received in a group of `size`, per choice of the operator and of the value."""
+        before = self.operators[self.groups.operators[node]]
+        table = np.zeros((len(may), len(rests)))
+        for row, what in enumerate(may):
+            ends: dict[tuple[Roles, int], bool] = {}
+            for slot in slots:
+                layout = tuple(operand_role(node.analysis, slot, r) for r in (*before, what))
+                ends[layout[:-1], layout[-1]] = True
+            if made is not None:
+                layout = tuple(result_role(node.analysis, made, r) for r in (*before, what))
+                ends[layout[:-1], layout[-1]] = False
+            for (earlier, role), reads in ends.items():
+                elements = value.type.elements // prod(s for s, r in zip(self.done, earlier, strict=True) if r >= 0)
+                for column, rest in enumerate(rests):
+                    source, target = (rest, role) if reads else (role, rest)
+                    moved = received(source, target, elements, size)
+                    if gradient:
+                        (back,), (to,) = dual((target,)), dual((source,))
+                        moved += received(back, to, elements, size)
+                    table[row, column] += moved * _item(value)
+        return table
+
+
+@lru_cache(maxsize=65536)
+def received(source: int, target: int, elements: int, size: int) -> float:
+    """Elements received in a group of `size` devices that hold `elements`, as one goes from a role to another."""
+    if source == target:
+        return 0.0
+    piece = elements // size if source >= 0 else elements
+    return Move(move_kind(source, target), (0,), source, target, size, piece).traffic(Mesh((size,)))
+
+
+def _item(value: Value) -> int:
+    return ELEMENT_BYTES[value.type.dtype]
+
+
+def group_sizes(step: Step) -> Mapping[int, int]:
+    """The number of choices of every variable: operator groups first, then value groups."""
+    counts = [*map(len, step.operators), *map(len, step.values)]
+    return dict(enumerate(counts))

@@ -1,0 +1,145 @@
+"""
+Degrees, shares of a machine, and the views that make the one on the other (Unity, sections 3.2 and 5.2).
+
+A share is how many coordinates of each mesh axis are there to use: all of them, or fewer, of which an operator uses the
+first; its view is pinned there. What a share costs does not depend on which coordinates they are, only on how many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import permutations, product
+from math import prod
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Node
+from unity_ir.pcg.sharding import REPEAT, Assignment, GridRole, at, operand_role, prime_factors, result_role
+
+Share = tuple[int, ...]
+"""Per mesh axis, the coordinates there are to use."""
+
+Degrees = tuple[tuple[GridRole, int], ...]
+"""What a PCG says of an operator: the degree of each index variable or set of carriers above 1, in TDL order."""
+
+MOST_VIEWS = 64
+"""Views of one operator that are tried; the first ones keep earlier index variables on outer axes."""
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Given 6, returns (1, 2, 3, 6)."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def roles(node: Node) -> tuple[GridRole, ...]:
+    """What an operator may be divided along."""
+    analysis = node.analysis
+    return (*(v for v in analysis.splittable if analysis.bound.extents[v] > 1), *analysis.carriers)
+
+
+def divisible(node: Node, degrees: Degrees) -> bool:
+    """Whether an operator can be divided so: known roles, and all sizes are divisible."""
+    analysis, known = node.analysis, roles(node)
+    if any(role not in known for role, _ in degrees):
+        return False
+    if any(isinstance(v, str) and analysis.bound.extents[v] % d for v, d in degrees):
+        return False
+    for values, role_of in ((node.operands, operand_role), (node.results, result_role)):
+        for i, value in enumerate(values):
+            dims = Counter[int]()
+            for role, degree in degrees:
+                dim = role_of(analysis, i, role)
+                dims[dim] = max(1, dims[dim]) * degree
+            if any(dim >= 0 and value.shape[dim] % degree for dim, degree in dims.items()):
+                return False
+    return True
+
+
+@cache
+def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[int, ...]) -> tuple[Assignment, ...]:
+    """
+    Every way to make the degrees of whole axes of a share: which levels make how much of each, and which axes of a
+    level, those of one role next to one another. What is left over repeats. Empty where the degrees do not fit.
+    """
+    classes: dict[tuple[int, int], list[int]] = {}
+    for axis, (level, size) in enumerate(zip(levels, sizes, strict=True)):
+        if share[axis] == size:
+            classes.setdefault((level, size), []).append(axis)
+    wanted = Counter[tuple[int, int]]()
+    for i, (_, degree) in enumerate(degrees):
+        wanted.update((i, p) for p in prime_factors(degree))
+    pinned: Assignment = tuple(REPEAT if share[a] == size else at(0) for a, size in enumerate(sizes))
+    out: dict[Assignment, None] = {}
+    for counts in _spread(list(classes.items()), wanted, len(degrees)):
+        blocks = [_orders(list(axes), n, degrees) for axes, n in zip(classes.values(), counts, strict=True)]
+        for chosen in product(*blocks):
+            assignment = list[GridRole](pinned)
+            for part in chosen:
+                for axis, role in part:
+                    assignment[axis] = role
+            out[tuple(assignment)] = None
+            if len(out) == MOST_VIEWS:
+                return tuple(out)
+    return tuple(out)
+
+
+def _spread(
+    classes: Sequence[tuple[tuple[int, int], list[int]]], wanted: Counter[tuple[int, int]], roles: int
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Per class of axes, how many of them each role takes, so that all roles get what they want."""
+    if not classes:
+        if not any(wanted.values()):
+            yield ()
+        return
+    ((_, size), axes), *rest = classes
+    most = [min(len(axes), wanted[i, size]) for i in range(roles)]
+    for counts in product(*(range(m, -1, -1) for m in most)):
+        if sum(counts) > len(axes):
+            continue
+        left = wanted.copy()
+        for i, n in enumerate(counts):
+            left[i, size] -= n
+        for others in _spread(rest, left, roles):
+            yield (counts, *others)
+
+
+def _orders(axes: list[int], counts: tuple[int, ...], degrees: Degrees) -> list[list[tuple[int, GridRole]]]:
+    """Every order of the roles on the axes of one class."""
+    blocks: list[tuple[GridRole, int]] = [(degrees[i][0], n) for i, n in enumerate(counts) if n]
+    if sum(counts) < len(axes):
+        blocks.append((REPEAT, len(axes) - sum(counts)))
+    return [
+        list(zip(axes, (role for role, n in order for _ in range(n)), strict=True)) for order in permutations(blocks)
+    ]
+
+
+def whole(machine: Machine) -> Share:
+    """All of a machine."""
+    return machine.mesh.sizes
+
+
+def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterator[tuple[int, Share, Share]]:
+    """
+    Every way to split a share in two along one axis: the axis, and both parts. Of axes alike, one stands for all.
+
+    The second part's coordinates come after those of the first.
+    """
+    tried: set[tuple[int, int, int]] = set()
+    for axis, (count, size, level) in enumerate(zip(share, sizes, levels, strict=True)):
+        if count == 1 or (level, size, count) in tried:
+            continue
+        tried.add((level, size, count))
+        for first in range(1, count):
+            one, other = ((*share[:axis], n, *share[axis + 1 :]) for n in (first, count - first))
+            yield axis, one, other
+
+
+def moved(assignment: Assignment, start: Sequence[int]) -> Assignment:
+    """A view on the first coordinates of a share, on a share that starts elsewhere."""
+    return tuple(at(start[a]) if role == at(0) else role for a, role in enumerate(assignment))
+
+
+def devices(degrees: Degrees) -> int:
+    """The tasks of an operator of these degrees."""
+    return prod(d for _, d in degrees)

@@ -1,0 +1,407 @@
+"""
+The fastest machine mapping of a PCG, by dynamic programming over its sequences and branches (Unity, section 5.2).
+
+A PCG is a serial graph and the degrees of its operators; a mapping gives each operator a view. Everything is a table
+over the views of the two ends of a region (`search.unity.series_parallel`):
+
+    edge       what it costs to bring a value from one view to the other, and its gradient back
+    sequence   min over the views of the operator in the middle of  left + operator + right
+    parallel   min of  first + rest, both with the whole share,  and  max(first, rest), each with a part of it
+    block      a beam over the operators in order; the paper has no answer for graphs that are not series-parallel
+
+Tables are kept by structure, so that subgraphs alike, of one candidate or of several, are costed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.budget import spend
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.sharding import Assignment, Layout, operand_layout, result_layout
+from unity_ir.search.unity import series_parallel as decompose
+from unity_ir.search.unity.device_shares import Degrees, Share, moved, splits, views, whole
+from unity_ir.search.unity.series_parallel import Block, Edge, Flow, Parallel, Region
+from unity_ir.search.unity.view_costs import Prices
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+TABLE = 100_000
+"""Work of a table of a region beside the moves it prices."""
+
+PAIR = 3_000
+"""Work of a move between two views."""
+
+SORTED = 20
+"""Work of an entry of the partial mappings of a block, which are made and sorted."""
+
+BEAM = 64
+"""Partial mappings of a block that are kept, for each view of its source."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """
+    A serial graph to map. Where it is cut out of a larger one, `entry` is the leaf that stands for the value that
+    flows in, in one of `entries`; its first output leaves in one of `exits`. Empty where it is not cut.
+    """
+
+    graph: Graph
+    entry: Node | None = None
+    entries: tuple[Layout, ...] = ()
+    exits: tuple[Layout, ...] = ()
+
+    @cached_property
+    def numbers(self) -> dict[Node | Edge, int]:
+        """What a mapper calls its operators and edges; a piece is one mapper's."""
+        return {}
+
+    @cached_property
+    def flow(self) -> Flow:
+        return Flow(self.graph, self.entry)
+
+    @cached_property
+    def region(self) -> Region:
+        return decompose.decompose(self.flow)
+
+    @cached_property
+    def trained(self) -> set[Node]:
+        return trained(self.graph)
+
+    @cached_property
+    def uses(self) -> Mapping[Value, int]:
+        """How many operators read each leaf that belongs to the piece."""
+        found: dict[Value, int] = {}
+        for node in self.flow.nodes:
+            for value in dict.fromkeys(node.operands):
+                if value.node.is_leaf and value.node is not self.entry:
+                    found[value] = found.get(value, 0) + 1
+        return found
+
+    def wires(self, edge: Edge) -> tuple[tuple[Value, int], ...]:
+        """What an edge brings, and to which operand; the first output, to operand 0, at the end of a piece cut out."""
+        if edge.target is None:
+            value = self.graph.outputs[0] if self.exits else None
+            return ((value, 0),) if value is not None and value.node is edge.source else ()
+        source = edge.source if edge.source is not None else self.entry
+        return tuple((v, i) for i, v in enumerate(edge.target.operands) if source is not None and v.node is source)
+
+    @cached_property
+    def keys(self) -> Mapping[Node, Hashable]:
+        """All that the price of an operator depends on, but its degrees."""
+        return {
+            node: (
+                node.op,
+                node.attributes,
+                tuple(v.type for v in node.operands),
+                tuple(node.operands.index(v) for v in node.operands),
+                tuple((v.node.op, self.uses[v]) if v in self.uses else v.index for v in node.operands),
+                node in self.trained,
+                tuple(v.node in self.trained for v in node.operands),
+            )
+            for node in self.flow.nodes
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """What an end of a region may be: the views of an operator on a share, and what it costs and needs under each."""
+
+    assignments: tuple[Assignment, ...]
+    seconds: Floats
+    needs: tuple[tuple[Layout, ...], ...]
+    makes: tuple[tuple[Layout, ...], ...]
+    """Per operand or result, the layout under each view."""
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+NOTHING = Views(((),), np.zeros(1), (), ())
+
+
+@dataclass
+class Mapper:
+    """Maps candidates on one machine. Without `cache`, nothing is kept from one candidate to the next."""
+
+    prices: Prices
+    cache: bool = True
+    _numbers: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    _views: dict[Hashable, Views] = field(default_factory=dict[Hashable, Views])
+    tables: dict[Hashable, Floats] = field(default_factory=dict[Hashable, Floats])
+
+    def number(self, key: Hashable) -> int:
+        """A small number for a structure; equal structures have equal ones."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def number_of(self, piece: Piece, node: Node) -> int:
+        """Of an operator, but for its degrees."""
+        if node not in piece.numbers:
+            piece.numbers[node] = self.number(piece.keys[node])
+        return piece.numbers[node]
+
+    def costs(self, piece: Piece, degrees: Mapping[Node, Degrees]) -> Floats:
+        """Seconds of the fastest mapping for each [entry, exit]; one of each where the piece is not cut out."""
+        if not self.cache:
+            self.tables.clear()
+            self._views.clear()
+        return _Mapping(self, piece, degrees).costs()
+
+    def views(
+        self, piece: Piece, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
+    ) -> dict[Node, Assignment]:
+        """The fastest mapping for one of the entries and one of the exits."""
+        return _Mapping(self, piece, degrees).chosen(entry, exit)
+
+    def of(self, piece: Piece, node: Node, degrees: Degrees, share: Share) -> Views:
+        """The views of an operator on a share."""
+        key = (self.number_of(piece, node), degrees, share)
+        if key not in self._views:
+            machine = self.prices.machine
+            ways = views(degrees, share, machine.mesh.sizes, machine.axis_levels)
+            analysis = node.analysis
+            gradients = tuple(v.node in piece.trained for v in node.operands)
+            seconds = [self.prices.operator(node, way, node in piece.trained, gradients, piece.uses) for way in ways]
+            self._views[key] = Views(
+                ways,
+                np.array(seconds, dtype=np.float64),
+                tuple(tuple(operand_layout(analysis, i, way) for way in ways) for i in range(len(node.operands))),
+                tuple(tuple(result_layout(analysis, i, way) for way in ways) for i in range(len(node.types))),
+            )
+        return self._views[key]
+
+
+class _Mapping:
+    """One candidate."""
+
+    def __init__(self, mapper: Mapper, piece: Piece, degrees: Mapping[Node, Degrees]):
+        self.mapper = mapper
+        self.piece = piece
+        self.degrees = degrees
+        self.machine = mapper.prices.machine
+        self.share = whole(self.machine)
+        self.entry = Views(piece.entries, np.zeros(len(piece.entries)), (), (piece.entries,))
+        self.exit = Views(piece.exits, np.zeros(len(piece.exits)), (piece.exits,), ())
+        self._ids: dict[Region, int] = {}
+
+    def costs(self) -> Floats:
+        return self.table(self.piece.region, self.share, self.share, self.share)
+
+    # -- what things are
+
+    def number(self, region: Region) -> int:
+        """Of a region: equal ones are alike in all that matters here."""
+        if region not in self._ids:
+            self._ids[region] = self.mapper.number(self._structure(region))
+        return self._ids[region]
+
+    def _structure(self, region: Region) -> Hashable:
+        match region:
+            case Edge(source, target):
+                ends = self._end(source, self.piece.entries), self._end(target, self.piece.exits)
+                return ("edge", *ends, self._wiring(region))
+            case decompose.Sequence(left, middle, right):
+                return ("sequence", self.number(left), self._end(middle, ()), self.number(right))
+            case Parallel(first, rest):
+                return ("parallel", self.number(first), self.number(rest))
+            case Block():
+                order = {n: i for i, n in enumerate((region.source, *region.inner))}
+                to = {n: i for i, n in enumerate((*region.inner, region.target))}
+                edges = tuple((order[e.source], to[e.target], self.number(e)) for e in region.edges)
+                return ("block", edges, tuple(self._end(n, ()) for n in region.inner))
+
+    def _end(self, node: Node | None, layouts: tuple[Layout, ...]) -> Hashable:
+        if node is None:
+            return layouts
+        return self.mapper.number_of(self.piece, node), self.degrees.get(node, ())
+
+    def _wiring(self, edge: Edge) -> int:
+        numbers = self.piece.numbers
+        if edge not in numbers:
+            wires = self.piece.wires(edge)
+            gradients = tuple(self._has_gradient(v, edge.target) for v, _ in wires)
+            numbers[edge] = self.mapper.number((tuple((v.index, i, v.type) for v, i in wires), gradients))
+        return numbers[edge]
+
+    def _has_gradient(self, value: Value, target: Node | None) -> bool:
+        return value.node in self.piece.trained and (target is None or target in self.piece.trained)
+
+    def views(self, node: Node | None, share: Share, of_end: Views) -> Views:
+        if node is not None:
+            return self.mapper.of(self.piece, node, self.degrees.get(node, ()), share)
+        return of_end if len(of_end) else NOTHING
+
+    def source(self, region: Region, share: Share) -> Views:
+        return self.views(region.source, share, self.entry)
+
+    def target(self, region: Region, share: Share) -> Views:
+        return self.views(region.target, share, self.exit)
+
+    def inside(self, node: Node, share: Share) -> Views:
+        return self.views(node, share, NOTHING)
+
+    def fits(self, region: Region, share: Share) -> bool:
+        """Whether all operators of a region have a view on a share."""
+        return all(len(self.inside(n, share)) for n in region.inner)
+
+    # -- what they cost
+
+    def table(self, region: Region, before: Share, share: Share, after: Share) -> Floats:
+        """
+        Seconds of what is inside a region that has a share, its ends left out, for each view of the source on `before`
+        and of the target on `after`.
+        """
+        key = (self.number(region), before, () if isinstance(region, Edge) else share, after)
+        tables = self.mapper.tables
+        if key not in tables:
+            spend(TABLE)
+            tables[key] = self._table(region, before, share, after)
+        return tables[key]
+
+    def _table(self, region: Region, before: Share, share: Share, after: Share) -> Floats:
+        match region:
+            case Edge():
+                return self._edge(region, before, after)
+            case decompose.Sequence(left, middle, right):
+                own = self.inside(middle, share).seconds
+                first, second = self.table(left, before, share, share), self.table(right, share, share, after)
+                return np.min(first[:, :, None] + (own[:, None] + second)[None], axis=1, initial=np.inf)
+            case Parallel():
+                return np.min([t for t, _ in self._ways(region, before, share, after)], axis=0)
+            case Block():
+                states, seconds = self._block(region, before, share, after)
+                out = np.full((len(self.source(region, before)), len(self.target(region, after))), np.inf)
+                out[states[:, 0], states[:, -1]] = seconds
+                return out
+
+    def _edge(self, edge: Edge, before: Share, after: Share) -> Floats:
+        source, target = self.source(edge, before), self.target(edge, after)
+        out = np.zeros((len(source), len(target)))
+        wires = self.piece.wires(edge)
+        spend(PAIR * len(source) * len(target) * len(wires))
+        for i, made in enumerate(zip(*source.makes, strict=True) if wires else ()):
+            for j in range(len(target)):
+                # One value that is needed in one layout twice is brought there once.
+                brought = dict.fromkeys((v, target.needs[operand][j]) for v, operand in wires)
+                out[i, j] = sum(
+                    self.mapper.prices.move(v.shape, v.dtype, made[v.index], need, self._has_gradient(v, edge.target))
+                    for v, need in brought
+                )
+        return out
+
+    def _ways(
+        self, region: Parallel, before: Share, share: Share, after: Share
+    ) -> list[tuple[Floats, tuple[int, Share, Share] | None]]:
+        """The two sides one after the other with the whole share, and at once, each with a part of it."""
+        first, rest = region.first, region.rest
+        ways: list[tuple[Floats, tuple[int, Share, Share] | None]] = [
+            (self.table(first, before, share, after) + self.table(rest, before, share, after), None)
+        ]
+        if first.inner and rest.inner:
+            for way in splits(share, self.machine.mesh.sizes, self.machine.axis_levels):
+                _, one, other = way
+                if self.fits(first, one) and self.fits(rest, other):
+                    both = self.table(first, before, one, after), self.table(rest, before, other, after)
+                    ways.append((np.maximum(*both), way))
+        return ways
+
+    def _block(self, region: Block, before: Share, share: Share, after: Share) -> tuple[Ints, Floats]:
+        """The best partial mappings found: a view per column, the source's first, the target's last; their seconds."""
+        order = (*region.inner, region.target)
+        column: dict[Node | None, int] = {n: i + 1 for i, n in enumerate(region.inner)}
+        column[region.source] = 0
+        last_use = {e.source: order.index(e.target) for e in region.edges}
+        states = np.arange(len(self.source(region, before)))[:, None]
+        seconds = np.zeros(len(states))
+        of_each = [self.inside(n, share).seconds for n in region.inner]
+        for i, node in enumerate(order):
+            ends = i == len(region.inner)
+            own = np.zeros(len(self.target(region, after))) if ends else of_each[i]
+            total = seconds[:, None] + own[None]
+            spend(TABLE + SORTED * states.size * len(own))
+            for edge in region.edges:
+                if edge.target is node:
+                    at = before if edge.source is region.source else share
+                    total = (
+                        total + self.table(edge, at, share, after if ends else share)[states[:, column[edge.source]]]
+                    )
+            states = np.hstack(
+                [np.repeat(states, len(own), axis=0), np.tile(np.arange(len(own)), len(states))[:, None]]
+            )
+            live = [
+                0,
+                *(column[n] for n in region.inner[: i + 1] if last_use.get(n, 0) > i),
+                *([i + 1] if ends else []),
+            ]
+            states, seconds = _best(states, total.reshape(-1), live, None if ends else BEAM)
+        return states, seconds
+
+    # -- which views they are
+
+    def chosen(self, entry: int, exit: int) -> dict[Node, Assignment]:
+        """The view of every operator."""
+        found: dict[Node, Assignment] = {}
+        start = (0,) * len(self.share)
+        self._choose(self.piece.region, (self.share, self.share, self.share), (entry, exit), start, found)
+        return found
+
+    def _choose(
+        self,
+        region: Region,
+        shares: tuple[Share, Share, Share],
+        ends: tuple[int, int],
+        start: Sequence[int],
+        found: dict[Node, Assignment],
+    ) -> None:
+        """The views inside a region whose share begins at `start`, for one view of each of its ends."""
+        before, share, after = shares
+        match region:
+            case Edge():
+                return
+            case decompose.Sequence(left, middle, right):
+                first, second = self.table(left, before, share, share), self.table(right, share, share, after)
+                of_middle = self.inside(middle, share)
+                # As in the table, so that the same one is least.
+                at = int(np.argmin(first[ends[0]] + (of_middle.seconds + second[:, ends[1]])))
+                found[middle] = moved(of_middle.assignments[at], start)
+                self._choose(left, (before, share, share), (ends[0], at), start, found)
+                self._choose(right, (share, share, after), (at, ends[1]), start, found)
+            case Parallel(first, rest):
+                ways = self._ways(region, before, share, after)
+                _, way = min(ways, key=lambda w: w[0][ends])
+                axis, one, other = way if way is not None else (0, share, share)
+                self._choose(first, (before, one, after), ends, start, found)
+                if way is not None:
+                    start = [c + (one[axis] if a == axis else 0) for a, c in enumerate(start)]
+                self._choose(rest, (before, other, after), ends, start, found)
+            case Block():
+                states, _ = self._block(region, before, share, after)
+                at = np.flatnonzero((states[:, 0] == ends[0]) & (states[:, -1] == ends[1]))[0]
+                for node, view in zip(region.inner, states[at, 1:-1], strict=True):
+                    found[node] = moved(self.inside(node, share).assignments[int(view)], start)
+
+
+def _best(states: Ints, seconds: Floats, live: Sequence[int], beam: int | None) -> tuple[Ints, Floats]:
+    """Of partial mappings alike in their live columns the fastest; of each view of the source so many."""
+    order = np.argsort(seconds, kind="stable")
+    order = order[np.isfinite(seconds[order])]
+    states, seconds = states[order], seconds[order]
+    if not len(states):
+        return states, seconds
+    _, first = np.unique(states[:, live], axis=0, return_index=True)
+    first = np.sort(first)
+    states, seconds = states[first], seconds[first]
+    if beam is None:
+        return states, seconds
+    by_source = np.argsort(states[:, 0], kind="stable")
+    _, begins, counts = np.unique(states[by_source, 0], return_index=True, return_counts=True)
+    rank = np.arange(len(states)) - np.repeat(begins, counts)
+    keep = np.sort(by_source[rank < beam])
+    return states[keep], seconds[keep]

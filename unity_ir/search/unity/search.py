@@ -1,0 +1,220 @@
+"""
+Unity's search as its paper has it (section 5): substitutions are selected in each part of a graph (this file, 5.1),
+each candidate costed by its fastest machine mapping (`search.unity.machine_mapping`, 5.2), and parts are put together
+for the best partitioning of the tensors between them (`search.unity.split`, 5.3).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from math import prod
+
+import numpy as np
+
+from unity_ir.budget import OutOfBudget, spend, within
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.sharding import REPEAT
+from unity_ir.rules.derivation import Application
+from unity_ir.rules.rule import Rule
+from unity_ir.search.unity.device_shares import divisors
+from unity_ir.search.unity.machine_mapping import Floats, Mapper, Piece
+from unity_ir.search.unity.split import Chosen, Selection, carried_over, compose, derivation, parts, structure
+from unity_ir.search.unity.substitutions import Candidate, Substitutions
+from unity_ir.search.unity.view_costs import Prices
+
+Progress = Callable[[int, float], None]
+
+
+MAPPED = 15_000
+"""Work of an operator of a candidate whose mapping is found."""
+
+CANDIDATES = 10_000
+"""Of a whole graph, ..."""
+
+FEWEST, MOST = 10, 300
+"""... but for every operator at least and at most so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """
+    `alpha`: how much worse than the best a candidate may be and still be rewritten. `budget`: candidates costed for
+    every operator of a part; by default as many as make `CANDIDATES` for a whole graph. `split` and `cache` are what
+    Table 2 of the paper switches off.
+    """
+
+    alpha: float = 1.05
+    budget: int | None = None
+    split: bool = True
+    cache: bool = True
+    least: int = 10
+    """Operators of a part, at least (k)."""
+
+    def __post_init__(self) -> None:
+        if not self.alpha >= 1:
+            raise UnityError(f"search: alpha is {self.alpha}; it is at least 1")
+        if self.budget is not None and self.budget < 1:
+            raise UnityError(f"search: budget is {self.budget}; it is at least 1")
+
+
+@dataclass(frozen=True)
+class UnityPlan:
+    """What the search found; `seconds` is what it believes an iteration takes, branches at once counted once."""
+
+    graph: Graph
+    seconds: float
+    derivation: tuple[Application, ...]
+    explored: int
+    rewritten: Graph
+
+
+def unity(
+    graph: Graph,
+    machine: Machine,
+    rules: Sequence[Rule],
+    optimizer: Optimizer,
+    options: Options | None = None,
+    progress: Progress | None = None,
+) -> UnityPlan:
+    """The parallel graph Unity's search finds for a serial one."""
+    search = _Search(machine, rules, optimizer, options or Options(), progress)
+    candidate, seconds = search.run(graph)
+    with within(None):
+        views = search.mapper.views(candidate.piece, candidate.degrees)
+    plan = materialise(candidate.piece.graph, views, machine.mesh)
+    return UnityPlan(plan, seconds, candidate.steps, search.explored, candidate.piece.graph)
+
+
+class _Search:
+    def __init__(
+        self,
+        machine: Machine,
+        rules: Sequence[Rule],
+        optimizer: Optimizer,
+        options: Options,
+        progress: Progress | None,
+    ):
+        self.machine = machine
+        self.options = options
+        self.mapper = Mapper(Prices(machine, optimizer), options.cache)
+        self.rules = rules
+        self.progress = progress
+        self.explored = 0
+        self.budget = FEWEST
+        self._found: dict[object, Selection] = {}
+
+    def run(self, graph: Graph) -> tuple[Candidate, float]:
+        """The best candidate of a whole graph."""
+        operators = sum(n.is_compute for n in graph.nodes())
+        self.budget = self.options.budget or min(MOST, max(FEWEST, CANDIDATES // max(1, operators)))
+        pieces = parts(graph, self.machine, self.rules, self.options.least) if self.options.split else [Piece(graph)]
+        if len(pieces) == 1:
+            best = self.select(Piece(graph), self.rules)
+            return best.candidates[0][0], float(best.seconds[0, 0])
+        for rules in (self.rules, ()):
+            chosen = self._combine(pieces, rules)
+            whole, degrees = compose(graph, chosen)
+            steps = derivation(graph, chosen, self.rules)
+            if steps is not None:
+                piece = Piece(whole)
+                with within(None):
+                    return Candidate(piece, degrees, steps), float(self.mapper.costs(piece, degrees)[0, 0])
+        raise AssertionError("what is not rewritten is derived by no step")
+
+    def _combine(self, pieces: Sequence[Piece], rules: Sequence[Rule]) -> list[Chosen]:
+        """For every partitioning of every tensor between parts the best before it; then back from the end."""
+        found = [self.select(p, rules) for p in pieces]
+        best = np.zeros(len(found[0].seconds))
+        via: list[tuple[int, ...]] = []
+        for selection in found:
+            through = best[:, None] + selection.seconds
+            via.append(tuple(int(i) for i in np.argmin(through, axis=0)))
+            best = np.min(through, axis=0)
+        at = int(np.argmin(best))
+        out: list[Chosen] = []
+        for piece, selection, back in zip(reversed(pieces), reversed(found), reversed(via), strict=True):
+            candidate = selection.candidates[back[at]][at]
+            out.append(Chosen(piece, candidate))
+            at = back[at]
+        return out[::-1]
+
+    def select(self, piece: Piece, rules: Sequence[Rule]) -> Selection:
+        """Substitutions selected in one part, for all its entries and exits; parts alike are searched once."""
+        key = (structure(piece), len(rules))
+        known = self._found.get(key) if self.options.cache else None
+        found = carried_over(known, piece, rules) if known is not None else self._select(piece, rules)
+        self._found.setdefault(key, found)
+        return found
+
+    def _select(self, piece: Piece, rules: Sequence[Rule]) -> Selection:
+        """
+        The queue of section 5.1, for all pairs of partitionings at once: a candidate's priority is how near it comes to
+        the best of the pair it suits best, then how little it costs for any. Where the budget ends, the best so far.
+        """
+        alpha, budget = self.options.alpha, self.budget * max(1, len(piece.flow.nodes))
+        substitutions = Substitutions(rules, self.machine.devices)
+        best = np.full((max(1, len(piece.entries)), max(1, len(piece.exits))), np.inf)
+        queue: list[tuple[float, float, int, Candidate, Floats]] = []
+        tie, seen = count(), set[object]()
+        start = Candidate(piece, {})
+        of = [[start] * best.shape[1] for _ in range(best.shape[0])]
+
+        def enter(candidate: Candidate) -> None:
+            if candidate.key in seen:
+                return
+            seen.add(candidate.key)
+            spend(MAPPED * len(piece.flow.nodes))
+            seconds = self.mapper.costs(candidate.piece, candidate.degrees)
+            better = seconds < best * (1 - 1e-9)
+            best[better] = seconds[better]
+            for i, j in np.argwhere(better).tolist():
+                of[i][j] = candidate
+            push(candidate, seconds)
+            self.explored += 1
+            if self.progress is not None:
+                self.progress(self.explored, float(best.min()))
+
+        def push(candidate: Candidate, seconds: Floats) -> None:
+            # A piece without operators takes no time.
+            near = np.divide(seconds, best, out=np.ones_like(seconds), where=best > 0)
+            if (least := float(near.min())) <= alpha:
+                heapq.heappush(queue, (round(least, 9), float(seconds.min()), next(tie), candidate, seconds))
+
+        enter(start)
+        with suppress(OutOfBudget):
+            for candidate in self._runs(piece, substitutions):
+                enter(candidate)
+            while queue and len(seen) < budget:
+                priority, least, _, candidate, seconds = heapq.heappop(queue)
+                # A piece without operators takes no time.
+                near = np.divide(seconds, best, out=np.ones_like(seconds), where=best > 0)
+                now = (round(float(near.min()), 9), float(seconds.min()))
+                if now > (priority, least):
+                    push(candidate, seconds)
+                    continue
+                for after in substitutions.of(candidate):
+                    enter(after)
+                    if len(seen) >= budget:
+                        break
+        return Selection(best, of)
+
+    def _runs(self, piece: Piece, substitutions: Substitutions) -> Iterator[Candidate]:
+        """What flows in partitioned in every way, and all that follows it."""
+        sizes = self.machine.mesh.sizes
+        inputs = [n.result for n in piece.graph.nodes() if n.op == "input" and n is not piece.entry]
+        for degree in divisors(self.machine.devices)[1:] if piece.entry is None else ():
+            dims = {v: (degree, *(1,) * (len(v.shape) - 1)) for v in inputs if v.shape and v.shape[0] % degree == 0}
+            yield substitutions.alike(piece, dims)
+        for layout in piece.entries:
+            if piece.entry is None or all(r == REPEAT for r in layout):
+                continue
+            value = piece.entry.result
+            dims = [prod(s for s, r in zip(sizes, layout, strict=True) if r == d) for d in range(len(value.shape))]
+            yield substitutions.alike(piece, {value: dims})

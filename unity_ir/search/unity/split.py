@@ -1,0 +1,214 @@
+"""
+Graph splitting (Unity, section 5.3): a graph cut where one tensor holds it together, and put together again.
+
+Cuts are at operators that all paths go through, where they disrupt the fewest substitutions, every part having at
+least so many operators. A part reads the tensor that flows into it from a leaf, its entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Value, leaf, rebuild, topological
+from unity_ir.pcg.sharding import Layout
+from unity_ir.rules.derivation import Application, apply_at
+from unity_ir.rules.rule import Rule
+from unity_ir.search.unity.device_shares import Degrees, divisors, views, whole
+from unity_ir.search.unity.machine_mapping import Floats, Flow, Piece
+from unity_ir.search.unity.substitutions import Candidate
+
+ENTRY = "what flows in"
+"""The name of the leaf a part reads; no weight of a module has blanks in its name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Of one part, for each entry and exit, the seconds of its best candidate, and that."""
+
+    seconds: Floats
+    candidates: list[list[Candidate]]
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """A part, and the candidate chosen for it."""
+
+    piece: Piece
+    candidate: Candidate
+
+
+# --- cutting
+
+
+def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Piece]:
+    """The parts of a graph, in order; the whole as one where it cannot be cut."""
+    cuts = _cuts(graph, rules, least)
+    if not cuts:
+        return [Piece(graph)]
+    with_gradient = trained(graph)
+    entries = [leaf("weight" if n in with_gradient else "input", n.types[0], name=ENTRY) for n in cuts]
+    layouts = [partitionings(n.types[0].shape, machine) for n in cuts]
+    new: dict[Value, Value] = {}
+    out: list[Piece] = []
+    ends = [*((n.result,) for n in cuts), graph.outputs]
+    order = topological(graph.outputs)
+    position = {n: i for i, n in enumerate([n for n in order if n.is_compute])}
+    begin = -1
+    for i, outputs in enumerate(ends):
+        entry = entries[i - 1] if i else None
+        if entry is not None:
+            new[cuts[i - 1].result] = entry.result
+        end = position[cuts[i]] if i < len(cuts) else len(position)
+        for node in order:
+            if node.is_leaf:
+                new.setdefault(node.result, node.result)
+            elif begin < position[node] <= end:
+                built = rebuild(node, [new[v] for v in node.operands])
+                new.update(zip(node.results, built.results, strict=True))
+        begin = end
+        results = tuple(new[v] for v in outputs)
+        inputs = tuple(n for n in topological(results) if n.op == "input")
+        part = Graph(graph.name, inputs, results)
+        into = layouts[i - 1] if i else ()
+        out.append(Piece(part, entry, into, layouts[i] if i < len(cuts) else ()))
+    return out
+
+
+def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
+    """Where to cut: between any two cuts at least so many operators, at the places that disrupt fewest rules."""
+    flow = Flow(graph)
+    nodes = flow.nodes
+    place = {n: i for i, n in enumerate(nodes)}
+    across = [0] * len(nodes)
+    for rule in rules:
+        for match in rule.matches(graph):
+            at = [place[n] for n in match.nodes if n in place]
+            for i in range(min(at, default=0), max(at, default=0)):
+                across[i] += 1
+    possible = [place[n] for n in flow.cuts(None, nodes, None) if len(n.types) == 1 and n.result not in graph.outputs]
+
+    def between(begin: int, end: int) -> list[int]:
+        """Of `nodes[begin:end]`: a cut ends a part."""
+        may = [i for i in possible if begin + least <= i + 1 <= end - least]
+        if not may:
+            return []
+        at = min(may, key=lambda i: (across[i], abs(2 * (i + 1) - begin - end), i))
+        return [*between(begin, at + 1), at, *between(at + 1, end)]
+
+    return [nodes[i] for i in between(0, len(nodes))]
+
+
+def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
+    """
+    The partitionings of a tensor between parts, no replicas: whole; one dim divided by any degree; two, which take all
+    devices. Each has one view; the mapping of the whole chooses again.
+    """
+    found: dict[tuple[tuple[int, int], ...], None] = {(): None}
+    for degree in divisors(machine.devices)[1:]:
+        found.update(dict.fromkeys(((dim, degree),) for dim in range(len(shape))))
+        for two in combinations(range(len(shape)), 2):
+            found[tuple(zip(two, (degree, machine.devices // degree), strict=True))] = None
+    out: dict[Layout, None] = {}
+    for degrees in found:
+        fits = all(shape[dim] % degree == 0 for dim, degree in degrees)
+        if fits and all(degree > 1 for _, degree in degrees):
+            first = views(degrees, whole(machine), machine.mesh.sizes, machine.axis_levels)[0]
+            out[tuple(r for r in first if isinstance(r, int))] = None
+    return tuple(out)
+
+
+# --- putting together
+
+
+def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, Degrees]]:
+    """The whole graph of the parts' candidates, and the degrees of its operators."""
+    whole, degrees = _joined(graph, [(c.piece, c.candidate.piece.graph) for c in chosen])
+    return whole, {
+        new: c.candidate.degrees.get(old, ())
+        for c, nodes in zip(chosen, degrees, strict=True)
+        for old, new in nodes.items()
+    }
+
+
+def _joined(graph: Graph, graphs: Sequence[tuple[Piece, Graph]]) -> tuple[Graph, list[Mapping[Node, Node]]]:
+    """Parts in sequence, each part's entry being what the one before it makes."""
+    outputs: list[Value] = []
+    nodes: list[Mapping[Node, Node]] = []
+    for piece, part in graphs:
+        new: dict[Value, Value] = {}
+        found: dict[Node, Node] = {}
+        for node in topological(part.outputs):
+            if node is piece.entry:
+                new[node.result] = outputs[0]
+                continue
+            built = node if node.is_leaf else rebuild(node, [new[v] for v in node.operands])
+            new.update(zip(node.results, built.results, strict=True))
+            if node.is_compute:
+                found[node] = built
+        outputs = [new[v] for v in part.outputs]
+        nodes.append(found)
+    return Graph(graph.name, graph.inputs, tuple(outputs)), nodes
+
+
+def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[Application, ...] | None:
+    """The parts' derivations as one of the whole graph, which numbers operators otherwise; None if there is none."""
+    known = {rule.name: rule for rule in rules}
+    now = [(c.piece, c.piece.graph) for c in chosen]
+    whole, out = graph, list[Application]()
+    for i, c in enumerate(chosen):
+        for step in c.candidate.steps:
+            now[i] = (c.piece, apply_at(now[i][1], known[step.rule], step.at, dict(step.given)))
+            target, _ = _joined(graph, now)
+            places = (p for p, after in known[step.rule].applications(whole) if after.outputs == target.outputs)
+            place = next(places, None)
+            if place is None:
+                return None
+            out.append(Application(step.rule, place))
+            whole = target
+    return tuple(out)
+
+
+# --- parts alike
+
+
+def structure(piece: Piece) -> object:
+    """Equal for parts that differ only in the names of their leaves."""
+    nodes = topological(piece.graph.outputs)
+    number = {n: i for i, n in enumerate(nodes)}
+    return (
+        piece.entries,
+        piece.exits,
+        number.get(piece.entry) if piece.entry is not None else None,
+        tuple(
+            (
+                n.op,
+                tuple((k, v) for k, v in n.attributes if not (n.is_leaf and k == "name")),
+                n.types,
+                tuple((number[v.node], v.index) for v in n.operands),
+            )
+            for n in nodes
+        ),
+        tuple((number[v.node], v.index) for v in piece.graph.outputs),
+    )
+
+
+def carried_over(found: Selection, piece: Piece, rules: Sequence[Rule]) -> Selection:
+    """What was selected in a part alike, in this one."""
+    known = {rule.name: rule for rule in rules}
+    done: dict[Candidate, Candidate] = {}
+
+    def carried(candidate: Candidate) -> Candidate:
+        if candidate not in done:
+            graph = piece.graph
+            for step in candidate.steps:
+                graph = apply_at(graph, known[step.rule], step.at, dict(step.given))
+            here = Piece(graph, piece.entry, piece.entries, piece.exits)
+            pairs = zip(here.flow.nodes, candidate.piece.flow.nodes, strict=True)
+            done[candidate] = Candidate(here, {n: candidate.degrees.get(o, ()) for n, o in pairs}, candidate.steps)
+        return done[candidate]
+
+    return Selection(found.seconds, [[carried(c) for c in row] for row in found.candidates])

@@ -1,0 +1,179 @@
+"""
+Candidates and what substitutions make of them (Unity, sections 4 and 5.1).
+
+A candidate PCG is held as a serial graph and the degrees of its operators. Its parallel operators follow: between
+neighbours divided alike a combine and the partition after it have cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.rules.derivation import Application
+from unity_ir.rules.rule import Rule
+from unity_ir.search.unity.device_shares import Degrees, devices, divisible, divisors, roles
+from unity_ir.search.unity.machine_mapping import Piece
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A PCG, and the algebraic rules that led to it."""
+
+    piece: Piece
+    degrees: Mapping[Node, Degrees]
+    steps: tuple[Application, ...] = ()
+
+    @cached_property
+    def key(self) -> object:
+        """Equal for the same PCG."""
+        return self.piece.graph.outputs, tuple(self.degrees.get(n, ()) for n in self.piece.flow.nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class Substitutions:
+    """All that are tried: algebraic rules, and each operator divided along each index variable by each degree."""
+
+    rules: Sequence[Rule]
+    devices: int
+    _ways: dict[tuple[Node, Degrees], tuple[Degrees, ...]] = field(
+        default_factory=dict[tuple[Node, Degrees], tuple[Degrees, ...]]
+    )
+
+    def of(self, candidate: Candidate) -> Iterator[Candidate]:
+        """What every substitution at every place makes of a candidate."""
+        yield from self._algebraic(candidate)
+        for node in candidate.piece.flow.nodes:
+            for degrees in self.degrees(node, candidate.degrees.get(node, ())):
+                alone = {**candidate.degrees, node: degrees}
+                yield Candidate(candidate.piece, alone, candidate.steps)
+                onwards = self._onwards(candidate.piece, node, alone)
+                if len(onwards) > 1:
+                    yield Candidate(candidate.piece, {**alone, **onwards}, candidate.steps)
+
+    def degrees(self, node: Node, now: Degrees) -> tuple[Degrees, ...]:
+        """What the parallelization rules of an operator make of its degrees."""
+        if (node, now) not in self._ways:
+            self._ways[node, now] = tuple(self._degrees(node, now))
+        return self._ways[node, now]
+
+    def _degrees(self, node: Node, now: Degrees) -> Iterator[Degrees]:
+        """
+        op -> combine(op(partition)), and back: divided otherwise along one variable; in place of how it was altogether,
+        where both do not fit.
+        """
+        known, tried = roles(node), {now}
+        for role in known:
+            for degree in divisors(self.devices):
+                for others in (dict(now), {}):
+                    new = {**others, role: degree}
+                    degrees = tuple((r, new[r]) for r in known if new.get(r, 1) > 1)
+                    if self.devices % devices(degrees) == 0 and divisible(node, degrees):
+                        if degrees not in tried:
+                            yield degrees
+                        tried.add(degrees)
+                        break
+
+    def _onwards(self, piece: Piece, node: Node, degrees: Mapping[Node, Degrees]) -> dict[Node, Degrees]:
+        """
+        An operator and those after it that follow how it is divided, up to where its parts are summed up: between them
+        combine and partition cancel.
+
+        matmul; relu; matmul  ->  partition; matmul; relu; matmul; reduce
+        """
+        found = {node: degrees[node]}
+        dims = {v: made(v, degrees[node]) for v in node.results}
+        for user in piece.flow.nodes[piece.flow.place[node] + 1 :]:
+            flowing = {v: dims[v] for v in user.operands if v in dims and max(dims[v], default=1) > 1}
+            if not flowing:
+                continue
+            found[user] = follow(user, flowing, self.devices)
+            if found[user]:
+                dims.update({v: made(v, found[user]) for v in user.results})
+            else:
+                del found[user]
+        return found
+
+    def _algebraic(self, candidate: Candidate) -> Iterator[Candidate]:
+        piece = candidate.piece
+        for rule in self.rules:
+            at, after = rule.everywhere(piece.graph)
+            if len(at) > 1:
+                yield self._rewritten(candidate, after, [Application(rule.name, place) for place in at])
+        for rule in self.rules:
+            for place, after in rule.applications(piece.graph):
+                yield self._rewritten(candidate, after, [Application(rule.name, place)])
+
+    def _rewritten(self, candidate: Candidate, after: Graph, steps: Sequence[Application]) -> Candidate:
+        """The operators that remain keep their degrees; new ones have those of one they replace, or follow."""
+        piece = candidate.piece
+        same = corresponding(piece.graph, after)
+        kept = {new: candidate.degrees.get(old, ()) for new, old in same.items()}
+        old = set(same.values())
+        gone = [n for n in piece.flow.nodes if n not in old]
+        rewritten = Piece(after, piece.entry, piece.entries, piece.exits)
+        given = dict(kept)
+        for node in rewritten.flow.nodes:
+            if node in given:
+                continue
+            alike = (candidate.degrees.get(g, ()) for g in gone if g.op == node.op)
+            given[node] = next((d for d in alike if divisible(node, d)), self._following(node, given))
+        return Candidate(rewritten, given, (*candidate.steps, *steps))
+
+    def _following(self, node: Node, given: Mapping[Node, Degrees]) -> Degrees:
+        dims = {v: made(v, given[v.node]) for v in node.operands if v.node in given}
+        return follow(node, dims, self.devices)
+
+    def alike(self, piece: Piece, dims: Mapping[Value, Sequence[int]]) -> Candidate:
+        """
+        Substitutions at many places at once: a run of operators that all follow how what flows in is partitioned.
+
+        One by one the search gets there, too, an operator a round.
+        """
+        known: dict[Value, Sequence[int]] = dict(dims)
+        degrees: dict[Node, Degrees] = {}
+        for node in piece.flow.nodes:
+            degrees[node] = follow(node, {v: known[v] for v in node.operands if v in known}, self.devices)
+            known.update({v: made(v, degrees[node]) for v in node.results})
+        return Candidate(piece, degrees)
+
+
+def made(value: Value, degrees: Degrees) -> Sequence[int]:
+    """The degree of each dim of an operator's result."""
+    by = {role: d for role, d in degrees if isinstance(role, str)}
+    return [by.get(v, 1) if v is not None else 1 for v in value.node.analysis.result_dims[value.index]]
+
+
+def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> Degrees:
+    """The degrees an operator has that takes its operands as they are divided; none where they do not agree."""
+    analysis, known = node.analysis, roles(node)
+    wanted: dict[str, int] = {}
+    for parameter, value in zip(analysis.bound.operands, node.operands, strict=True):
+        for variable, degree in zip(analysis.operand_dims[parameter.name], dims.get(value, ()), strict=False):
+            if variable is not None and degree > 1:
+                wanted.setdefault(variable, degree)
+    degrees = tuple((r, wanted[r]) for r in known if isinstance(r, str) and r in wanted)
+    fits = devices_of % devices(degrees) == 0 and divisible(node, degrees)
+    return degrees if fits else ()
+
+
+def corresponding(before: Graph, after: Graph) -> dict[Node, Node]:
+    """The operators of a graph after a rewrite that are those before it, on other operands or the same."""
+    found: dict[Node, Node] = {}
+    existed = {n for n in before.nodes() if n.is_compute}
+    stack = [(a.node, b.node) for a, b in zip(after.outputs, before.outputs, strict=True)]
+    for node in after.nodes():
+        if node in existed:
+            found[node] = node
+    seen: set[tuple[Node, Node]] = set()
+    while stack:
+        new, old = stack.pop()
+        if new is old or (new, old) in seen or not new.is_compute:
+            continue
+        seen.add((new, old))
+        if (new.op, new.attributes, len(new.operands)) == (old.op, old.attributes, len(old.operands)):
+            found.setdefault(new, old)
+            stack.extend((a.node, b.node) for a, b in zip(new.operands, old.operands, strict=True))
+    return found

@@ -1,0 +1,157 @@
+"""What a machine mapping is charged for: kernels, moves and updates, as `cost.plan` counts them, view by view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from unity_ir.cost.halos import halo_moves
+from unity_ir.cost.plan import update_time
+from unity_ir.cost.work import repeats, work
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Node, Optimizer, Value, leaf
+from unity_ir.pcg.materialise import degrees, resting
+from unity_ir.pcg.reshard import Move, move_kind, plan
+from unity_ir.pcg.sharding import PINNED, REPEAT, Assignment, Layout, Mesh, dual, operand_layout
+from unity_ir.pcg.types import ELEMENT_BYTES, tensor_type
+
+PLANNED = ((4, 3), (99, 2))
+"""
+On a machine of up to so many axes, the axes of a mesh on which the planner is asked; on more, each pair of roles is one
+collective, for the planner's time grows with a power of the axes.
+"""
+
+FREE = 1e-12
+"""Seconds a free move counts, so that of equal mappings the one with fewer moves wins."""
+
+
+@dataclass
+class Prices:
+    """Prices on one machine; each is found once."""
+
+    machine: Machine
+    optimizer: Optimizer
+    _moves: dict[tuple[object, ...], float] = field(default_factory=dict[tuple[object, ...], float])
+
+    @cached_property
+    def planned(self) -> int:
+        return next(n for most, n in PLANNED if len(self.machine.mesh.sizes) <= most)
+
+    def move(self, shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, gradient: bool) -> float:
+        """Seconds to bring a value from one layout to another, and, where it has one, its gradient back."""
+        if source == target:
+            return 0.0
+        key = (shape, dtype, source, target, gradient)
+        if key not in self._moves:
+            seconds = self._one_way(shape, dtype, source, target)
+            if gradient:
+                seconds += self._one_way(shape, dtype, dual(target), dual(source))
+            self._moves[key] = seconds
+        return self._moves[key]
+
+    def _one_way(self, shape: tuple[int, ...], dtype: str, source: Layout, target: Layout) -> float:
+        """
+        The planner's price, on a mesh in which neighbours of one level that do the same are one axis, and those that do
+        nothing are left out; of few axes, those that repeat may help.
+        """
+        touched = {r for a, b in zip(source, target, strict=True) if a != b for r in (a, b) if r >= 0}
+        axes = list(
+            zip(self.machine.mesh.sizes, self.machine.axis_levels, zip(source, target, strict=True), strict=True)
+        )
+        left = list(shape)
+        for size, _, (a, b) in axes:
+            if a == b and a >= 0 and a not in touched:
+                left[a] //= size
+        moving = _merged([a for a in axes if a[2][0] != a[2][1] or a[2][0] in touched])
+        helped = _merged([a for a in axes if a[2][0] != a[2][1] or a[2][0] in {*touched, REPEAT}])
+        sizes, levels, pairs = zip(*(helped if len(helped) <= self.planned else moving), strict=True)
+        key = (tuple(left), ELEMENT_BYTES[dtype], sizes, levels, pairs)
+        if key not in self._moves:
+            item = ELEMENT_BYTES[dtype]
+
+            def price(move: Move) -> float:
+                along: dict[int, int] = {}
+                for axis in move.axes:
+                    along[levels[axis]] = along.get(levels[axis], 1) * sizes[axis]
+                return self.machine.move_seconds(
+                    move.kind, along, move.border or move.elements, move.elements_after, item
+                )
+
+            found = plan if len(sizes) <= self.planned else _one_by_one
+            ends = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+            moves = found(*ends, tuple(left), Mesh(sizes), price)
+            self._moves[key] = sum(price(m) + FREE for m in moves)
+        return self._moves[key]
+
+    def operator(
+        self, node: Node, view: Assignment, trained: bool, gradients: tuple[bool, ...], uses: Mapping[Value, int]
+    ) -> float:
+        """
+        Seconds of an operator under a view: kernels and halos both ways, and its leaves: from where they rest, their
+        gradients back, and their updates.
+
+        A leaf rests where each of its users wants it, and costs each its part; so it is when all want the same.
+        """
+        machine = self.machine
+        needs = tuple(trained and g for g in gradients)
+        divided = degrees(view, machine.mesh.sizes)
+        operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
+        ordered = tuple((v, divided[v]) for v in node.analysis.bound.extents if v in divided)
+        done = work(node.op, operands, node.attributes, ordered, needs, repeats(node))
+        seconds = done.forward_time(machine.device) + done.backward_time(machine.device)
+        for i, moves in halo_moves(node, view, machine.mesh).items():
+            dtype = node.operands[i].type.dtype
+            seconds += sum(machine.move_time(m, dtype) for there, back in moves for m in (there, back)[: 1 + needs[i]])
+        for i, value in enumerate(node.operands):
+            if value.node.is_leaf and value not in node.operands[:i] and value in uses:
+                seconds += self._leaf(value, operand_layout(node.analysis, i, view), needs[i]) / uses[value]
+        return seconds
+
+    def _leaf(self, value: Value, need: Layout, gradient: bool) -> float:
+        rest = resting(need)
+        seconds = self.move(value.shape, value.dtype, rest, need, gradient)
+        if gradient and value.node.op == "weight":
+            sizes = self.machine.mesh.sizes
+            pieces = tuple(
+                prod(s for s, r in zip(sizes, rest, strict=True) if r == dim) for dim in range(len(value.shape))
+            )
+            piece = leaf("weight", tensor_type(value.shape, value.dtype, pieces), name="piece")
+            seconds += update_time(piece, self.optimizer, self.machine)
+        return seconds
+
+
+ORDER = ("slice", "scatter", "reduce_scatter", "all_to_all", "send", "zero_pad", "reduce", "gather", "all_reduce")
+"""Moves in the order in which pieces stay small; all others come after."""
+
+
+def _one_by_one(
+    source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, price: Callable[[Move], float]
+) -> list[Move]:
+    """A move for every pair of roles, those first that make pieces smaller. Pieces are taken to be contiguous."""
+    del price
+    pairs = dict.fromkeys((a, b) for a, b in zip(source, target, strict=True) if a != b)
+    kinds = {pair: move_kind(*pair) for pair in pairs}
+    elements = prod(shape) // prod(s for s, r in zip(mesh.sizes, source, strict=True) if r >= 0)
+    out: list[Move] = []
+    for pair in sorted(pairs, key=lambda p: ORDER.index(kinds[p]) if kinds[p] in ORDER else len(ORDER)):
+        axes = tuple(i for i, (a, b) in enumerate(zip(source, target, strict=True)) if (a, b) == pair)
+        move = Move(kinds[pair], axes, *pair, prod(mesh.sizes[i] for i in axes), elements)
+        out.append(move)
+        elements = move.elements_after
+    return out
+
+
+_Axis = tuple[int, int, tuple[int, int]]
+"""Size, level, and the roles before and after."""
+
+
+def _merged(axes: list[_Axis]) -> list[_Axis]:
+    out: list[_Axis] = []
+    for size, level, pair in axes:
+        if out and out[-1][1:] == (level, pair) and min(pair) > PINNED:
+            out[-1] = (out[-1][0] * size, level, pair)
+        else:
+            out.append((size, level, pair))
+    return out
