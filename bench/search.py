@@ -76,15 +76,15 @@ def one(model: str, where: str, strategy: str) -> dict[str, Any]:
     from unity_ir.machine import load
     from unity_ir.models import from_text
     from unity_ir.pcg.graph import Optimizer
-    from unity_ir.search import Options, Settings, run
+    from unity_ir.search import run
     from unity_ir.simulate.report import simulated
 
     graph, machine = from_text(model), load(where)
     optimizer = Optimizer("adam" if model.partition(",")[0] in ADAM else "sgd")
     start = time.perf_counter()
     try:
-        settings, budget = Settings(budget=PROPOSALS), Options(budget=CANDIDATES)
-        found = run(graph, machine, strategy, optimizer, settings=settings, options=budget)
+        budgets = {"mcmc": {"budget": PROPOSALS}, "unity": {"budget": CANDIDATES}}
+        found = run(graph, machine, strategy, optimizer, budgets.get(strategy))
     except UnityError as error:
         return {"refused": str(error)}
     seconds = time.perf_counter() - start

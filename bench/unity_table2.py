@@ -54,8 +54,7 @@ def search(model: str, nodes: int, what: str, budget: int) -> dict[str, object]:
     from unity_ir.models import build
     from unity_ir.pcg.graph import Optimizer
     from unity_ir.rules.algebraic import algebraic
-    from unity_ir.search import Options
-    from unity_ir.search.unity.search import unity
+    from unity_ir.search.unity.search import Options, unity
 
     where = machine.load(f"summit:{nodes}")
     graph = build(model, batch=SAMPLES[model] * where.devices)

@@ -124,7 +124,7 @@ OPT = (
     *("--derivation-out", "--trace", "--timeline", "-t", "-p", "-f", "--target", "--passes"),
 )
 OPT_FLAGS = (
-    *("--stats", "--no-split", "--no-cache", "--print-op-generic", "--split-input-file", "--verify-diagnostics", "-h"),
+    *("--stats", "--print-op-generic", "--split-input-file", "--verify-diagnostics", "-h"),
     *(
         "--parsing-diagnostics",
         "--disable-verify",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, make_dataclass
 from math import inf
 
 from xdsl.context import Context
@@ -19,16 +19,13 @@ from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
 from unity_ir.messages import tell
-from unity_ir.passes.graph_pass import Switch
 from unity_ir.pcg.graph import Optimizer, optimizer_of
-from unity_ir.search import Options, Progress, SearchResult, Settings, run
+from unity_ir.search import Progress, SearchResult, all_strategies, run
 from unity_ir.search.explain import explain
+from unity_ir.search.strategy import OptionValue, option_types
 
 DERIVATION = "pcg.derivation"
 """The function attribute that holds the rule applications from the source graph to the plan."""
-
-REWRITE = ("joint", "sequential", "unity")
-"""Strategies that rewrite."""
 
 BOUND = "pcg.bound"
 """The function attribute that holds the seconds below which no placement of the plan's graph can be."""
@@ -38,8 +35,13 @@ UNIT = 1e9
 """Units of work in one unit of the option `work` and of messages."""
 
 
+def option_kinds() -> dict[str, type]:
+    """Every option that some strategy has, and its type."""
+    return {name: kind for strategy in all_strategies().values() for name, kind in option_types(strategy).items()}
+
+
 @dataclass(frozen=True)
-class Search(ModulePass):
+class _Search(ModulePass):
     """
     Search algebraic rewrites and parallelizations, and record the machine the result is for.
 
@@ -49,29 +51,10 @@ class Search(ModulePass):
     name = "pcg-search"
 
     strategy: str = "joint"
-    """How to search: see `unity_ir.search`."""
+    """How to search: see `unity_ir.search.strategies`."""
 
     machine: str | None = None
     """A preset or a file: see `unity_ir.machine`. By default, the module's `machine.machine`."""
-
-    seed: int = 0
-    """Of the random strategy and of mcmc."""
-
-    beta: float | None = None
-    """Of mcmc: see `unity_ir.search.flexflow.mcmc.Settings`."""
-
-    budget: int | None = None
-    """Proposals of mcmc; candidates for every operator of unity."""
-
-    alpha: float | None = None
-    """Of unity: how much worse than the best a candidate may be and still be rewritten."""
-
-    no_split: Switch = False
-    no_cache: Switch = False
-    """Of unity: not to split the graph, and to keep nothing from one candidate to the next (the paper's Table 2)."""
-
-    rules: str | None = None
-    """What joint, sequential and unity rewrite by: `library`, `common+~merge-matmuls`, ..: see `rules.algebraic`."""
 
     optimizer: str | None = None
     """What the plan will be trained with, whose state takes memory; by default what the function says, or sgd."""
@@ -89,7 +72,7 @@ class Search(ModulePass):
         from unity_ir.machine import load
 
         try:
-            settings, options, optimizer = self._settings(), self._options(), self._optimizer()
+            options, optimizer = self._options(), self._optimizer()
             machine = module_machine(op) if self.machine is None else load(self.machine)
             if machine is None:
                 raise PassFailedException(
@@ -98,18 +81,7 @@ class Search(ModulePass):
             for func in pcg_functions(op):
                 graph = to_graph(func)
                 with _shown(func.sym_name.data) as progress, interrupts.searching():
-                    result = run(
-                        graph,
-                        machine,
-                        self.strategy,
-                        optimizer,
-                        progress,
-                        self.seed,
-                        settings,
-                        options,
-                        self._rules(),
-                        self._budget(),
-                    )
+                    result = run(graph, machine, self.strategy, optimizer, options, progress, self._budget())
                 new = replace_function(func, result.graph)
                 new.attributes.update(_certificate(result))
                 self._tell(result, func.sym_name.data)
@@ -145,36 +117,20 @@ class Search(ModulePass):
         if self.explain is not None and result.joint is not None:
             print(explain(result.joint, result.cost, self.explain), file=sys.stderr)
 
-    def _settings(self) -> Settings:
-        """What mcmc is told; what is not given is its own choice."""
-        mine = self.strategy == "mcmc"
-        if not mine and (self.beta is not None or (self.budget is not None and self.strategy != "unity")):
-            raise UnityError(f"pcg-search: beta and budget are options of mcmc, not of {self.strategy}; leave them out")
-        settings = Settings(seed=self.seed)
-        if self.beta is not None:
-            settings = replace(settings, beta=self.beta)
-        return replace(settings, budget=self.budget) if mine and self.budget is not None else settings
+    def _options(self) -> dict[str, OptionValue]:
+        """The options of the strategy that were given."""
+        given = {name: getattr(self, name) for name in option_kinds()}
+        return {name: value for name, value in given.items() if value is not None}
 
-    def _rules(self) -> str:
-        if self.rules is not None and self.strategy not in REWRITE:
-            raise UnityError(
-                f"pcg-search: rules is an option of {', '.join(REWRITE)}, not of {self.strategy}; leave it out"
-            )
-        return self.rules or "common"
 
-    def _options(self) -> Options:
-        """What unity is told; what is not given is its own choice."""
-        split, cache = self.no_split is False, self.no_cache is False
-        if self.strategy != "unity" and not (split and cache and self.alpha is None):
-            raise UnityError(
-                f"pcg-search: alpha, no-split and no-cache are options of unity, not of {self.strategy}; leave them out"
-            )
-        options = Options(split=split, cache=cache)
-        if self.alpha is not None:
-            options = replace(options, alpha=self.alpha)
-        if self.strategy == "unity" and self.budget is not None:
-            options = replace(options, budget=self.budget)
-        return options
+Search: type[ModulePass] = make_dataclass(
+    "Search",
+    [(name, kind | None, field(default=None)) for name, kind in option_kinds().items()],
+    bases=(_Search,),
+    frozen=True,
+    namespace={"__doc__": _Search.__doc__},
+)
+"""The pass, with a field for each option of each strategy."""
 
 
 def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr]:

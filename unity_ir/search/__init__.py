@@ -1,9 +1,15 @@
-"""Search: the fastest parallel graph for a machine. `run` picks the strategy by name."""
+"""
+Search: the fastest parallel graph for a machine. `run` runs a strategy by name.
 
-from unity_ir.search.flexflow.mcmc import Settings
+`strategy` says what a strategy is, and `strategies/` has all; `result` is what each returns, `explain` says why an
+operator does what it does. The rooms: `layouts` (what can be chosen) -> `exact` (the best choice for one graph) ->
+`joint` (over graphs), `memory` (that fits), `bounds` (how far from optimal) -> `choose` (the winner, simulated);
+`unity`, `flexflow` and `tofu` are the papers as written, `baselines` what people do by hand.
+"""
+
 from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.result import SearchResult
-from unity_ir.search.run import STRATEGIES, run
-from unity_ir.search.unity.search import Options
+from unity_ir.search.run import run
+from unity_ir.search.strategy import all_strategies
 
-__all__ = ["STRATEGIES", "Options", "Progress", "SearchResult", "Settings", "run"]
+__all__ = ["Progress", "SearchResult", "all_strategies", "run"]

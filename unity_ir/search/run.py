@@ -1,43 +1,30 @@
-"""Strategies by name."""
+"""Run a search: a serial graph in, the best plan for a machine out."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 
 from unity_ir.budget import Budget, OutOfBudget, within
-from unity_ir.cost.plan import PlanCost, cost
+from unity_ir.cost.plan import PlanCost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
-from unity_ir.rules.algebraic import selected
-from unity_ir.rules.rule import Rule
-from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
-from unity_ir.search.baselines.expert import expert
-from unity_ir.search.baselines.random_plan import sample
 from unity_ir.search.bounds.axis_counts import of_kernels
 from unity_ir.search.choose.candidates import Emitted
-from unity_ir.search.choose.winner import settling
 from unity_ir.search.exact.shared_moves import SharedTerms, certain
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
-from unity_ir.search.flexflow.mcmc import Settings, mcmc
-from unity_ir.search.joint.best_first import Explored, JointPlan, Progress, joint
-from unity_ir.search.joint.sequential import sequential
+from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.layouts.axes import EXACT_AXES
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
-from unity_ir.search.memory.lagrangian import Refused, joint_within, lacking, needed
+from unity_ir.search.memory.lagrangian import lacking, needed
 from unity_ir.search.result import SearchResult
-from unity_ir.search.tofu.search import VARIANTS, tofu
-from unity_ir.search.unity.search import Options, unity
-
-STRATEGIES = ("joint", "unity", "sequential", "data-parallel", "fsdp", "expert", "mcmc", *VARIANTS, "random")
-
+from unity_ir.search.strategy import Context, OptionValue, filled, strategy_named
 
 PASSES = 3
 """Passes of messages, there and back, for a bound where a budget has ended."""
@@ -53,7 +40,7 @@ class DoesNotFit(UnityError):
 
 
 OBJECTS = 100_000
-"""More objects than there were before Python looks for cycles of them, in a search."""
+"""Allocations between garbage collections during a search: graphs and tables live long and hold few cycles."""
 
 
 def run(
@@ -61,38 +48,34 @@ def run(
     machine: Machine,
     strategy: str = "joint",
     optimizer: Optimizer | None = None,
+    options: Mapping[str, OptionValue] | None = None,
     progress: Progress | None = None,
-    seed: int = 0,
-    settings: Settings | None = None,
-    options: Options | None = None,
-    rules: str = "common",
     budget: Budget | None = None,
 ) -> SearchResult:
     """
     Search for a parallel graph that computes what `graph` does, for a machine.
 
-    A graph that is already parallel is searched from its erasure; `seed` is for the random strategy, `settings` are for
-    mcmc, `options` for Unity's; `rules` says what joint, sequential and unity rewrite by, `library` being all that
-    there are (`rules.algebraic.selected`). `optimizer` is what the plan will be trained with, by default
-    what the graph says. Ctrl-C ends the search with the best plan so far, and so does `budget`, by default of so much
-    work that no ordinary search is ended by it. Raises `UnityError` for an unknown
-    strategy, a graph that already has its backward, and plans that do not fit the machine's memory.
+    A graph that is already parallel is searched from its erasure. `options` are those of the strategy
+    (`search.strategy.option_types`), such as `{"rules": "library"}` of joint and `{"seed": 3}` of mcmc. `optimizer` is
+    what the plan will be trained with, by default what the graph says. Ctrl-C ends the search with the best plan so far,
+    and so does `budget`, by default of so much work that no ordinary search is ended by it.
+
+    Raises `UnityError` for an unknown strategy or option, a graph that already has its backward, and (`DoesNotFit`) a
+    plan that does not fit the machine's memory.
     """
-    if strategy not in STRATEGIES:
-        raise UnityError(f"search: unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
+    chosen = strategy_named(strategy)
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
     given = optimizer or graph.optimizer
     optimizer = given or Optimizer()
     start = perf_counter()
     serial = erase(graph)
-    settings = settings or Settings(seed=seed)
     budget = budget or Budget()
+    own = filled(chosen, options or {})
     with _seldom_collected():
         try:
-            by = selected(rules)
             with within(budget):
-                result = _searched(serial, machine, strategy, optimizer, progress, settings, options, seed, by)
+                result = chosen.search(serial, machine, own, Context(optimizer, progress))
         except KeyboardInterrupt:
             result = _at_hand(serial, machine, strategy, optimizer, budget)
         if budget.ended:
@@ -110,64 +93,13 @@ def run(
 
 @contextmanager
 def _seldom_collected() -> Generator[None]:
-    """Tables and graphs live long and are seldom in cycles: looking for those after every few objects finds nothing."""
+    """Collect garbage seldom, for the length of the `with` statement."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], OBJECTS) if before[0] else 0, *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-def _searched(
-    serial: Graph,
-    machine: Machine,
-    strategy: str,
-    optimizer: Optimizer,
-    progress: Progress | None,
-    settings: Settings,
-    options: Options | None,
-    seed: int,
-    rules: Sequence[Rule],
-) -> SearchResult:
-    """The result of a strategy. Raises `KeyboardInterrupt` where Ctrl-C comes before there is a plan."""
-    if strategy == "mcmc":
-        best = mcmc(serial, machine, optimizer, settings, progress)
-        explored = sum(chain.proposed for chain in best.chains)
-        interrupted = any(chain.interrupted for chain in best.chains)
-        priced = cost(best.graph, machine, optimizer)
-        return SearchResult(strategy, best.graph, priced, explored=explored, interrupted=interrupted)
-    if strategy == "unity":
-        chosen = unity(serial, machine, rules, optimizer, options, progress)
-        priced = cost(chosen.graph, machine, optimizer)
-        return SearchResult(strategy, chosen.graph, priced, chosen.derivation, explored=chosen.explored)
-    if strategy not in ("joint", "sequential"):
-        parallel = _plan(serial, machine, strategy, optimizer, seed)
-        return SearchResult(strategy, parallel, cost(parallel, machine, optimizer))
-
-    def algebra_first() -> JointPlan:
-        found = sequential(serial, machine, rules, optimizer, progress=progress)
-        again = partial(joint, found.rewritten, machine, (), optimizer)
-        return joint_within(found, found.rewritten, lambda solver: again(solver=solver))
-
-    with settling(strategy, serial, machine, optimizer) as settle:
-        if strategy == "sequential":
-            return settle.result(algebra_first())
-        search = partial(joint, serial, machine, rules, optimizer, progress=progress, explored=Explored())
-        try:
-            found = joint_within(search(), serial, lambda solver: search(solver=solver))
-        except Refused as refused:
-            return settle.instead(refused)
-        result = settle.result(found)
-        if found.price > 0 and not result.interrupted:
-            # Where memory is short, rewrites are looked for at one price of it: what is fastest on one device may win.
-            try:
-                result = settle.faster(result, settle.result(algebra_first()))
-            except Refused:
-                pass
-            except KeyboardInterrupt:
-                result = replace(result, interrupted=True)
-        return result
 
 
 def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer, budget: Budget) -> SearchResult:
@@ -186,11 +118,10 @@ def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimize
 def _baselines(serial: Graph, machine: Machine, optimizer: Optimizer) -> Iterator[tuple[Graph, PlanCost]]:
     """The plans that are made at once, and what they cost."""
     for name in ("data-parallel", "fsdp", "expert"):
-        try:
-            plan = _plan(serial, machine, name, optimizer, 0)
-        except UnityError:
-            continue
-        yield plan, cost(plan, machine, optimizer)
+        baseline = strategy_named(name)
+        with suppress(UnityError):
+            found = baseline.search(serial, machine, filled(baseline, {}), Context(optimizer))
+            yield found.graph, found.cost
 
 
 def _ended(result: SearchResult, serial: Graph, machine: Machine, optimizer: Optimizer) -> SearchResult:
@@ -223,18 +154,3 @@ def _of_messages(graph: Graph, solver: Solver | None) -> float:
             messages.forward()
             messages.backward()
     return certain(max(messages.bound, 0.0), graph, solver.spaces.machine)
-
-
-def _plan(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer, seed: int) -> Graph:
-    """The plan of a strategy that makes one at once."""
-    match strategy:
-        case "random":
-            return sample(serial, machine, seed)
-        case "data-parallel":
-            return data_parallel(serial, machine)
-        case "fsdp":
-            return fsdp(serial, machine)
-        case "expert":
-            return expert(serial, machine, optimizer)
-        case _:
-            return tofu(serial, machine, strategy)

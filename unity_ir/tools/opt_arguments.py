@@ -56,10 +56,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="with --search: seconds after which the best plan so far is given. A search has a budget of work as well, "
         "whatever its time: by default --search=joint,work=100, in units of 10^9",
     )
-    parser.add_argument("--no-split", action="store_true", help="of --search=unity: do not split the graph")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="of --search=unity: keep nothing from one candidate to the next"
-    )
     parser.add_argument(
         "--machine",
         metavar="M",
@@ -136,36 +132,40 @@ _KINDS = (
 """What an argument's types are called."""
 
 
-_SEARCH = {
-    "optimizer": str,
-    "rules": str,
-    "seed": int,
-    "budget": int,
-    "work": float,
-    "seconds": float,
-    "alpha": float,
-    "beta": float,
-}
-"""Options of pcg-search that may follow a strategy, and their types."""
+_COMMON = {"optimizer": str, "work": float, "seconds": float}
+"""Options of every search, and their types."""
 
 
-def search_options(text: str) -> dict[str, str | int | float]:
+def search_options(text: str) -> dict[str, str | int | float | bool]:
     """Given `joint,optimizer=adam` returns what pcg-search takes. Raises `UnityError` for what it does not."""
-    strategy, *settings = text.split(",")
-    found: dict[str, str | int | float] = {"strategy": strategy}
+    from unity_ir.search.strategy import all_strategies, option_types
+
+    name, *settings = text.split(",")
+    found: dict[str, str | int | float | bool] = {"strategy": name}
+    strategy = all_strategies().get(name)
+    kinds = _COMMON | ({} if strategy is None else option_types(strategy))
     for setting in settings:
         key, equals, value = setting.partition("=")
-        kind = _SEARCH.get(key)
+        kind = kinds.get(key.replace("-", "_"))
+        if strategy is None:
+            continue  # the search says which there are
         if not equals or kind is None:
-            *known, last = (f"{name}=" for name in _SEARCH)
-            raise UnityError(f"unity-opt: --search: {setting!a} is no {', '.join(known)} or {last}")
+            raise UnityError(f"unity-opt: --search: {setting!a} is no option of {name}; it has {', '.join(kinds)}")
         if key in found:
             raise UnityError(f"unity-opt: --search: {key} is given twice; leave one out")
-        try:
-            found[key] = kind(value)
-        except ValueError as error:
-            raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be a number") from error
+        found[key] = _option(key, kind, value)
     return found
+
+
+def _option(key: str, kind: type, value: str) -> str | int | float | bool:
+    if kind is bool:
+        if value not in ("true", "false"):
+            raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be true or false")
+        return value == "true"
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be a number") from error
 
 
 def seconds(text: str) -> float:

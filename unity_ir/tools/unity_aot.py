@@ -41,7 +41,8 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
-from unity_ir.search.run import STRATEGIES, run
+from unity_ir.search.run import run
+from unity_ir.search.strategy import all_strategies
 from unity_ir.tools.command_line import Parser, exit_code
 
 PLANS = ("data-parallel", "expert", "joint")
@@ -308,7 +309,7 @@ def check(options: Namespace) -> int:
     """Collect, compile, report."""
     targets = _list(list(SHARED_LIMITS), "target", options.targets)
     types = _list(("f32", "bf16", "f16"), "element type", options.types)
-    plans = _list(STRATEGIES, "plan", options.plans)
+    plans = _list(tuple(all_strategies()), "plan", options.plans)
     _list(IMPLEMENTATIONS, "implementation", options.convolution)
     if options.jobs < 1 or not options.seconds >= 0:
         raise UnityError("unity-aot: --jobs is 1 or more, --seconds 0 or more")

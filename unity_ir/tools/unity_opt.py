@@ -161,9 +161,6 @@ class UnityOpt(xDSLOptMain):
             if self.args.machine is None:
                 raise UnityError("unity-opt: --profile is of a machine's devices; add --machine")
             self.args.machine += f",profile={self.args.profile}"
-        for flag, given in (("--no-split", self.args.no_split), ("--no-cache", self.args.no_cache)):
-            if given and (self.args.search or "").partition(",")[0] != "unity":
-                raise UnityError(f"unity-opt: {flag} is for Unity's search; add --search=unity")
         for flag, text in (("-p", self.args.passes), ("-t", self.args.target)):
             check_repeated(flag, text)
         specs = list(parse_pipeline(self.args.passes))
@@ -178,8 +175,7 @@ class UnityOpt(xDSLOptMain):
         self.check_target()
         if self.args.search is not None:
             search: Any = self.available_passes["pcg-search"]()
-            switches = {"no_split": self.args.no_split, "no_cache": self.args.no_cache}
-            options = {**search_options(self.args.search), **switches, "explain": self.args.explain}
+            options = {**search_options(self.args.search), "explain": self.args.explain}
             if self.args.budget is not None:
                 options["seconds"] = seconds(self.args.budget)
             if self.trains_with is not None:

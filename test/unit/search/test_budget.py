@@ -12,11 +12,11 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.pcg.sharding import place
-from unity_ir.search import Options, Settings, run
+from unity_ir.search import all_strategies, run
 from unity_ir.search.bounds.axis_counts import of_kernels
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.result import SearchResult
-from unity_ir.search.run import STRATEGIES, _baselines
+from unity_ir.search.run import _baselines
 
 SHARES = (0.0, 0.1, 0.6, 0.95)
 """Parts of what a search does without a limit."""
@@ -44,11 +44,11 @@ def small(name: str) -> Graph:
 
 
 def searched(graph: Graph, strategy: str, machine: str, work: float) -> SearchResult:
-    settings, options = Settings(budget=300), Options(budget=3)
-    return run(graph, load(machine), strategy, Optimizer(), settings=settings, options=options, budget=Budget(work))
+    options = {"mcmc": {"budget": 300}, "unity": {"budget": 3}}.get(strategy)
+    return run(graph, load(machine), strategy, Optimizer(), options, budget=Budget(work))
 
 
-CASES = [*((s, "mlp") for s in STRATEGIES), *((s, m) for s in ("joint", "sequential") for m in ("rnntc", "moe"))]
+CASES = [*((s, "mlp") for s in all_strategies()), *((s, m) for s in ("joint", "sequential") for m in ("rnntc", "moe"))]
 
 
 @pytest.mark.parametrize(("strategy", "model"), CASES)

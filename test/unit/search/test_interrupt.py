@@ -13,7 +13,7 @@ from graphs import boxes
 from unity_ir import models
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, erase
-from unity_ir.search import Settings, run
+from unity_ir.search import run
 from unity_ir.search.flexflow import mcmc
 from unity_ir.tools.unity_opt import main
 
@@ -70,7 +70,7 @@ def test_mcmc_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch):
         return propose(self, *arguments)  # pyright: ignore
 
     monkeypatch.setattr(mcmc.Simulation, "propose", counted)
-    found = run(mlp(), MACHINE, "mcmc", settings=Settings(budget=500))
+    found = run(mlp(), MACHINE, "mcmc", options={"budget": 500})
     assert (found.interrupted, calls) == (True, 30)
     assert erase(found.graph) == mlp()
 

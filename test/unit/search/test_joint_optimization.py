@@ -78,7 +78,7 @@ def test_a_rewrite_helps_only_with_its_parallelization(rule: str):
     # On one device the rewrite is no help: that is why the other does not find it.
     assert rule not in rules_of(run(graph, one_device(machine)))
     # Nor is the plan found without the rule.
-    without = run(graph, machine, rules=f"common+~{rule}")
+    without = run(graph, machine, options={"rules": f"common+~{rule}"})
     assert seconds(joint) < 0.97 * seconds(without)
     rewritten = replay(graph, joint.derivation)
     assert joint.joint is not None

@@ -39,11 +39,11 @@ def refused(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -
         (["--stats", "--machine=2gpu", "--machine=box:2", MNIST], "--machine is given twice; leave one out"),
         (["-p", "pcg-erase", "--passes", "pcg-erase", MNIST], "-p/--passes is given twice"),
         (["-p", "pcg-differentiate{lr=0.1 lr=0.2}", MNIST], "lr is given twice; leave one out"),
-        (["-p", "pcg-search{no-split no_split machine=2gpu}", MNIST], "no_split is given twice"),
+        (["-p", "pcg-search{seed=1 seed=2 machine=2gpu}", MNIST], "seed is given twice"),
         (["-t", "triton{matmul=torch matmul=triton}", MNIST], "matmul is given twice"),
         (["-p", 'apply-rule{rule=divide-matmul given="d=2,d=4"}', MNIST], "gives d twice; leave one out"),
         (["--stats", "--machine=cpu:2,profile=a.sqlite,profile=b.sqlite", MNIST], "has two profiles; leave one out"),
-        (["--no-cache", MNIST], "--no-cache is for Unity's search; add --search=unity"),
+        (["--search=unity,cache=no", "--machine=2gpu", MNIST], "cache is 'no'; it must be true or false"),
     ],
 )
 def test_what_is_given_twice_is_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]):

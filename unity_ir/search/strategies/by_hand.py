@@ -1,0 +1,52 @@
+"""Strategies that make one plan at once: those people use by hand, Tofu's with its variants, and a random plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from unity_ir.cost.plan import cost
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
+from unity_ir.search.baselines.expert import expert
+from unity_ir.search.baselines.random_plan import sample
+from unity_ir.search.result import SearchResult
+from unity_ir.search.strategy import Context, NoOptions
+from unity_ir.search.tofu.search import VARIANTS, tofu
+
+
+@dataclass(frozen=True)
+class RandomOptions:
+    """Which of the random plans."""
+
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class OnePlan:
+    """A strategy that makes its plan without comparing it with others."""
+
+    name: str
+    make: Callable[[Graph, Machine, Optimizer, Any], Graph]
+    """Given a serial graph, a machine, an optimizer and the options, returns the plan."""
+    options: type[Any] = NoOptions
+
+    def search(self, graph: Graph, machine: Machine, options: Any, context: Context) -> SearchResult:
+        """The plan, and what it costs."""
+        plan = self.make(graph, machine, context.optimizer, options)
+        return SearchResult(self.name, plan, cost(plan, machine, context.optimizer))
+
+
+def _tofu(variant: str) -> OnePlan:
+    return OnePlan(variant, lambda graph, machine, _optimizer, _options: tofu(graph, machine, variant))
+
+
+STRATEGIES = (
+    OnePlan("data-parallel", lambda graph, machine, _optimizer, _options: data_parallel(graph, machine)),
+    OnePlan("fsdp", lambda graph, machine, _optimizer, _options: fsdp(graph, machine)),
+    OnePlan("expert", lambda graph, machine, optimizer, _options: expert(graph, machine, optimizer)),
+    *map(_tofu, VARIANTS),
+    OnePlan("random", lambda graph, machine, _, options: sample(graph, machine, options.seed), RandomOptions),
+)

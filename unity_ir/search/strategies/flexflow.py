@@ -1,0 +1,46 @@
+"""`mcmc`: FlexFlow's search (section 6), on the delta simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unity_ir.cost.plan import cost
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph
+from unity_ir.search.flexflow.mcmc import Settings, mcmc
+from unity_ir.search.result import SearchResult
+from unity_ir.search.strategy import Context
+
+
+@dataclass(frozen=True)
+class McmcOptions:
+    """What of `flexflow.mcmc.Settings` a user sets."""
+
+    beta: float = Settings.beta
+    """Weight of a slowdown relative to an operator's mean time in the best plan: higher accepts fewer."""
+    budget: int = Settings.budget
+    """Proposals over all chains."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Mcmc:
+    """Metropolis-Hastings over the assignments of single operators."""
+
+    name = "mcmc"
+    options = McmcOptions
+
+    def search(self, graph: Graph, machine: Machine, options: McmcOptions, context: Context) -> SearchResult:
+        """The plan with the least simulated time of all chains."""
+        settings = Settings(beta=options.beta, budget=options.budget, seed=options.seed)
+        best = mcmc(graph, machine, context.optimizer, settings, context.progress)
+        return SearchResult(
+            self.name,
+            best.graph,
+            cost(best.graph, machine, context.optimizer),
+            explored=sum(chain.proposed for chain in best.chains),
+            interrupted=any(chain.interrupted for chain in best.chains),
+        )
+
+
+STRATEGIES = (Mcmc(),)

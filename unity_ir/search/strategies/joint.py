@@ -1,0 +1,75 @@
+"""`joint` and `sequential`: rewrites and exact parallelization, together or one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph
+from unity_ir.rules.algebraic import selected
+from unity_ir.search.choose.winner import settling
+from unity_ir.search.joint.best_first import Explored, JointPlan, joint
+from unity_ir.search.joint.sequential import sequential
+from unity_ir.search.memory.lagrangian import Refused, joint_within
+from unity_ir.search.result import SearchResult
+from unity_ir.search.strategy import Context
+
+
+@dataclass(frozen=True)
+class RewriteOptions:
+    """What the graph is rewritten by."""
+
+    rules: str = "common"
+    """`common`, `library`, `common+~merge-matmuls`, ..: see `rules.algebraic`."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Best-first over rewrites, each candidate at its optimal parallelization."""
+
+    name = "joint"
+    options = RewriteOptions
+
+    def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: Context) -> SearchResult:
+        """The fastest plan found, with a lower bound on all placements of its graph."""
+        rules, optimizer = selected(options.rules), context.optimizer
+        with settling(self.name, graph, machine, optimizer) as settle:
+            search = partial(joint, graph, machine, rules, optimizer, progress=context.progress, explored=Explored())
+            try:
+                found = joint_within(search(), graph, lambda solver: search(solver=solver))
+            except Refused as refused:
+                return settle.instead(refused)
+            result = settle.result(found)
+            if found.price > 0 and not result.interrupted:
+                # Rewrites were searched at one price of bytes only: the graph that is fastest on one device may win.
+                try:
+                    result = settle.faster(result, settle.result(_sequential(graph, machine, options, context)))
+                except Refused:
+                    pass
+                except KeyboardInterrupt:
+                    result = replace(result, interrupted=True)
+            return result
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Rewrites for one device first, then parallelization (Unity, section 6.4)."""
+
+    name = "sequential"
+    options = RewriteOptions
+
+    def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: Context) -> SearchResult:
+        """The fastest plan of the graph that is fastest on one device."""
+        with settling(self.name, graph, machine, context.optimizer) as settle:
+            return settle.result(_sequential(graph, machine, options, context))
+
+
+def _sequential(graph: Graph, machine: Machine, options: RewriteOptions, context: Context) -> JointPlan:
+    rules = selected(options.rules)
+    found = sequential(graph, machine, rules, context.optimizer, progress=context.progress)
+    again = partial(joint, found.rewritten, machine, (), context.optimizer)
+    return joint_within(found, found.rewritten, lambda solver: again(solver=solver))
+
+
+STRATEGIES = (Joint(), Sequential())

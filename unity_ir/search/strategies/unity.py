@@ -1,0 +1,39 @@
+"""`unity`: Unity's three-level search as its paper has it (section 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from unity_ir.cost.plan import cost
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph
+from unity_ir.rules.algebraic import selected
+from unity_ir.search.result import SearchResult
+from unity_ir.search.strategy import Context
+from unity_ir.search.unity.search import Options, unity
+
+
+@dataclass(frozen=True)
+class UnityOptions(Options):
+    """The options of the search itself, and the rules."""
+
+    rules: str = "common"
+    """`common`, `library`, ..: see `rules.algebraic`."""
+
+
+@dataclass(frozen=True)
+class Unity:
+    """Substitutions by best-first search, machine mapping by dynamic programming, graph splitting."""
+
+    name = "unity"
+    options = UnityOptions
+
+    def search(self, graph: Graph, machine: Machine, options: UnityOptions, context: Context) -> SearchResult:
+        """The plan that Unity's search finds."""
+        own = Options(**{f.name: getattr(options, f.name) for f in fields(Options)})
+        found = unity(graph, machine, selected(options.rules), context.optimizer, own, context.progress)
+        priced = cost(found.graph, machine, context.optimizer)
+        return SearchResult(self.name, found.graph, priced, found.derivation, explored=found.explored)
+
+
+STRATEGIES = (Unity(),)

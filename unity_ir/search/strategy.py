@@ -1,0 +1,96 @@
+"""What a search strategy is: a name, options with defaults, and a search. Each of `search/strategies/` holds some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, Protocol, get_args, get_type_hints
+
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.search.joint.best_first import Progress
+from unity_ir.search.result import SearchResult
+
+OptionValue = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every strategy is given beside its own options."""
+
+    optimizer: Optimizer
+    """What the plan will be trained with: its state takes memory."""
+    progress: Progress | None = None
+    """Called with the number of graphs explored and the seconds of the best plan so far."""
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a strategy that has none."""
+
+
+class Strategy(Protocol):
+    """A way to search. A module of `search/strategies/` lists its own in `STRATEGIES`; nothing else names them."""
+
+    @property
+    def name(self) -> str:
+        """As in `--search=name`."""
+        ...
+
+    @property
+    def options(self) -> type[Any]:
+        """A frozen dataclass of numbers, words and flags, each with a default: `--search=name,key=value` sets them."""
+        ...
+
+    def search(self, graph: Graph, machine: Machine, options: Any, context: Context) -> SearchResult:
+        """
+        A parallel graph for a serial one. Raises `UnityError` where there is none, and `KeyboardInterrupt` where Ctrl-C
+        or the budget ends it before there is a plan.
+        """
+        ...
+
+
+@cache
+def all_strategies() -> dict[str, Strategy]:
+    """Every strategy by name; the default first, the others in the order of their modules."""
+    folder = Path(__file__).with_name("strategies")
+    modules = [import_module(f"unity_ir.search.strategies.{m.name}") for m in iter_modules([str(folder)])]
+    found = [strategy for module in modules for strategy in module.STRATEGIES]
+    return {s.name: s for s in sorted(found, key=lambda s: s.name != "joint")}
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy of that name. Raises `UnityError` if there is none."""
+    found = all_strategies().get(name)
+    if found is None:
+        raise UnityError(f"search: unknown strategy {name!r}; known are {', '.join(all_strategies())}")
+    return found
+
+
+def option_types(strategy: Strategy) -> dict[str, type]:
+    """The type of each option of a strategy, without `None`."""
+    hints = get_type_hints(strategy.options)
+    return {
+        f.name: next(t for t in (*get_args(hints[f.name]), hints[f.name]) if t is not type(None))
+        for f in fields(strategy.options)
+    }
+
+
+def filled(strategy: Strategy, given: Mapping[str, OptionValue]) -> Any:
+    """
+    The options of a strategy with what is given set.
+
+    Raises `UnityError` for an option it does not have, naming the strategies that do.
+    """
+    known = option_types(strategy)
+    for name in given:
+        if name not in known:
+            having = [s.name for s in all_strategies().values() if name in option_types(s)]
+            of = f"an option of {', '.join(having)}, not of" if having else "no option of"
+            raise UnityError(f"search: {name} is {of} {strategy.name}; leave it out")
+    return strategy.options(**given)
