@@ -93,9 +93,9 @@ def done(text: str) -> tuple[list[Event], list[str]]:
         operands = read[0] if kind.endswith("_many") else read[:1]
         assert all(isinstance(x, str) for x in operands)
         made = [next(numbers) for _ in operands]
-        if kind in ("zero_elsewhere", "keep_part", "zero_pad"):
-            events.append(("local", read[-1], *operands))
-            return made[0]
+        if kind in ("zero_elsewhere", "keep_part", "zero_pad", "zero_pad_many"):
+            events.extend(("local", read[-1], x) for x in operands)
+            return tuple(made) if kind.endswith("_many") else made[0]
         events.append((kind, read[-1], *operands))
         return Pending(events, made, kind.endswith("_many"))
 

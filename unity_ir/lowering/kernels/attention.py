@@ -16,7 +16,7 @@ from unity_ir.lowering.kernels.attention_form import Attention, Scores, Sum
 from unity_ir.lowering.kernels.expression import ATOM, SUM, Axis, Writer
 from unity_ir.lowering.kernels.layout import Names, address, power_of_two
 from unity_ir.lowering.kernels.reduction import reduction_steps
-from unity_ir.lowering.kernels.step import Argument, Buffer, Scalar, Stage, Step
+from unity_ir.lowering.kernels.step import Argument, Buffer, Scalar, Stage, Step, signature
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -308,8 +308,7 @@ class _Body:
 
     def step(self, kind: str, num_warps: int, num_stages: int, before: Sequence[str]) -> Step:
         name = f"{self.place.name}_{kind}_kernel"
-        parameters = [*self.arguments, *(f"{c}: tl.constexpr" for c in self.constants)]
-        head = f"def {name}(\n" + "".join(f"    {p},\n" for p in parameters) + "):"
+        head = signature(name, self.arguments, self.constants)
         text = _HELPERS + "\n".join(["@triton.jit", head, *self.writer.lines]) + "\n"
         grid = (self.tiles * self.batch_count,)
         *others, allocation = before
