@@ -153,14 +153,14 @@ def batch_norm(s: SampleInput) -> Use | None:
 
         def build(x: Value, w: Value, b: Value) -> tuple[Value, ...]:
             center = one("batch_mean", x)
-            mean, square = operator("batch_stats")(x, center)
-            assert isinstance(mean, Value)
+            shift, square = operator("batch_stats")(x, center)
+            assert isinstance(shift, Value)
             assert isinstance(square, Value)
-            return (one("batch_norm", x, mean, square, center, w, b, eps=eps),)
+            return (one("batch_norm", x, shift, square, center, w, b, eps=eps),)
 
         return Use((s.input, w, b), build)
     mean, variance = mean.detach(), variance.detach()
-    return use("batch_norm", s.input, mean[None], variance[None], mean[None], w, b, eps=eps)
+    return use("batch_norm", s.input, torch.zeros_like(mean)[None], variance[None], mean[None], w, b, eps=eps)
 
 
 def layer_norm(s: SampleInput) -> Use | None:
