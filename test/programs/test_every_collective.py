@@ -46,6 +46,7 @@ CASES = [*SAMPLE, *MORE] if os.environ.get("ZOO") == "all" else SAMPLE
 DETOURS = ("random", "recompute", "pinned")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "plan", "world"), CASES)
 def test_what_is_wrong_is_told(ranks: Ranks, model: str, plan: str, world: int):
     torch.set_num_threads(1)

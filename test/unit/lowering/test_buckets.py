@@ -114,6 +114,7 @@ def test_small_weights_are_gathered_in_the_order_they_are_wanted():
     assert any(isinstance(a, Leaf) for a in none)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "strategy"),
     [("box:4", "data-parallel"), ("box:8", "expert"), ("box:8", "fsdp"), ("box:8", "tofu")],

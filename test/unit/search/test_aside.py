@@ -167,6 +167,7 @@ def test_with_other_threads_or_one_processor_there_is_none(monkeypatch: pytest.M
     assert not aside._processor_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tables", "messages"])
 def test_a_search_is_the_same_in_one_process(kind: str, monkeypatch: pytest.MonkeyPatch):
     if kind == "messages":

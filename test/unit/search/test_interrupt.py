@@ -110,6 +110,7 @@ def test_a_signal_ends_a_process_with_a_plan():
     assert "#machine.view" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["bounded", "apart", "_with_rival", "_as_it_was"])
 def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
     """The bound of a large machine, branches on parts, what is compared: there is a plan by then."""

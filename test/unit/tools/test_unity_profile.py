@@ -59,6 +59,7 @@ def profile(out: Path, *more: str, machine: str = "box:2") -> int:
     return unity_profile.main([MODEL, f"--machine={machine}", "--out", str(out), *more])
 
 
+@pytest.mark.slow
 def test_every_kernel_of_a_plan_is_measured(tmp_path: Path, quick: type[Quick]):
     assert profile(tmp_path / "p.sqlite") == 0
     machine = load(f"box:2,profile={tmp_path / 'p.sqlite'}")
@@ -76,6 +77,7 @@ def test_every_kernel_of_a_plan_is_measured(tmp_path: Path, quick: type[Quick]):
     assert machine.device.profile.collective("all_reduce", 2, 4096) is not None
 
 
+@pytest.mark.slow
 def test_measured_is_not_measured_again_and_a_stop_loses_nothing(
     tmp_path: Path, quick: type[Quick], capsys: pytest.CaptureFixture[str]
 ):
