@@ -2,12 +2,15 @@
 
 PYTHON ?= python3
 STAMP := .venv/.installed
+WORKERS ?= 3
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
+# With it every worker and every process of a test compiles all modules again, pytest its tests as well.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz zoo aot lint format gpu bench clean
+.PHONY: help setup demo test quick pytest fast fuzz zoo aot lint format gpu bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -24,16 +27,28 @@ $(STAMP): pyproject.toml constraints.txt | .venv/bin/python
 demo: setup ## run the example from a model to a training run
 	examples/demo.sh
 
-test: lint ## everything that has to pass
-	pytest -n auto --maxprocesses 4 --dist loadfile
-	# All of them have run inside pytest; those that import torch in every process are not worth it again.
-	lit -sv test --filter-out from_torch
+# Types are checked on one core, beside the tests. Three workers, since those that wait for ranks leave cores idle.
+test: setup ## everything that has to pass
+	$(MAKE) --no-print-directory -j2 lint pytest
+
+quick: setup ## style, types and the tests that are fast, over all floors: between edits
+	$(MAKE) --no-print-directory -j2 lint fast
+
+pytest: setup
+	pytest -n $(WORKERS) --dist worksteal
+
+fast: setup
+	pytest -n 2 --dist worksteal -m "not slow" --ignore test/unit/ops/test_opinfo.py --ignore test/unit/ops/test_opinfo_windows.py
 
 fuzz: setup ## random wrong inputs for every tool, for an hour; those that end as none may are kept in out/fuzz
 	python test/fuzz/fuzz.py --seconds 3600 --seed "$$(date +%s)" --save out/fuzz
 
+# The families of which `make test` runs a sample.
+ZOO := test/programs/test_zoo.py test/programs/test_every_collective.py test/programs/test_programs.py \
+	test/programs/test_optimizer_mutants.py test/programs/test_aot.py test/unit/lowering/test_aot.py
+
 zoo: setup ## programs of every model of the zoo on 2, 4 and 8 ranks, and every move of some done wrong
-	ZOO=all pytest -n 2 test/programs/test_zoo.py test/programs/test_every_collective.py
+	ZOO=all pytest -n 2 $(ZOO)
 
 aot: setup ## compile every kernel of the zoo at full size for three GPUs, which need not be there
 	python -m unity_ir.tools.unity_aot --json bench/results/aot.json

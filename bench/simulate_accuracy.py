@@ -82,8 +82,8 @@ def make_plans(out: Path, machine: str) -> None:
         on = load(machine_name(ranks, None, machine))
         for name, text in MODELS.items():
             for plan in PLANS:
-                strategy, _, seed = plan.partition("-") if plan.startswith("random") else (plan, "", "0")
-                found = run(from_text(text), on, strategy, seed=int(seed)).graph
+                strategy, _, seed = plan.partition("-") if plan.startswith("random") else (plan, "", "")
+                found = run(from_text(text), on, strategy, options={"seed": int(seed)} if seed else None).graph
                 (folder / f"{name}.{plan}.pcg").write_text(str(ModuleOp([from_graph(found)])) + "\n")
 
 

@@ -23,6 +23,7 @@ def fuzzer(tmp_path: Path) -> Fuzzer:
     return Fuzzer(0, tmp_path, graphs=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
@@ -40,6 +41,7 @@ def test_inputs_end_as_they_may(kind: str, count: int, fuzzer: Fuzzer):
     assert fuzzer.counts.total() >= count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", INPUTS, ids=lambda p: p.name)
 def test_what_was_found_once(path: Path, tmp_path: Path):
     tiny = TINY.encode()

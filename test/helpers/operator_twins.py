@@ -161,16 +161,16 @@ def torch_batch_mean(x: Tensor, groups: int) -> Tensor:
 
 
 def torch_batch_stats(x: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
-    each = x.unflatten(0, (center.shape[0], -1)).unsqueeze(-1).flatten(3)
-    return each.mean((1, 3)), (each - center.detach()[:, None, :, None]).square().mean((1, 3)) + 0 * center
+    off = x.unflatten(0, (center.shape[0], -1)).unsqueeze(-1).flatten(3) - center.detach()[:, None, :, None]
+    return off.mean((1, 3)), off.square().mean((1, 3)) + 0 * center
 
 
 def torch_batch_norm(
-    x: Tensor, mean: Tensor, square: Tensor, center: Tensor, w: Tensor, b: Tensor, eps: float
+    x: Tensor, shift: Tensor, square: Tensor, center: Tensor, w: Tensor, b: Tensor, eps: float
 ) -> Tensor:
-    each = x.unflatten(0, (mean.shape[0], -1)).movedim(2, -1).movedim(1, -2).movedim(0, -2)
-    scale = torch.rsqrt(square - (mean - center.detach()).square() + eps) + 0 * center
-    out = (each - mean) * scale * w + b
+    each = x.unflatten(0, (shift.shape[0], -1)).movedim(2, -1).movedim(1, -2).movedim(0, -2)
+    scale = torch.rsqrt(square - shift.square() + eps) + 0 * center
+    out = (each - center.detach() - shift) * scale * w + b
     return out.movedim(-2, 0).movedim(-2, 1).movedim(-1, 2).flatten(0, 1)
 
 
@@ -181,9 +181,9 @@ def gradients(function: Callable[..., Any], g: Any, *operands: Tensor) -> tuple[
 
 
 def torch_batch_norm_grad(
-    y: Tensor, x: Tensor, mean: Tensor, square: Tensor, center: Tensor, w: Tensor, eps: float
+    y: Tensor, x: Tensor, shift: Tensor, square: Tensor, center: Tensor, w: Tensor, eps: float
 ) -> Any:
-    operands = (x, mean, square, center, w, torch.zeros_like(w))
+    operands = (x, shift, square, center, w, torch.zeros_like(w))
     found = gradients(lambda *t: torch_batch_norm(*t, eps=eps), y.detach(), *operands)
     return found[:3] + found[4:]
 

@@ -19,6 +19,16 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+PRELOADED = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "triton",
+    "safetensors.torch",
+]
+"""What programs import, most of it late (torch.optim imports torch._dynamo): once per pool, not once per rank."""
+
 
 def _worker(jobs: Any, answers: Any) -> None:
     import torch
@@ -44,13 +54,16 @@ def _worker(jobs: Any, answers: Any) -> None:
 
 
 class Ranks:
-    """Up to `size` workers; `run` gives each of the first `world` the same program and function."""
+    """
+    Up to `size` workers, each started when a program first needs it; `run` gives each of the first `world` the same
+    program and function.
+    """
 
     def __init__(self, size: int):
         # Read when a worker imports triton; CPU ranks interpret.
         os.environ["TRITON_INTERPRET"] = "1"
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "triton"])
+        context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
         self._count = 0
         self._answers = context.Queue()
@@ -58,8 +71,7 @@ class Ranks:
         self._processes = [
             context.Process(target=_worker, args=(jobs, self._answers), daemon=True) for jobs in self._jobs
         ]
-        for process in self._processes:
-            process.start()
+        self._started = 0
 
     def run(self, text: str, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What the function returned on each rank. Raises `AssertionError` with the traceback if one failed."""
@@ -67,6 +79,9 @@ class Ranks:
         path = Path(self._folder.name, f"p{self._count}.py")
         path.write_text(text)
         store = Path(self._folder.name, f"store{self._count}")
+        for process in self._processes[self._started : world]:
+            process.start()
+        self._started = max(self._started, world)
         for rank in range(world):
             self._jobs[rank].put((str(path), rank, world, str(store), function, arguments))
         found: dict[int, Any] = {}
@@ -85,13 +100,13 @@ class Ranks:
             try:
                 return self._answers.get(timeout=1)
             except Empty:
-                dead = [i for i, process in enumerate(self._processes) if not process.is_alive()]
+                dead = [i for i, process in enumerate(self._processes[: self._started]) if not process.is_alive()]
                 assert not dead, f"rank {dead[0]} died"
 
     def close(self) -> None:
         for jobs in self._jobs:
             jobs.put(None)
-        for process in self._processes:
+        for process in self._processes[: self._started]:
             process.join(5)
         self._folder.cleanup()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from extent import sample
 from models import MODELS, machine
 
 from unity_ir.dialects.convert import to_graph
@@ -42,10 +43,11 @@ def emitted(graph: Graph, where: str, plan: str, optimizer: str) -> Emitted:
     return emit(lower(differentiate(placed, Optimizer(optimizer), on.mesh), on), graph)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "plan", "optimizer"),
     [("mnist_mlp", "2gpu", "joint", "adam"), ("digits", "box:2", "data-parallel", "sgd")]
-    + [(name, "ideal:2x2", "joint", "sgd") for name in MODELS],
+    + [(name, "ideal:2x2", "joint", "sgd") for name in sample([*MODELS], 2)],
 )
 def test_kernels_compile_for_hopper(name: str, where: str, plan: str, optimizer: str):
     graph = MODELS[name][0]() if name in MODELS else example(name)

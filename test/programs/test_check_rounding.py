@@ -26,10 +26,12 @@ def scaled(text: str, number: int, by: float) -> str:
     return f"{text[:at]} * {by}{text[at:]}"
 
 
+@pytest.mark.slow
 def test_rounding_is_not_called_an_error(ranks: Ranks, text: str):
     assert ranks.run(text, 2, check) == [[]] * 2
 
 
+@pytest.mark.slow
 def test_float64_is_what_tells(ranks: Ranks, text: str):
     """Without it the same step is called wrong, as its gradients are off by more than PyTorch's."""
     assert ranks.run(text.replace("ROUNDING = 4", "ROUNDING = 0"), 2, check, 1) == [[]] * 2
@@ -37,6 +39,7 @@ def test_float64_is_what_tells(ranks: Ranks, text: str):
     assert any("gradient of" in line for line in ranks.run(strict, 2, check, 1)[0])
 
 
-@pytest.mark.parametrize("number", [0, 40, 140, -1])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [40, -1])
 def test_errors_are_told_all_the_same(ranks: Ranks, text: str, number: int):
     assert ranks.run(scaled(text, number, 1.01), 2, check, 1)[0]

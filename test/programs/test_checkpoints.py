@@ -24,10 +24,11 @@ from unity_ir.models import build
 from unity_ir.pcg.graph import Optimizer
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_four_ranks_loads_on_two_and_in_plain_pytorch(ranks: Ranks, tmp_path: Path):
     folder = str(tmp_path / "checkpoints")
-    four = program(mlp(), "ideal:2x2", "joint", "adam")
-    two = program(mlp(), "ideal:2", "data-parallel", "adam")
+    four = program(mlp(), "ideal:2x2", "joint", "adam", kernels="torch")
+    two = program(mlp(), "ideal:2", "data-parallel", "adam", kernels="torch")
     saved = ranks.run(four, 4, train_and_save, 2, folder)[0]
     first, loaded, after = ranks.run(two, 2, load_and_train, 2, folder)[0]
     assert first == 2
@@ -44,6 +45,7 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_and_in_plain_pytorch(ranks: Ran
         np.testing.assert_array_equal(plain[f"weights.{name}"].numpy(), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "dlrm", "gpt2"])
 def test_weights_and_moments_move_between_plans(ranks: Ranks, tmp_path: Path, model: str):
     """Of tables divided by rows and a weight with two users, too; training goes on as if nothing had happened."""
@@ -64,7 +66,7 @@ def test_weights_and_moments_move_between_plans(ranks: Ranks, tmp_path: Path, mo
 
 
 def test_an_incomplete_checkpoint_is_never_loaded(ranks: Ranks, tmp_path: Path):
-    text = program(mlp(), "ideal:2", "joint")
+    text = program(mlp(), "ideal:2", "joint", kernels="torch")
     ranks.run(text, 2, train_and_save, 1, str(tmp_path))
     cut_short = tmp_path / "step_00000009"
     cut_short.mkdir()

@@ -4,8 +4,8 @@ result doubled, along the wrong mesh axes. Done by one rank in another order, th
 
 What is not told is equivalent, and that is tested, too (`mutants.told`): the move makes the same, or random numbers in
 the place of what it makes else change nothing. Random plans and those with pins have such moves, since they take
-detours. Data-parallel and searched plans have none but those of `batch_mean`, by which a variance is shifted so that
-it keeps its digits: any number does.
+detours. Data-parallel and searched plans have none but those of `batch_mean`, about which mean and variance are
+taken to keep their digits: any number does.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ CASES = [*SAMPLE, *MORE] if os.environ.get("ZOO") == "all" else SAMPLE
 DETOURS = ("random", "recompute", "pinned")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "plan", "world"), CASES)
 def test_what_is_wrong_is_told(ranks: Ranks, model: str, plan: str, world: int):
     torch.set_num_threads(1)

@@ -23,6 +23,7 @@ def spatial(wanted: tuple[str, ...]) -> Program:
     return lower(differentiate(divided(cnn(), wanted, on.mesh), Optimizer("sgd", 0.1), on.mesh), on)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [("y",), ("z",), ("y", "z"), ("y", "y"), ("z", "z"), ("n", "y")])
 def test_images_in_parts(ranks: Ranks, wanted: tuple[str, ...]):
     program = spatial(wanted)
@@ -61,6 +62,7 @@ def test_exchanges_that_operators_share_are_one():
     assert needed[0].halo == ((0, 0), (0, 0), (2, 2), (0, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

@@ -80,6 +80,7 @@ def ended(
     return [code if code is not None else 0 for code in codes], written + rest[1 - last]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_ends_the_run(path: Path, rank: int):
     processes: list[subprocess.Popen[str]] = []
@@ -101,18 +102,21 @@ def test_a_stopped_rank_ends_the_run(path: Path, rank: int):
     assert re.fullmatch(pattern, written), written
 
 
+@pytest.mark.slow
 def test_a_rank_in_an_endless_loop_is_named(path: Path):
     codes, written = ended(path, lambda _: None, "--steps", "10", "--data", "endless:batch")
     assert codes == [1, 1]
     assert re.fullmatch(r"mlp: rank 1 \(process \d+ on .*\) has come no further for \d+ s; .*\n", written), written
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_in_one_line(path: Path):
     codes, written = ended(path, lambda found: found[1].kill(), "--steps", "1000000")
     assert codes == [1, -signal.SIGKILL]
     assert re.fullmatch(r"mlp: another rank has ended: .*\n", written), written
 
 
+@pytest.mark.slow
 def test_a_pause_shorter_than_the_limit_changes_nothing(path: Path):
     def pause(found: list[subprocess.Popen[str]]) -> None:
         for process in found:

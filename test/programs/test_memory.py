@@ -60,6 +60,7 @@ def again(graph: Graph) -> Graph:
     return rewrite(graph, mark)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_holds_what_is_said(tmp_path: Path, model: str):
     graph = MODELS[model]()

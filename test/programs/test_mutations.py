@@ -138,6 +138,7 @@ def no_update(text: str) -> list[tuple[str, str]]:
     return [("without one update", text.replace(lines[0], some))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "where", "plan"),
     [
@@ -150,7 +151,8 @@ def no_update(text: str) -> list[tuple[str, str]]:
 )
 def test_every_mutant_is_caught(ranks: Ranks, model: str, where: str, plan: str):
     build, optimizer = MODELS[model][0], "adam" if model == "mlp" else "sgd"
-    text = program(build(), where, plan, optimizer, bucket=0)
+    # Moves are the same whatever computes between them; Triton's interpreter is slow.
+    text = program(build(), where, plan, optimizer, bucket=0, kernels="torch")
     on = machine(where)
     world, axes = on.devices, len(on.mesh.sizes)
     assert ranks.run(text, world, check, 2) == [[]] * world
@@ -158,7 +160,7 @@ def test_every_mutant_is_caught(ranks: Ranks, model: str, where: str, plan: str)
     if not plan.startswith("random"):
         # A random plan takes detours: it may sum what is zero on all ranks but one, or what nobody reads.
         mutants += dropped(text) + regrouped(text, axes) + padded(text)
-        mutants += unbucketed(program(build(), where, plan, optimizer))
+        mutants += unbucketed(program(build(), where, plan, optimizer, kernels="torch"))
     assert mutants
     survivors = [what for what, mutant in mutants if not any(ranks.run(mutant, world, check, 2))]
     assert not survivors

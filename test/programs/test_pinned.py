@@ -27,14 +27,16 @@ def pinned_program(graph: Graph, seed: int, optimizer: str = "sgd") -> Program:
     return lower(fuse_collectives(differentiate(plan, settings, on.mesh)), on)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_pytorch(ranks: Ranks, model: str):
     graph = MODELS[model][0]()
     for seed in (0, 1):
-        text = emit(pinned_program(graph, seed), graph).text
+        text = emit(pinned_program(graph, seed), graph, kernels="torch" if seed else "triton").text
         assert ranks.run(text, 4, check, 2) == [[]] * 4
 
 
+@pytest.mark.slow
 def test_every_kind_of_move_occurs_and_the_text_says_all():
     kinds: Counter[str] = Counter()
     for build, _ in MODELS.values():
@@ -45,6 +47,7 @@ def test_every_kind_of_move_occurs_and_the_text_says_all():
     assert {*PINNED_KINDS, "zero_pad"} <= kinds.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -61,19 +64,22 @@ def test_every_kind_of_move_occurs_and_the_text_says_all():
 def test_every_mutant_is_caught(ranks: Ranks, right: str, wrong: str):
     plans = ((build(), seed) for seed in range(4) for build, _ in MODELS.values())
     for graph, seed in plans:
-        text = emit(pinned_program(graph, seed), graph).text
+        text = emit(pinned_program(graph, seed), graph, kernels="torch").text
         assert text.count(right) == 1
         if any(ranks.run(text.replace(right, wrong), 4, check, 1)):
             return
     raise AssertionError("no plan's check has caught it")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_some_ranks_loads_on_all(ranks: Ranks, tmp_path: Path):
     folder = str(tmp_path / "checkpoints")
-    text = emit(pinned_program(mlp(), 1, "adam"), mlp()).text
+    text = emit(pinned_program(mlp(), 1, "adam"), mlp(), kernels="torch").text
     assert "torch.float32, ('at " in text
     saved = ranks.run(text, 4, train_and_save, 2, folder)[0]
-    first, loaded, _ = ranks.run(program(mlp(), "ideal:2", "data-parallel", "adam"), 2, load_and_train, 1, folder)[0]
+    first, loaded, _ = ranks.run(
+        program(mlp(), "ideal:2", "data-parallel", "adam", kernels="torch"), 2, load_and_train, 1, folder
+    )[0]
     again = ranks.run(text, 4, load_and_train, 1, folder)[0]
     assert first == again[0] == 2
     for name, value in saved.items():

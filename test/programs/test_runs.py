@@ -51,6 +51,7 @@ def refusal(ranks: Ranks, text: str) -> Callable[..., str]:
     return run
 
 
+@pytest.mark.slow
 def test_a_profile_has_the_tracks_and_names_of_the_simulator(main: Main, tmp_path: Path):
     main("--steps", "2", "--profile", str(tmp_path / "p.json"))
     events = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
@@ -71,6 +72,7 @@ def test_a_profile_has_the_tracks_and_names_of_the_simulator(main: Main, tmp_pat
     assert max(held) > min(held) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("always", [True, False])
 def test_nan_is_blamed_on_the_operator_that_made_it(
     refusal: Callable[..., str], text: str, tmp_path: Path, always: bool
@@ -119,6 +121,7 @@ def test_weights_that_are_not_its_own_are_refused(refusal: Callable[..., str], m
     assert refusal("--weights", path).startswith(f"mlp: cannot read {path}: ")
 
 
+@pytest.mark.slow
 def test_data_of_a_file_or_a_function_is_the_same(main: Main, tmp_path: Path):
     random = np.random.default_rng(0)
     arrays = {"x": random.normal(size=(24, 16)).astype(np.float32), "labels": random.integers(0, 12, 24)}
@@ -169,6 +172,7 @@ def test_a_function_may_give_what_has_a_gradient_but_not_what_is_sparse(
 # --- checkpoints
 
 
+@pytest.mark.slow
 def test_a_run_in_parts_is_the_whole_run(main: Main, tmp_path: Path):
     folder = str(tmp_path / "c")
     whole = main("--steps", "5", "--seed", "4", "--weights-out", str(tmp_path / "whole"))
@@ -179,6 +183,7 @@ def test_a_run_in_parts_is_the_whole_run(main: Main, tmp_path: Path):
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
 
 
+@pytest.mark.slow
 def test_torchrun_goes_on_where_it_was(main: Main, ranks: Ranks, text: str, tmp_path: Path):
     folder = str(tmp_path / "c")
     whole = main("--steps", "5")
@@ -248,6 +253,7 @@ def flipped(path: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -287,6 +293,7 @@ def test_a_checkpoint_that_is_not_right_is_refused(
     assert not Path("/tmp/unity_evil").exists()
 
 
+@pytest.mark.slow
 def test_any_damage_to_any_file_is_refused(main: Main, ranks: Ranks, text: str, tmp_path: Path):
     main("--steps", "1", "--save", str(tmp_path))
     names = sorted(p.name for p in (tmp_path / "step_00000001").iterdir())
@@ -298,6 +305,7 @@ def test_any_damage_to_any_file_is_refused(main: Main, ranks: Ranks, text: str, 
     assert not [line for line in found[0][0] if "\n" in line or "cannot load" not in line]
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_the_checkpoint_s_unless_said(
     refusal: Callable[..., str], ranks: Ranks, text: str, main: Main, tmp_path: Path
 ):
@@ -347,6 +355,7 @@ def test_a_refused_run_leaves_no_folder(refusal: Callable[..., str], tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_newest_are_kept(main: Main, refusal: Callable[..., str], tmp_path: Path):
     main("--steps", "7", "--save", str(tmp_path), "--save-every", "2", "--keep", "2")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000006", "step_00000007"]
@@ -424,6 +433,7 @@ def test_deterministic_runs_are_equal(main: Main, tmp_path: Path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--weights-out", "--profile"])
 def test_what_is_written_into_stays_what_it_is(main: Main, tmp_path: Path, option: str):
     """A pipe is written into and a link followed; a new file has the mode of the umask, an old one keeps its own."""

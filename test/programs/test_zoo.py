@@ -110,6 +110,7 @@ SAMPLE = [
 CASES = [*product(), *beyond()] if os.environ.get("ZOO") == "all" else SAMPLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_pytorch(ranks: Ranks, case: Case):
     torch.set_num_threads(1)

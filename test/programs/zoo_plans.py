@@ -104,9 +104,9 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
         case "spatial":
             placed = divided(graph, {2: ("y",), 4: ("y", "z"), 8: ("n", "y", "z")}[world], on.mesh)
         case "recompute":
-            placed = recomputed(run(graph, on, "random", optimizer, seed=int(seed)).graph, int(seed))
+            placed = recomputed(run(graph, on, "random", optimizer, {"seed": int(seed)}).graph, int(seed))
         case _:
-            placed = run(graph, on, kind, optimizer, seed=int(seed)).graph
+            placed = run(graph, on, kind, optimizer, {"seed": int(seed)} if kind == "random" else None).graph
     return lower(fuse_collectives(differentiate(placed, optimizer, on.mesh)), on)
 
 

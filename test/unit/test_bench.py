@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 
+@pytest.mark.slow
 def test_every_script_can_be_started():
     names = sorted(p.stem for p in BENCH.glob("*.py"))
     assert len(names) > 10

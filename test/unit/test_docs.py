@@ -57,6 +57,7 @@ func.func @f(%x: !pcg.tensor<[8, 4], f32>, %y: !pcg.tensor<[8, 4], f32>) -> !pcg
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", ["README.md", "docs/operators.md"])
 def test_an_operator_is_added_in_one_file(tmp_path: Path, document: str):
     """The documented operator goes all the way to a program that passes its own check."""

@@ -264,7 +264,8 @@ def _launcher_of(name: str, source: str, steps: Sequence[Step]) -> Launcher:
     kernels: dict[str, str] = {}
     for step in steps:
         assert kernels.setdefault(step.kernel, step.text) == step.text, f"two kernels are called {step.kernel}"
-    return Launcher(name, source, kernels, tuple(s.compiled for s in steps), tuple(s.launch for s in steps))
+    head = "".join(dict.fromkeys(step.head for step in steps))
+    return Launcher(name, head + source, kernels, tuple(s.compiled for s in steps), tuple(s.launch for s in steps))
 
 
 def _convolution_launcher(bound: Bound, dtypes: Sequence[str]) -> Launcher | None:

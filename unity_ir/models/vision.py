@@ -41,9 +41,9 @@ class Vision(Builder):
     def batch_norm(self, x: Value, name: str, eps: float = 1e-5) -> Value:
         """By the statistics of the batch, as in training; weights are `name.weight` and `name.bias`."""
         center = self.op("batch_mean", x)
-        mean, square = self.results("batch_stats", x, center)
+        shift, square = self.results("batch_stats", x, center)
         weight, bias = (self.weight(f"{name}.{part}", x.shape[1]) for part in ("weight", "bias"))
-        return self.op("batch_norm", x, mean, square, center, weight, bias, eps=eps)
+        return self.op("batch_norm", x, shift, square, center, weight, bias, eps=eps)
 
     def max_pool(self, x: Value, kernel: Sizes, stride: Sizes, padding: Sizes = 0) -> Value:
         windows = {"kernel": _pair(kernel), "stride": _pair(stride), "padding": _pair(padding)}

@@ -1,9 +1,10 @@
 """
 Batch normalisation in steps, statistics and their use, so that a mean over a divided batch is whole before it is used.
 
-Sums of squares are of distances to a center near the mean, as those to 0 cancel: mean and square are sums over the
-batch, of which each device has its part, and neither depends on the other. Any center gives the same variance,
-`square - (mean - center)^2`, so it carries no gradient.
+Sums are of distances to a center near the mean, as those to 0 cancel (the corrected two-pass algorithm, Chan, Golub &
+LeVeque, 1983): shift and square are sums over the batch, of which each device has its part, and neither depends on the
+other. Any center gives the same mean, `center + shift`, and variance, `square - shift^2`, so it carries no gradient.
+The mean itself is never rounded to one number: samples are normalised as `(x - center) - shift`.
 
 With `groups` each group of neighbouring samples has statistics of its own, as replicas of data-parallel training do
 without synchronisation; groups can be divided, the samples within one cannot.
@@ -17,9 +18,9 @@ from unity_ir.ops.operator import Application, Operator, Tensor
 
 
 def _batch_norm_gradient(of: Application) -> Sequence[Tensor | None]:
-    x, mean, square, center, w, _ = of.operands
-    dx, dmean, dsquare, dw, db = BATCH_NORM_GRAD(of.grad, x, mean, square, center, w, eps=of.float("eps"))
-    return dx, dmean, dsquare, None, dw, db
+    x, shift, square, center, w, _ = of.operands
+    dx, dshift, dsquare, dw, db = BATCH_NORM_GRAD(of.grad, x, shift, square, center, w, eps=of.float("eps"))
+    return dx, dshift, dsquare, None, dw, db
 
 
 BATCH_MEAN = Operator(
@@ -31,11 +32,11 @@ BATCH_MEAN = Operator(
 BATCH_STATS = Operator(
     "batch_stats(x, center)"
     "  let off[g, n, c, s..] = x[(g n), c, s..] - center[g, c];"
-    "  mean[g, c] = sum[n, s..](x[(g n), c, s..] / size(n, s..));"
+    "  shift[g, c] = sum[n, s..](off[g, n, c, s..] / size(n, s..));"
     "  square[g, c] = sum[n, s..](off[g, n, c, s..] * off[g, n, c, s..] / size(n, s..))",
     gradient=lambda of: (BATCH_STATS_GRAD.one(*of.grads, *of.operands), None),
 )
-"""The mean of each channel of `x` and that of its squared distances to `center`, for each group of samples."""
+"""The mean distance of each channel of `x` to `center`, and the mean squared one, for each group of samples."""
 
 BATCH_STATS_GRAD = Operator(
     "batch_stats_grad(m, q, x, center)"
@@ -43,23 +44,26 @@ BATCH_STATS_GRAD = Operator(
 )
 
 _UNIT = (
-    "let off[g, c] = mean[g, c] - center[g, c];  let r[g, c] = rsqrt(square[g, c] - off[g, c] * off[g, c] + eps);"
-    "  let unit[g, n, c, s..] = (x[(g n), c, s..] - mean[g, c]) * r[g, c];"
+    "let r[g, c] = rsqrt(square[g, c] - shift[g, c] * shift[g, c] + eps);"
+    "  let unit[g, n, c, s..] = (x[(g n), c, s..] - center[g, c] - shift[g, c]) * r[g, c];"
 )
-"""How far the mean is off the center, one over the standard deviation, and the samples normalised."""
+"""One over the standard deviation, and the samples normalised."""
 
 BATCH_NORM = Operator(
-    f"batch_norm(x, mean, square, center, w, b; eps: float = 1e-05)  {_UNIT}"
+    f"batch_norm(x, shift, square, center, w, b; eps: float = 1e-05)  {_UNIT}"
     "  out[(g n), c, s..] = unit[g, n, c, s..] * w[c] + b[c]",
     gradient=_batch_norm_gradient,
 )
-"""`x` normalised by the statistics of `batch_stats`, times `w`, plus `b`; about the mean, `square` is the variance."""
+"""
+`x` normalised by the statistics of `batch_stats`, times `w`, plus `b`; where `shift` is 0, `center` is the mean and
+`square` the variance.
+"""
 
 BATCH_NORM_GRAD = Operator(
-    f"batch_norm_grad(y, x, mean, square, center, w; eps: float = 1e-05)  {_UNIT}"
+    f"batch_norm_grad(y, x, shift, square, center, w; eps: float = 1e-05)  {_UNIT}"
     "  let both[g, c] = sum[n, s..](y[(g n), c, s..] * unit[g, n, c, s..]);"
     "  dx[(g n), c, s..] = y[(g n), c, s..] * r[g, c] * w[c];"
-    "  dmean[g, c] = w[c] * r[g, c] * (both[g, c] * off[g, c] * r[g, c] - sum[n, s..](y[(g n), c, s..]));"
+    "  dshift[g, c] = w[c] * r[g, c] * (both[g, c] * shift[g, c] * r[g, c] - sum[n, s..](y[(g n), c, s..]));"
     "  dsquare[g, c] = -0.5 * w[c] * r[g, c] * r[g, c] * both[g, c];"
     "  dw[c] = sum[g, n, s..](y[(g n), c, s..] * unit[g, n, c, s..]);"
     "  db[c] = sum[g, n, s..](y[(g n), c, s..])"

@@ -57,8 +57,8 @@ def run(
 
     A graph that is already parallel is searched from its erasure. `options` are those of the strategy
     (`search.strategy.option_types`), such as `{"rules": "library"}` of joint and `{"seed": 3}` of mcmc. `optimizer` is
-    what the plan will be trained with, by default what the graph says. Ctrl-C ends the search with the best plan so far,
-    and so does `budget`, by default of so much work that no ordinary search is ended by it.
+    what the plan will be trained with, by default what the graph says. Ctrl-C ends the search with the best plan so
+    far, and so does `budget`, by default of so much work that no ordinary search is ended by it.
 
     Raises `UnityError` for an unknown strategy or option, a graph that already has its backward, and (`DoesNotFit`) a
     plan that does not fit the machine's memory.

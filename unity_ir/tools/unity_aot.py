@@ -30,7 +30,15 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.lowering.emit.tuning import IMPLEMENTATIONS
 from unity_ir.lowering.measure.aot import INSTRUCTIONS, SHARED_LIMITS, Job, Outcome, Resources
-from unity_ir.lowering.measure.aot_check import CHECKS, Cache, compile_jobs, jobs, merged, triton_version, violations
+from unity_ir.lowering.measure.aot_check import (
+    CHECKS,
+    Cache,
+    compile_jobs,
+    jobs,
+    merged,
+    triton_version,
+    violations,
+)
 from unity_ir.lowering.rank.program import lower
 from unity_ir.lowering.triton.step import Compiled
 from unity_ir.machine import load

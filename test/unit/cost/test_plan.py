@@ -39,6 +39,7 @@ def plans(graph: Graph, machine: Machine, seed: int) -> list[Graph]:
     return found
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES))
 @settings(max_examples=80)
 def test_forward_costs_what_its_training_step_costs(seed: int, machine: Machine):

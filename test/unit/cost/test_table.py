@@ -57,6 +57,7 @@ def rows(data: st.DataObject, node: Node) -> tuple[tuple[str, ...], list[tuple[i
     return variables, found[:MAX_ROWS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
 @settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(st.data())

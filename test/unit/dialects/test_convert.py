@@ -111,6 +111,7 @@ def _grid(type: TensorType) -> tuple[int, ...]:
     return tuple(d for d in (*type.degrees, type.copy, type.sum) if d > 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(graphs())
 def test_round_trip(graph: Graph) -> None:

@@ -49,6 +49,7 @@ def test_targets(name: str) -> None:
     assert Universe.get_multiverse().all_targets[name]().name == name
 
 
+@pytest.mark.slow
 def test_xdsl_opt() -> None:
     """The plain driver, which knows of this package by its entry point only."""
     tool = Path(sys.executable).parent / "xdsl-opt"
@@ -71,6 +72,7 @@ def test_start_up_imports_nothing_heavy() -> None:
     assert loaded.splitlines()[-1] == "loaded []"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     ["unity_ir.pcg.graph", "unity_ir.pcg.view", "unity_ir.ops", "unity_ir.tdl.parse", "unity_ir.rules.derivation"],
@@ -79,6 +81,7 @@ def test_core_does_not_import_xdsl(module: str) -> None:
     assert python(f"import sys, {module}; print('xdsl' in sys.modules)") == "False\n"
 
 
+@pytest.mark.slow
 def test_a_broken_pipe_is_quiet() -> None:
     tool = Path(sys.executable).parent / "unity-opt"
     process = subprocess.Popen([tool], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -325,6 +325,7 @@ class Lstm(nn.Module):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [{}, {"num_layers": 2, "batch_first": True}, {"bidirectional": True, "num_layers": 2}, {"bias": False}]
 )
@@ -333,6 +334,7 @@ def test_lstm(more: dict[str, object]):
     agree(Lstm(**more), torch.randn(2, 5, 4, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_equals_pytorch(name: str):
     agree(Function(name), torch.full((), 1.25, dtype=torch.float64))

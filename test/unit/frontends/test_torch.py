@@ -77,6 +77,7 @@ def test_perceptron():
     assert list(imported.weights) == ["0.weight", "0.bias", "2.weight", "4.weight", "4.bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", torch_models.TRANSFORMERS)
 def test_transformer(name: str):
     build, attention = torch_models.TRANSFORMERS[name]
@@ -91,6 +92,7 @@ def test_transformer(name: str):
     assert not operators(imported) & {"softmax", "reduce_mean", "square", "pow_scalar", "expand"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", torch_convolutions.NETWORKS)
 def test_convolutional_network(name: str):
     imported = check(*torch_convolutions.NETWORKS[name]())

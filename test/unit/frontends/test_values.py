@@ -44,6 +44,7 @@ def factored(draw: st.DrawFn, total: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_chains_of_shape_changes_are_what_pytorch_does(data: st.DataObject):
     """Whatever becomes one operator, vanishes, or is made heads of on the way."""

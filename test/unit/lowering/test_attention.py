@@ -129,6 +129,7 @@ def kinds(bound: Bound, dtype: str = "f32", starts: tuple[str, ...] = ()) -> lis
     return [c.kernel.split("_")[-2] for c in made.compiled]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(("line", "shapes", "attributes"), FOUND)
 def test_forms(line: str, shapes: Any, attributes: dict[str, Any], dtype: str, runner: Any) -> None:
@@ -202,6 +203,7 @@ def case(name: str, sizes: tuple[int, ...], attributes: dict[str, Any]) -> tuple
     return bound, operands
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes", "attributes", "dtype"), LARGER)
 def test_several_tiles(name: str, sizes: tuple[int, ...], attributes: dict[str, Any], dtype: str, runner: Any) -> None:
     bound, operands = case(name, sizes, attributes)

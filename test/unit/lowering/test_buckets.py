@@ -114,14 +114,16 @@ def test_small_weights_are_gathered_in_the_order_they_are_wanted():
     assert any(isinstance(a, Leaf) for a in none)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "strategy"),
     [("box:4", "data-parallel"), ("box:8", "expert"), ("box:8", "fsdp"), ("box:8", "tofu")],
 )
 def test_the_program_of_a_24_layer_model_stays_readable(where: str, strategy: str):
     program, reference = lowered(build("bert_large"), where, strategy)
-    lines = emit(program, reference).text.count("\n")
-    fixed = runtime.text(runtime.parts_for("")).count("\n")
-    # What is the model's own, and what is the same in every program: checks, checkpoints, data, the command line.
-    assert lines - fixed <= 3800
-    assert fixed <= 1900
+    text = emit(program, reference).text
+    assert text.count("\n") <= 5000
+    # What is the same in every program, but for functions that no line calls: checks, checkpoints, data, command line.
+    own, fixed = text.split(runtime.text(("watchdog",)))
+    assert own.count("\n") <= 3300
+    assert fixed.count("\n") <= 1600

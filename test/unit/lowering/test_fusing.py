@@ -121,6 +121,7 @@ def compare(program: Program, group: Fused, known: Mapping[int, Any], runner: An
         np.testing.assert_allclose(one.double().numpy(), expected, rtol=tolerance, atol=tolerance * scale)
 
 
+@pytest.mark.slow
 def test_random_groups(runner: Any) -> None:
     seen = set[str]()
 
@@ -196,6 +197,7 @@ SMALL: Mapping[str, Callable[[], Graph]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("name", SMALL)
 def test_groups_of_models(name: str, dtype: str, runner: Any) -> None:
@@ -235,6 +237,7 @@ def made(program: Program, found: Schedule) -> list[tuple[Any, int]]:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
 def test_collectives_start_and_are_waited_for_where_they_were(name: str, where: str, strategy: str) -> None:
     """Those that move what an operator makes, right after it; what is moved, not before it was, but for weights."""

@@ -39,6 +39,7 @@ def check_case(name: str, case: Case, impl: str, runner: Any, dtype: str = "f32"
     check(bound, random_operands(bound, case), impl, runner, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize("name", LOWERED)
 def test_random_shapes(name: str, impl: str, runner: Any) -> None:
@@ -120,6 +121,7 @@ LARGER: list[tuple[str, Case]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), LARGER)
 def test_larger_shapes(name: str, case: Case, runner: Any) -> None:
     check_case(name, case, "triton", runner)
@@ -260,6 +262,7 @@ def test_offset_of_scattered_rows(runner: Any) -> None:
     np.testing.assert_allclose(torch.cat(got).double().numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_equal_names_mean_equal_texts(drawn: Any) -> None:
     kernels: dict[str, str] = {}
     sources: dict[str, str] = {}
@@ -415,6 +418,7 @@ class Eager:
         return tuple(map(Eager, evaluate(bound, [o.array for o in operands])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in LOWERED if operator(n).gradient is not None])
 def test_gradients(name: str, drawn: Any) -> None:
     """Each operator's gradient is what autograd makes of its PyTorch expression."""

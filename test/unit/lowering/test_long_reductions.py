@@ -31,6 +31,7 @@ LINES: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "shapes"), LINES)
 def test_lines(line: str, shapes: Any, runner: Any) -> None:
     bound = bind(parse_line(line), shapes, {})
@@ -50,6 +51,7 @@ OPERATORS: list[tuple[str, Case]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), OPERATORS)
 def test_operators(name: str, case: Case, runner: Any) -> None:
     bound = bound_of(name, case)

@@ -45,6 +45,7 @@ def operands(name: str, e: Tensor, dtype: str) -> list[Tensor]:
 NAMES = ("routed_matmul", "routed_matmul_nt", "routed_matmul_tn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("route", ROUTES)

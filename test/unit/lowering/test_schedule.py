@@ -41,6 +41,7 @@ def layers(count: int, width: int = 64) -> Program:
     return lower(fuse_collectives(differentiate(data_parallel(graph, machine), Optimizer(), machine.mesh)), machine)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]))
 @settings(max_examples=80)
 def test_what_is_read_is_there_and_nothing_stays(seed: int, with_pins: bool, bucket: int):
@@ -121,6 +122,7 @@ def held_until_the_end(program: Program, found: Schedule) -> list[list[int]]:
     return out
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]), st.sampled_from([0, 64, 256, 2**20]))
 @settings(max_examples=60)
 def test_collectives_under_way_hold_so_much(seed: int, with_pins: bool, bucket: int, under_way: int):

@@ -150,6 +150,7 @@ def pieces(bound: Bound) -> list[Configuration]:
     return [Configuration(way) for way in ways]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize("name", WINDOWED)
 def test_pieces(name: str, impl: str, drawn: Any, runner: Any) -> None:
@@ -194,6 +195,7 @@ TILES: list[tuple[str, Case]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), TILES)
 def test_tiles(name: str, case: Case, runner: Any) -> None:
     bound = bound_of(name, case)

@@ -27,6 +27,7 @@ def test_every_move_has_algorithms():
     assert set(ALL) == set(SCHEDULES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 @given(st.data())
 def test_no_estimate_beats_the_cut(kind: str, data: st.DataObject):
@@ -50,6 +51,7 @@ def test_no_estimate_on_a_preset_beats_the_cut(name: str):
                 assert min(b for _, b in machine.lines(kind, sizes)) * 1e6 >= least * (1 - 1e-9) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 @settings(max_examples=40)
 @given(st.data())
@@ -78,6 +80,7 @@ def test_levels_and_graph_agree(kind: str, data: st.DataObject):
             assert start == pytest.approx(expected_start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 @given(st.data())
 def test_more_bytes_and_faster_links(kind: str, data: st.DataObject):

@@ -84,6 +84,7 @@ def test_half_duplex_and_hubs():
     assert best(star, "send", (0,)) == pytest.approx(1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SCHEDULES)
 @given(st.data())
 def test_no_estimate_beats_the_cut(kind: str, data: st.DataObject):

@@ -130,6 +130,7 @@ def in_double(graph: Graph) -> Graph:
     return rewrite(graph, double)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_loss_and_gradients_equal_pytorch(text: str):
     name, keys = small(text)
@@ -198,6 +199,7 @@ def counted_by_pytorch(name: str, graph: Graph, keys: dict[str, int | str], back
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["small", "full"])
 @pytest.mark.parametrize("text", TEXTS)
 def test_forward_flops_are_those_pytorch_counts(text: str, size: str):
@@ -207,6 +209,7 @@ def test_forward_flops_are_those_pytorch_counts(text: str, size: str):
     assert graph_products(graph) == counted_by_pytorch(name, graph, keys, backward=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_flops_of_a_step_are_those_pytorch_counts(text: str):
     name, keys = small(text)

@@ -1,4 +1,4 @@
-"""Batch normalisation of values far from 0, in single precision."""
+"""Batch normalisation of values far from 0, in single precision: nothing is lost but what the values have lost."""
 
 from __future__ import annotations
 
@@ -21,5 +21,4 @@ def test_statistics_do_not_cancel(mean: float):
     found = interpret(graph, {"x": x}, weights)[out]
     assert found.dtype == np.float32
     expected = F.batch_norm(torch.from_numpy(x).double(), None, None, training=True)
-    # What rounding of the values themselves comes to.
-    np.testing.assert_allclose(found, expected.numpy(), atol=4 * np.finfo(np.float32).eps * max(mean, 4))
+    np.testing.assert_allclose(found, expected.numpy(), atol=16 * np.finfo(np.float32).eps)

@@ -114,8 +114,9 @@ def tried(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]
     return settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
-@tried(30)
+@tried(20)
 @given(st.data())
 def test_equals_torch(name: str, data: st.DataObject):
     case = data.draw(CASES[name])
@@ -142,8 +143,9 @@ def test_equals_torch(name: str, data: st.DataObject):
         np.testing.assert_allclose(values[got], want.detach().double().numpy(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
-@tried(15)
+@tried(10)
 @given(st.data())
 def test_every_configuration_equals_the_whole(name: str, data: st.DataObject):
     case = data.draw(CASES[name])
@@ -161,6 +163,7 @@ def test_every_configuration_equals_the_whole(name: str, data: st.DataObject):
             np.testing.assert_allclose(join(pieces[value], value.type), values[value], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
 @tried(12)
 @given(st.data())
@@ -194,6 +197,7 @@ MOST = 300
 """Ways to divide the operands of one case that are tried."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
 @tried(12)
 @given(st.data())

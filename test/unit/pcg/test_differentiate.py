@@ -44,6 +44,7 @@ def test_gradients_are_slopes(random: Random):
         np.testing.assert_allclose(slope, expected, rtol=1e-3, atol=1e-5 * max(1.0, float(np.abs(ends[0]))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2,), (3,), (2, 2), (2, 3)])
 @given(RANDOMS, st.integers(0, 999))
 @settings(max_examples=25)
@@ -66,6 +67,7 @@ def test_any_plan_has_the_serial_gradients(sizes: tuple[int, ...], random: Rando
             )
 
 
+@pytest.mark.slow
 @given(RANDOMS, st.integers(0, 999))
 @settings(max_examples=60)
 def test_fusing_keeps_the_cost(random: Random, seed: int):

@@ -3,6 +3,7 @@
 import gc
 from random import Random
 
+import pytest
 from graphs import boxes, data_for, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +68,7 @@ def test_equal_nodes_are_one_and_different_ones_are_not():
     assert leaf("weight", TYPE, name="x") is not leaf("input", TYPE, name="x")
 
 
+@pytest.mark.slow
 def test_unused_nodes_are_forgotten():
     x = leaf("input", TYPE, name="only here").result
     kept = apply("relu", [x])

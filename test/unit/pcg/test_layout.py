@@ -38,6 +38,7 @@ from unity_ir.search.baselines.random_plan import sample
 MESHES = [(), (2,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (2, 2, 3), (2, 3, 2), (2, 2, 2, 2)]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(MESHES), st.data())
 @settings(max_examples=300)
 def test_view_says_what_every_axis_does(sizes: tuple[int, ...], data: st.DataObject):

@@ -67,6 +67,7 @@ def test_moves_are_just_those_that_work(sizes: tuple[int, ...], shape: tuple[int
     )
 
 
+@pytest.mark.slow
 @given(problems(), st.sampled_from([0.0, 1e-6]))
 @settings(max_examples=200)
 def test_plan_leads_to_the_target(problem: tuple[Mesh, tuple[int, ...], Layout, Layout], overhead: float):
@@ -99,6 +100,7 @@ def cheapest(sizes: tuple[int, ...], shape: tuple[int, ...], overhead: float) ->
         table = np.minimum(better, table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overhead", [0.0, 1e-6])
 @pytest.mark.parametrize(("sizes", "shape"), [((2, 2), (4, 8)), ((2, 3), (6, 6)), ((2, 2, 2), (8,)), ((3,), (6, 3))])
 def test_plan_and_search_agree_with_bellman_ford(sizes: tuple[int, ...], shape: tuple[int, ...], overhead: float):
@@ -139,6 +141,7 @@ def entering(machine: Machine, shape: tuple[int, ...], source: Layout, target: L
     return bound
 
 
+@pytest.mark.slow
 @given(problems())
 @settings(max_examples=200)
 def test_no_plan_beats_the_cut(problem: tuple[Mesh, tuple[int, ...], Layout, Layout]):

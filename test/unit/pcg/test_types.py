@@ -88,6 +88,7 @@ def steps(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
     return op, {name: draw(ranges[name]) for name in PARALLEL_OPERATORS[op].attributes}
 
 
+@pytest.mark.slow
 @given(tensor_types(), st.lists(steps(), max_size=12))
 @settings(max_examples=400)
 def test_any_chain_keeps_the_value_and_its_gradient_is_dual(type: TensorType, chain: list[tuple[str, dict[str, int]]]):

@@ -46,6 +46,7 @@ def test_it_is_typed_divided_and_proved(swiglu: Operator):
     assert proofs == {"reads of a0": "proved", "addends of y": "proved"}
 
 
+@pytest.mark.slow
 def test_rules_with_it_are_found(swiglu: Operator):
     report = generate(Space(("swiglu", "concat"), (), size=3, variables=3, seed=0), None, 1)
     used = [{o.op for o in rule.operations((*rule.source, *rule.target))} for rule in report.rules]

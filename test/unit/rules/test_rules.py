@@ -53,6 +53,7 @@ def check(graph: Graph, after: Graph) -> None:
             np.testing.assert_allclose(grad, grads[0].get(name, 0.0 * grad), rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=100)
 def test_every_application_keeps_outputs_and_gradients(seed: int):

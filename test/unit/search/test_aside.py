@@ -13,7 +13,7 @@ from graphs import boxes
 from unity_ir import models
 from unity_ir.pcg.graph import Graph
 from unity_ir.search import run
-from unity_ir.search.choose import worker as aside
+from unity_ir.search.choose import worker
 from unity_ir.search.choose.worker import Aside
 
 WAYS = pytest.mark.parametrize("beside", [True, False])
@@ -23,7 +23,7 @@ WAYS = pytest.mark.parametrize("beside", [True, False])
 def processors(monkeypatch: pytest.MonkeyPatch):
     """As many as a second process wants, and no threads of other tests."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(aside.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(worker.threading, "active_count", lambda: 1)
 
 
 def square(number: int) -> tuple[int, int]:
@@ -160,14 +160,15 @@ def test_ctrl_c_is_for_the_first_process():
 
 
 def test_with_other_threads_or_one_processor_there_is_none(monkeypatch: pytest.MonkeyPatch):
-    assert aside._processor_left()
-    monkeypatch.setattr(aside.threading, "active_count", lambda: 2)
-    assert not aside._processor_left()
+    assert worker._processor_left()
+    monkeypatch.setattr(worker.threading, "active_count", lambda: 2)
+    assert not worker._processor_left()
     monkeypatch.undo()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert not aside._processor_left()
+    assert not worker._processor_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tables", "messages"])
 def test_a_search_is_the_same_in_one_process(kind: str, monkeypatch: pytest.MonkeyPatch):
     if kind == "messages":
@@ -175,7 +176,7 @@ def test_a_search_is_the_same_in_one_process(kind: str, monkeypatch: pytest.Monk
     monkeypatch.setattr("unity_ir.search.exact.axis_groups.ROWS", 0)
     graph, machine = models.build("mlp", layers=4), boxes(16, overhead=1e-6)
     both = run(graph, machine)
-    monkeypatch.setattr(aside, "_processor_left", lambda: False)
+    monkeypatch.setattr(worker, "_processor_left", lambda: False)
     alone = run(graph, machine)
     assert (both.graph, both.bound, both.gap) == (alone.graph, alone.bound, alone.gap)
     assert both.bound is not None

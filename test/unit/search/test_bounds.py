@@ -172,6 +172,7 @@ def plain_minimum(problem: Problem) -> float:
     )[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES, ids=["2", "2x2", "2x3", "2x2x2"])
 @given(st.integers(0, 10**6))
 @settings(max_examples=25)

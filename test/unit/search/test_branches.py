@@ -42,6 +42,7 @@ def parts(found: SearchResult, machine: Machine, operator: str) -> set[tuple[tup
     return {pins(a) for node, a in placement.assignments.items() if node.op == operator}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("machine", "count"), [(TWO, 2), (FOUR, 4)], ids=["2", "2x2"])
 def test_towers_that_nothing_divides_are_side_by_side(machine: Machine, count: int):
     graph = towers(count)
@@ -62,6 +63,7 @@ def test_towers_that_nothing_divides_are_side_by_side(machine: Machine, count: i
     assert "on a part of the machine, beside other branches" in explain(found.joint, found.cost, "matmul0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "where"), [("xdl", "box:4"), ("dlrm", "pcie:4")])
 def test_embeddings_have_devices_of_their_own(model: str, where: str):
     machine = load(where)

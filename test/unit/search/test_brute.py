@@ -66,6 +66,7 @@ def near(seconds: float, graph: Graph) -> float:
     return 1e-9 * seconds + FREE_MOVE * 12 * len(graph.nodes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_nothing_is_faster(machine: Machine):
     distances = Distances(machine)
@@ -92,6 +93,7 @@ def test_nothing_is_faster(machine: Machine):
             assert priced == pytest.approx(float(brute.seconds[choice]), rel=1e-9), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "machine", [boxes(2, overhead=1e-6), boxes(2, overhead=1e-9, bandwidth=1e12)], ids=["slow", "fast"]
 )

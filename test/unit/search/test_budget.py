@@ -51,6 +51,7 @@ def searched(graph: Graph, strategy: str, machine: str, work: float) -> SearchRe
 CASES = [*((s, "mlp") for s in all_strategies()), *((s, m) for s in ("joint", "sequential") for m in ("rnntc", "moe"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "model"), CASES)
 def test_each_strategy_ends_wherever_its_budget_does(strategy: str, model: str):
     graph = small(model)
@@ -73,6 +74,7 @@ def test_each_strategy_ends_wherever_its_budget_does(strategy: str, model: str):
             assert erase(found.graph).outputs[0].type == graph.outputs[0].type
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [1e6, 1e8, 3e8])
 def test_the_same_budget_ends_in_the_same_plan(work: float, monkeypatch: pytest.MonkeyPatch):
     """On one processor or several."""

@@ -62,6 +62,7 @@ def bounds(graph, machine: Machine, known: float, patch: pytest.MonkeyPatch):
         yield counted.bound(graph, machine, SGD, known)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=12)
@@ -72,6 +73,7 @@ def test_no_bound_is_above_the_optimum(machine: Machine, seed: int):
         assert 0 <= bound <= least * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", LARGE.values(), ids=LARGE)
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=6)
@@ -104,6 +106,7 @@ def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
     assert cost(plan, machine, SGD).time == pytest.approx(found.seconds, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=8)
@@ -183,6 +186,7 @@ def test_what_it_costs_from_one_layout_or_a_few_is_as_between_all(shape: tuple[i
         assert np.array_equal(whole.apart(layout, training, there=False), expected[:, layout])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [*SAME.values(), boxes(2, 2, 2)])
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=6)
@@ -233,6 +237,7 @@ def orders(graph, machine: Machine) -> float:
     return least[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [*SAME.values(), boxes(4, 4)])
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=8)
@@ -268,6 +273,7 @@ def test_a_bound_with_orders_told_apart_ends_where_there_are_too_many(monkeypatc
             assert counted.bound(graph, machine, SGD, plain * 1.2)[0] == pytest.approx(plain, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_joint_search_knows_how_good_its_plan_is_on_a_large_machine():
     machine = boxes(4, 8)
     result = run(mlp(batch=64, hidden=64, layers=2, classes=64), machine)

@@ -37,7 +37,7 @@ from unity_ir.pcg.sharding import (
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.random_plan import sample
-from unity_ir.search.exact import elimination as eliminate
+from unity_ir.search.exact import elimination
 from unity_ir.search.exact.elimination import Factor, minimise, plain
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.solver import ExactPlan, Solver
@@ -151,6 +151,7 @@ class Everything:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [TWO, FOUR, SIX, boxes(2, 2, 2, overhead=1e-6)], ids=["2", "2x2", "2x3", "2x2x2"])
 @given(st.integers(0, 10**6))
 @settings(max_examples=25)
@@ -175,6 +176,7 @@ def named(roles: Sequence[GridRole], counts: Ints) -> Assignment:
     return tuple(roles[int(row.argmax())] for row in counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [TWO, FOUR, SIX], ids=["2", "2x2", "2x3"])
 @given(st.integers(0, 10**6))
 @settings(max_examples=40)
@@ -221,6 +223,7 @@ def test_any_choice_costs_the_sum_of_its_terms(machine: Machine, seed: int):
     assert cost(plan, machine, SGD).time == pytest.approx(total, abs=1e-10)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=5)
 def test_on_larger_machines_the_search_is_a_bound(seed: int):
@@ -302,8 +305,8 @@ def test_elimination_finds_the_least_sum(seed: int, near: int):
 
     best = min(total(dict(enumerate(c))) for c in product(*(range(s) for s in sizes.values())))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eliminate, "NEAR", near)
-        patch.setattr(eliminate, "LARGE", near)
+        patch.setattr(elimination, "NEAR", near)
+        patch.setattr(elimination, "LARGE", near)
         least, found = minimise(sizes, factors)
     assert least == best
     assert found.keys() == sizes.keys()

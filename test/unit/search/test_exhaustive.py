@@ -34,6 +34,7 @@ def least(graph: Graph, machine: Machine, space: Space) -> tuple[int, int]:
     return min(found), max(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overhead", [1e-6, 1e-4])
 @pytest.mark.parametrize("seed", range(6))
 def test_is_what_trying_every_plan_finds(seed: int, overhead: float):

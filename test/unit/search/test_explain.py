@@ -19,6 +19,7 @@ from unity_ir.search.memory.seconds_and_bytes import Ledger
 MACHINE = boxes(2, 2, overhead=1e-6)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=15)
 def test_every_alternative_is_the_best_plan_with_it(seed: int):

@@ -25,6 +25,7 @@ SGD = Optimizer()
 MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6)]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES))
 @settings(max_examples=40)
 def test_a_random_plan_of_a_cnn_means_the_same(seed: int, machine: Machine):
@@ -38,6 +39,7 @@ def test_a_random_plan_of_a_cnn_means_the_same(seed: int, machine: Machine):
         np.testing.assert_allclose(join(pieces[value], value.type), whole[value], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES[:2]))
 @settings(max_examples=20)
 def test_no_random_plan_of_a_cnn_is_below_the_bound(seed: int, machine: Machine):

@@ -45,7 +45,7 @@ def test_the_joint_search_returns_the_best_so_far(after: int):
     assert found.derivation or erase(found.graph) == mlp()
 
 
-@pytest.mark.parametrize("at", [("joint", "solve"), ("run", "selected")])
+@pytest.mark.parametrize("at", [("joint.best_first", "solve"), ("strategies.joint", "selected")])
 def test_before_there_is_a_plan_a_baseline_stands_in(at: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules[f"unity_ir.search.{at[0]}"], at[1], interrupt)
     found = run(mlp(), MACHINE)
@@ -93,14 +93,14 @@ def test_the_tool_prints_the_plan_and_says_so(
 SIGNALLED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-from unity_ir.search.joint import best_first as joint
+from unity_ir.search.joint import best_first
 from unity_ir.tools.unity_opt import main
-rewrites = joint._rewrites
+rewrites = best_first._rewrites
 def interrupted(graph, rules):
     yield next(iter(rewrites(graph, rules)))
     os.kill(os.getpid(), signal.SIGINT)
     yield from rewrites(graph, rules)
-joint._rewrites = interrupted
+best_first._rewrites = interrupted
 sys.exit(main(["--model=mlp,layers=2", "--search", "--machine=2gpu"]))
 """
 
@@ -111,6 +111,7 @@ def test_a_signal_ends_a_process_with_a_plan():
     assert "#machine.view" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["bounded", "apart", "_with_rival", "_as_it_was"])
 def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
     """The bound of a large machine, branches on parts, what is compared: there is a plan by then."""

@@ -68,6 +68,7 @@ def rules_of(found: SearchResult) -> set[str]:
     return {step.rule for step in found.derivation}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", CASES)
 def test_a_rewrite_helps_only_with_its_parallelization(rule: str):
     graph, machine = CASES[rule](), load("dgx-h100:1")

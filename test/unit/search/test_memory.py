@@ -55,6 +55,7 @@ def chosen_at_random(ledger: Ledger, random: Random) -> Choice:
     return tuple(random.choice(np.flatnonzero(np.isfinite(s)).tolist()) for s in ledger.seconds)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(OPTIMIZERS))
 @settings(max_examples=60)
 def test_any_choice_takes_the_time_and_bytes_the_ledger_says(seed: int, optimizer: Optimizer):
@@ -115,6 +116,7 @@ def test_something_is_found_if_anything_fits_and_the_bound_holds(seed: int, part
     assert best <= found.plan.seconds * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.floats(0, 1.2))
 @settings(max_examples=15)
 def test_what_is_returned_fits(seed: int, part: float):
@@ -163,6 +165,7 @@ def need_of(graph: Graph, machine: Machine, optimizer: Optimizer) -> int:
     return max(priced.memory_bytes, peak(graph, priced, optimizer))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(OPTIMIZERS), st.booleans())
 @settings(max_examples=60)
 def test_no_peak_is_above_all_at_once(seed: int, optimizer: Optimizer, on_parts: bool):
@@ -205,6 +208,7 @@ def smallest_at_random(graph: Graph, machine: Machine, optimizer: Optimizer, ran
     return least
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([TWO, FOUR]), st.sampled_from(OPTIMIZERS), st.booleans())
 @settings(max_examples=8)
 @example(14, FOUR, Optimizer("adam"), True)

@@ -53,6 +53,7 @@ def test_one_device_needs_no_communication(strategy: str):
     assert (result.cost.elements, result.cost.communication_time) == (0, 0)
 
 
+@pytest.mark.slow
 def test_joint_is_no_worse_than_any_other():
     for seed in range(12):
         graph, machine = random_graph(Random(seed), 5, dims=(4, 8)), boxes(2, 2, overhead=1e-6)
@@ -133,6 +134,7 @@ for result in results():
 """
 
 
+@pytest.mark.slow
 def test_search_is_the_same_in_every_process():
     def output(seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -165,6 +167,7 @@ def test_rewrites_of_the_joint_search_keep_the_meaning():
     assert cost(found.graph, machine).time == found.cost.time
 
 
+@pytest.mark.slow
 def test_a_graph_that_sequential_finds_is_divided_as_well_by_joint():
     """On machines of many axes, how these are cut into groups is looked for again for the rewritten graph."""
     graph, machine = models.build("mlp", batch=24576), load("summit:16")
@@ -174,6 +177,7 @@ def test_a_graph_that_sequential_finds_is_divided_as_well_by_joint():
     assert seconds["joint"] <= seconds["sequential"] * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_joint_is_no_worse_than_sequential():
     for seed in range(8):
         graph, machine = random_graph(Random(seed), 6, dims=(4, 8)), boxes(2, 2, overhead=1e-6)

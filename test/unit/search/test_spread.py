@@ -73,6 +73,7 @@ def test_no_operators_side_by_side_in_a_chain(graph: Graph):
     assert spread(graph, load("summit:1"), Optimizer(), alike.graph) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operators", [OPERATORS, 0])
 def test_an_operator_unlike_all_others_is_tried_in_every_way(operators: int, monkeypatch: pytest.MonkeyPatch):
     """Of large graphs only the first, whose gradient is moved last."""

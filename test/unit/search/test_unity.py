@@ -56,6 +56,7 @@ def believed(mapper: Mapper, piece: Piece, degrees: dict[Node, Degrees], chosen:
     return total
 
 
+@pytest.mark.slow
 def test_a_mapping_costs_as_little_as_any_without_branches_at_once():
     seen = dict.fromkeys((Edge, Sequence, Parallel, Block), 0)
 
@@ -185,6 +186,7 @@ def check_gradients(graph: Graph, plan: Graph, machine: Machine) -> None:
         np.testing.assert_allclose(got, expected[u.weight.node.name], rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [Options(budget=5), Options(budget=5, least=2), Options(budget=5, split=False)])
 def test_any_plan_has_the_serial_gradients(options: Options):
     cut = 0
@@ -205,6 +207,7 @@ def test_branches_placed_apart_have_the_serial_gradients():
     check_gradients(graph, found.graph, machine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["bert_large", "dlrm", "nmt", "moe"])
 def test_plans_of_the_zoo_are_of_their_model(model: str):
     serial, machine = build(model, **{**SMALL[model], "batch": 8}), boxes(2, 2)
@@ -214,6 +217,7 @@ def test_plans_of_the_zoo_are_of_their_model(model: str):
     assert found.seconds > 0
 
 
+@pytest.mark.slow
 def test_the_cache_changes_nothing():
     for graph in (build("mlp", batch=64, hidden=64, layers=8, classes=64), random_graph(Random(3), 6, dims=(4, 8))):
         for least in (2, 10):
@@ -226,6 +230,7 @@ def test_the_cache_changes_nothing():
             assert plans[0].seconds == plans[1].seconds
 
 
+@pytest.mark.slow
 def test_a_chain_of_products_ends_as_the_joint_search_has_it():
     graph = build("mlp", batch=64, hidden=256, layers=8, classes=64)
     for machine in (boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6)):
@@ -281,6 +286,7 @@ def test_what_an_operator_needs_and_makes_follows_from_its_view():
                 assert found.makes[0][i] == result_layout(node.analysis, 0, view)
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_one_graph_is_right_for_another():
     machine = boxes(2, 2, overhead=1e-6)
     shared = Mapper(Prices(machine, Optimizer()))

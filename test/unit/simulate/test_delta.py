@@ -49,6 +49,7 @@ def written_out(state: Simulation) -> int:
     return simulate(task_graph(graph, plan, optimizer, overlap=state.overlap)).makespan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", MODELS)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_random_changes_of_models(text: str, overlap: bool):
@@ -70,6 +71,7 @@ def test_random_changes_of_models(text: str, overlap: bool):
     assert erase(state.realised()) == graph
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES), st.booleans())
 @settings(max_examples=60)
 def test_random_changes_of_random_graphs(seed: int, machine: Machine, overlap: bool):

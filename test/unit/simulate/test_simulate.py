@@ -47,6 +47,7 @@ def tasks_of(plan: Graph, machine: Machine, **options: object) -> TaskGraph:
     return task_graph(plan, cost(plan, machine), **options)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 @seeds
 @settings(max_examples=40)
 def test_without_overlap_the_time_is_the_sum(seed: int, machine: Machine):
@@ -75,6 +76,7 @@ def test_overlap_lies_between_its_bounds(seed: int, machine: Machine):
             assert np.all(timeline.starts[held][1:] >= timeline.ends[held][:-1])
 
 
+@pytest.mark.slow
 @seeds
 @settings(max_examples=30)
 def test_one_class_stands_for_every_device(seed: int, machine: Machine):

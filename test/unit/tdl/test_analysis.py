@@ -182,6 +182,7 @@ LINES: list[tuple[str, list[Shape], set[str], list[set[str]]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "shapes", "splittable", "carriers"), LINES, ids=[line[0] for line in LINES])
 def test_line_allows_exactly(text: str, shapes: list[Shape], splittable: set[str], carriers: list[set[str]]):
     analysis = analyse(text, *shapes)
@@ -239,6 +240,7 @@ def lines(draw: st.DrawFn) -> str:
     return f"f({', '.join(read)}) {body}" + (" where " + ", ".join(f"size({v}) = 6" for v in used) if used else "")
 
 
+@pytest.mark.slow
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(lines())
 def test_random_line_is_what_its_pieces_make(text: str):

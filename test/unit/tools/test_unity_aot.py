@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.measure import aot_check
 from unity_ir.lowering.measure.aot import Job, Outcome, Resources
 from unity_ir.lowering.measure.aot_check import CHECKS, key, merged, violations
+from unity_ir.lowering.measure.operators import aot_check
 from unity_ir.lowering.triton.step import Compiled
 from unity_ir.tools import unity_aot
 
@@ -102,6 +102,7 @@ def run(tmp_path: Path, *options: str) -> int:
     return unity_aot.main([*options, "--cache", str(tmp_path / "c.sqlite"), "--machine", "2gpu", "--jobs", "1"])
 
 
+@pytest.mark.slow
 def test_each_kernel_is_compiled_once(tmp_path: Path, compiler: Compiler, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "aot.json"
     assert run(tmp_path, MODEL, "--json", str(report)) == 0
@@ -177,6 +178,7 @@ def test_a_plan_that_fits_no_machine_is_of_the_next(
     assert found["machines"] == ["dgx-h100", "2gpu"]
 
 
+@pytest.mark.slow
 def test_several_processes_ask_for_the_same() -> None:
     models = [MODEL, MODEL.replace("16", "32", 1)]
     one, two = (unity_aot.ask(models, ["data-parallel"], ["f32"], ["2gpu"], "triton", n) for n in (1, 2))

@@ -10,7 +10,7 @@ import pytest
 
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
-from unity_ir.lowering.measure import operators as measure
+from unity_ir.lowering.measure import operators
 from unity_ir.machine import load
 from unity_ir.machine.profile import open_profile
 from unity_ir.models import from_text
@@ -38,18 +38,18 @@ class Quick:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def measure(self, job: Any) -> measure.Measured:
+    def measure(self, job: Any) -> operators.Measured:
         if len(Quick.jobs) >= Quick.stops_after:
             raise KeyboardInterrupt
         if Quick.fails and Quick.fails in getattr(job, "name", ""):
             raise UnityError("no memory")
         Quick.jobs.append(job)
-        return measure.Measured(1e-3 * len(Quick.jobs), 0.1, 5)
+        return operators.Measured(1e-3 * len(Quick.jobs), 0.1, 5)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> type[Quick]:
-    monkeypatch.setattr(measure, "Ranks", Quick)
+    monkeypatch.setattr(operators, "Ranks", Quick)
     monkeypatch.setattr(Quick, "fails", "")
     monkeypatch.setattr(Quick, "stops_after", 10**9)
     return Quick
@@ -59,6 +59,7 @@ def profile(out: Path, *more: str, machine: str = "box:2") -> int:
     return unity_profile.main([MODEL, f"--machine={machine}", "--out", str(out), *more])
 
 
+@pytest.mark.slow
 def test_every_kernel_of_a_plan_is_measured(tmp_path: Path, quick: type[Quick]):
     assert profile(tmp_path / "p.sqlite") == 0
     machine = load(f"box:2,profile={tmp_path / 'p.sqlite'}")
@@ -76,6 +77,7 @@ def test_every_kernel_of_a_plan_is_measured(tmp_path: Path, quick: type[Quick]):
     assert machine.device.profile.collective("all_reduce", 2, 4096) is not None
 
 
+@pytest.mark.slow
 def test_measured_is_not_measured_again_and_a_stop_loses_nothing(
     tmp_path: Path, quick: type[Quick], capsys: pytest.CaptureFixture[str]
 ):
@@ -145,16 +147,16 @@ def test_unity_opt_refuses_profiles_in_one_line(tmp_path: Path, capsys: pytest.C
 @pytest.mark.slow
 def test_ranks_measure(tmp_path: Path):
     node = differentiate(run(from_text(MODEL), load("box:2"), "data-parallel").graph, Optimizer())
-    calls = [measure.call_of(n) for n in node.nodes() if n.is_compute]
-    jobs = [*calls, measure.update_call(64, "f32", Optimizer("adam"))]
-    jobs += [measure.Collective(kind, 2, 1024) for kind in unity_profile.MOVES]
-    with measure.Ranks(2, seconds=0.001) as ranks:
+    calls = [operators.call_of(n) for n in node.nodes() if n.is_compute]
+    jobs = [*calls, operators.update_call(64, "f32", Optimizer("adam"))]
+    jobs += [operators.Collective(kind, 2, 1024) for kind in unity_profile.MOVES]
+    with operators.Ranks(2, seconds=0.001) as ranks:
         for job in jobs:
             assert 0 < ranks.measure(job).seconds < 10
         with pytest.raises(UnityError, match="nothing"):
-            ranks.measure(measure.Call("nothing", "", ()))
+            ranks.measure(operators.Call("nothing", "", ()))
         # A job that failed does no harm to the next.
-        assert ranks.measure(jobs[0]).repeats == measure.REPEATS
+        assert ranks.measure(jobs[0]).repeats == operators.REPEATS
 
 
 def test_what_goes_wrong_before_measuring_makes_no_file(

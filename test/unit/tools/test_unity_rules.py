@@ -33,6 +33,7 @@ def test_counts_as_json(capsys: pytest.CaptureFixture[str]):
     assert found["space"]["operators"] == ["relu", "transpose"]
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_does(tmp_path: Path):
     files = [tmp_path / f"{jobs}.pcg" for jobs in (1, 2)]
     for jobs, file in enumerate(files, 1):

@@ -13,7 +13,7 @@ import ast
 import builtins
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from unity_ir import __version__
@@ -39,7 +39,7 @@ from unity_ir.lowering.rank.program import (
     check_step,
 )
 from unity_ir.lowering.rank.saved_softmax import with_savings
-from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Bucket, Schedule, Wait, schedule
+from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Bucket, Schedule, Wait, piece_bytes, schedule
 from unity_ir.lowering.triton.expression import tdl_text
 from unity_ir.lowering.triton.optimizer import optimizer_launcher
 from unity_ir.lowering.triton.step import Compiled, Launcher
@@ -160,6 +160,8 @@ class _Printer:
         self.file = file
         self.launchers: dict[str, Launcher] = {}
         self.alike: dict[object, tuple[Launcher, list[str]]] = {}
+        self.texts: dict[str, str] = {}
+        """The name of the kernel of each text without its name."""
         self.groups: dict[tuple[int, ...], None] = {}
         self.makers = makers(program)
         self.calls = {i: self._launcher(i) for i in program.body if isinstance(i, Compute)}
@@ -205,13 +207,13 @@ class _Printer:
         parts = [
             self._header(),
             plan_text(self.program, self.reference, tuple(self.groups), self.links, self.origin),
-            "# --- kernels\n\n\n" + "\n\n".join(_with_heads_once(kernels.values())) if kernels else "",
+            "# --- kernels\n\n\n" + _once(kernels.values()) if kernels else "",
             "# --- operators: one function for each shape a kernel is launched on\n\n\n"
-            + "\n\n".join(each.source for each in self.launchers.values()),
+            + _once(each.source for each in self.launchers.values()),
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            runtime.text(runtime.parts_for(step)),
+            runtime.text(step=step),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         compile(text, self.file, "exec")
@@ -289,7 +291,11 @@ class _Printer:
                     row.starts, row.pinned = () if pinned else (result,), bool(pinned)
                     if before:
                         row.dies[:0] = before.dies
-                    rows.append(row)
+                    elif kind == "zero_pad" and not pinned and piece_bytes(program, result) < BUCKET_BYTES:
+                        row.operands = [use(operand)]
+                        row.how = row.code.removeprefix(f"zero_pad(ctx, {use(operand)}")
+                    if not (rows and rows[-1].joins(row)):
+                        rows.append(row)
                     continue
                 case Exchange(operand, result, kind, axes, dim, low, high) as move:
                     self.groups.setdefault(axes)
@@ -361,7 +367,7 @@ class _Printer:
 
     def _new_launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
         piece = piece_of(self.program, instruction)
-        made = launcher(piece.line, piece.dtypes, self.choice.of(piece), piece.divided)
+        made = self._sharing(launcher(piece.line, piece.dtypes, self.choice.of(piece), piece.divided))
         self._add(made)
         axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in piece.divided]
         starts = zip(piece.divided, axes, strict=True)
@@ -370,6 +376,16 @@ class _Printer:
     def _compute(self, instruction: Compute, operands: Sequence[str]) -> str:
         made, starts = self.calls[instruction]
         return f"{made.name}({', '.join([*operands, *starts])})"
+
+    def _sharing(self, made: Launcher) -> Launcher:
+        """The launcher with the kernels of others, where only their names differ from its own."""
+        names = {n: self.texts.setdefault(re.sub(rf"\b{n}\b", "", text), n) for n, text in made.kernels.items()}
+        source = made.source
+        for own, name in names.items():
+            source = re.sub(rf"\b{own}\b", name, source)
+        kernels = {n: re.sub(rf"\b{own}\b", n, made.kernels[own]) for own, n in names.items()}
+        compiled = tuple(replace(c, kernel=names[c.kernel]) for c in made.compiled)
+        return replace(made, source=source, kernels=kernels, compiled=compiled)
 
     def _add(self, made: Launcher) -> None:
         old = self.launchers.setdefault(made.name, made)
@@ -436,13 +452,9 @@ class _Printer:
         return "\n".join(out) + "\n"
 
 
-def _with_heads_once(kernels: Iterable[str]) -> Iterator[str]:
-    """The texts of kernels, without what stands before one that stood before another."""
-    written: set[str] = set()
-    for text in kernels:
-        head, at, body = text.rpartition("@triton.jit\n")
-        yield at + body if head in written else text
-        written.add(head)
+def _once(texts: Iterable[str]) -> str:
+    """Texts of kernels or launchers one after the other; what stands before several is written once."""
+    return "\n\n\n".join(dict.fromkeys(block for text in texts for block in text.rstrip("\n").split("\n\n\n")))
 
 
 MOVES = 4
@@ -468,6 +480,25 @@ class _Row:
     """For what only some ranks do, or have."""
     moves: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """The kinds of the reshard's moves in this line, and what axes did before each."""
+    operands: list[str] = field(default_factory=list[str])
+    """What it moves, if others like it may be in this line."""
+    how: str = ""
+    """What of the call follows the operand."""
+
+    def joins(self, other: _Row) -> bool:
+        """Whether this line also does what the next would, which differs in the operand alone and then is none."""
+        if not self.operands or not other.operands or len(self.operands) == WAITS:
+            return False
+        same = (self.how, self.moves, self.comment) == (other.how, other.moves, other.comment)
+        if not same or {*self.targets} & {*other.operands}:
+            return False
+        self.targets, self.operands = self.targets + other.targets, self.operands + other.operands
+        self.code = f"{self.moves[0][0]}_many(ctx, ({', '.join(self.operands)}){self.how}"
+        self.dies += other.dies
+        return True
+
+        self.dies += other.dies
+        return True
 
     def takes(self, wait: _Row, registers: tuple[Register, ...]) -> bool:
         """Whether this line also waits for what the next would wait for, which then is none."""

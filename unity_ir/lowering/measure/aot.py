@@ -2,8 +2,8 @@
 Ahead-of-time compilation of kernels for GPUs that need not be there, and what of a GPU each takes.
 
 Triton brings its own assembler, so that registers, spills, shared memory and instructions of every launch are known
-before a program ever runs. `python -m unity_ir.lowering.measure.aot` does the work, in a process of its own: kernels
-that were defined under the interpreter cannot be compiled, and what is compiled is code.
+before a program ever runs. `python -m unity_ir.lowering.measure.aot` does the work, in a process of its own:
+kernels that were defined under the interpreter cannot be compiled, and what is compiled is code.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ step; so a program needs nothing of this package. What is above the mark is for 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
@@ -36,14 +36,48 @@ PARTS = (
 _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
 
-def parts_for(step: str) -> tuple[str, ...]:
-    """The parts that a program of this step needs: `halos` is left out where no halo is exchanged."""
-    return tuple(p for p in PARTS if p != "halos" or "halo" in step)
+def text(parts: Sequence[str] = PARTS, step: str | None = None) -> str:
+    """What of the parts comes into a program: all of it or, if its `step` is given, what that and `main` reach."""
+    bodies = {part: _file(part).split(MARK, 1)[1].strip("\n") for part in parts}
+    if step is not None:
+        bodies = _reached(bodies, step)
+    return "\n\n".join(body.rstrip("\n") + "\n" for body in bodies.values())
 
 
-def text(parts: Sequence[str] = PARTS) -> str:
-    """What of the parts comes into a program."""
-    return "\n\n".join(_file(part).split(MARK, 1)[1].strip("\n") + "\n" for part in parts)
+def _reached(bodies: Mapping[str, str], step: str) -> dict[str, str]:
+    """The parts without the functions and classes that nothing calls; without those of which nothing else is left."""
+    defined: dict[str, ast.FunctionDef | ast.ClassDef] = {}
+    todo = _names(ast.parse(step))
+    for body in bodies.values():
+        for statement in ast.parse(body).body:
+            if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                defined[statement.name] = statement
+            else:
+                todo |= _names(statement)
+    reached: set[str] = set()
+    while todo:
+        name = todo.pop()
+        reached.add(name)
+        if name in defined:
+            todo |= _names(defined[name]) - reached
+    out: dict[str, str] = {}
+    for part, body in bodies.items():
+        lines = body.splitlines(keepends=True)
+        own = [s for s in ast.parse(body).body if isinstance(s, ast.FunctionDef | ast.ClassDef)]
+        for statement in reversed(own):
+            first = min(s.lineno for s in (statement, *statement.decorator_list)) - 1
+            end = statement.end_lineno or len(lines)
+            while end < len(lines) and not lines[end].strip():
+                end += 1
+            if statement.name not in reached:
+                del lines[first:end]
+        if not own or any(s.name in reached for s in own):
+            out[part] = "".join(lines)
+    return out
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def imports(parts: Sequence[str] = PARTS) -> str:

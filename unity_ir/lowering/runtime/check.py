@@ -20,11 +20,11 @@ from unity_ir.lowering.runtime.plan import (
     LOSS,
     OPTIMIZER,
     WEIGHTS,
-    WORLD,
     forward_backward,
     reference,
     update,
 )
+from unity_ir.lowering.runtime.ranks import from_all
 from unity_ir.lowering.runtime.weights import read_weights
 
 # --- copied into the program from here on ---
@@ -34,10 +34,7 @@ from unity_ir.lowering.runtime.weights import read_weights
 
 
 NORM_TOLERANCES = {torch.float16: 2e-2, torch.bfloat16: 2e-1}
-"""
-What a program computes in half precision, be it in parts only, is compared as whole tensors: how long the difference
-from PyTorch in double precision may be, as a part of the tensor's length. Else every entry is compared.
-"""
+"""Half precision, be it in parts only, is compared by the length of tensors' differences; else every entry is."""
 
 ROUNDING = 4
 """A gradient that cancels, as a bias's before a batch norm, may be so many times as far off as PyTorch's in float32."""
@@ -84,11 +81,7 @@ def _double(tensor):
 
 
 def in_double(ctx, weights, local):
-    """
-    Gradients of this program as it is with float64 for float32 wherever it says so, in PyTorch and in kernels: the same
-    lines and the same moves. None if it does not run so, on any rank.
-    """
-    found = None
+    """Gradients of this program with float64 wherever it says float32; None if it does not run so, on any rank."""
     try:
         text = Path(__file__).read_text().replace("torch.float32", "torch.float64").replace("tl.float32", "tl.float64")
         text = re.sub(r"(input_precision=\w+)\)", r"\1, out_dtype=tl.float64)", text)
@@ -99,9 +92,8 @@ def in_double(ctx, weights, local):
             double = importlib.util.module_from_spec(found_spec)
             found_spec.loader.exec_module(double)
             weights = {n: _double(w) for n, w in weights.items()}
-            grads = double.forward_backward(
-                ctx, weights, {n: x if x is None else _double(x) for n, x in local.items()}
-            )[1]
+            local = {n: x if x is None else _double(x) for n, x in local.items()}
+            grads = double.forward_backward(ctx, weights, local)[1]
         found = {n: double.whole(ctx, grads[n], spec)[0] for n, spec in double.WEIGHTS.items()}
     except Exception:  # kernels have many ways not to compile so
         found = None
@@ -118,9 +110,8 @@ def _everywhere(ctx, flag):
 def check(ctx, steps, seed, data, start=None, notes=None):
     """
     Train `steps` steps, from the weights of the file `start` or else initial ones, and compare each with plain PyTorch
-    in double precision, from the same state: the loss, every gradient by name, and what the optimizer makes of these
-    gradients; before that the optimizer alone, on states of all sizes. Returns what is wrong, a line each; `notes` gets
-    what is not, but deserves a line.
+    in double precision, from the same state: loss, gradients, and what the optimizer makes of them; before, that alone.
+    Returns what is wrong, a line each; `notes` gets what is not, but deserves a line.
     """
     weights = init_weights(ctx, seed)
     if start:
@@ -134,15 +125,11 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         got, want = got.double().to(want.device), want.detach()
         scale = float(want.abs().max()) if want.numel() else 0.0
         off = (got - want).abs()
-        if loose is not None:
-            close = float(off.norm()) <= loose * float(want.norm()) + 1e-6
-        else:
-            close = bool((off <= 1e-4 * scale + 1e-9).all())
-        return (
-            None
-            if close
-            else f"{what} differs from PyTorch's by {float(off.max()):.3g} (its largest entry is {scale:.3g})"
-        )
+        if loose is None and bool((off <= 1e-4 * scale + 1e-9).all()):
+            return None
+        if loose is not None and float(off.norm()) <= loose * float(want.norm()) + 1e-6:
+            return None
+        return f"{what} differs from PyTorch's by {float(off.max()):.3g} (its largest entry is {scale:.3g})"
 
     def same(what, value, apart):
         scale = float(value.abs().max()) if value.numel() else 0.0
@@ -150,15 +137,16 @@ def check(ctx, steps, seed, data, start=None, notes=None):
             wrong.append(f"{what} is not the same on devices that should hold the same: {apart:.3g} apart")
         return value.detach().clone()
 
+    def whole_moments():
+        parts = [{n: moments.get(n, (None, None))[k] for n in WEIGHTS} for k in _states()]
+        return [{n: whole(ctx, own[n], s) for n, s in WEIGHTS.items()} for own in parts]
+
     for t in range(steps):
         ctx.moved()
         batch = {n: b.to(ctx.device) for n, b in data.batch(t).items()}
         local = {n: piece(ctx, batch[n], s) for n, s in INPUTS.items()}
         plain = {n: _double(whole(ctx, weights.get(n), s)[0]) for n, s in WEIGHTS.items()}
-        before = [
-            {n: whole(ctx, moments.get(n, (None, None))[k], s)[0].clone() for n, s in WEIGHTS.items()}
-            for k in _states()
-        ]
+        before = whole_moments()
         loss, grads = forward_backward(ctx, weights, local)
         want_loss, want = gradients(plain, {n: _double(b) for n, b in batch.items()})
         line = compare(f"step {t}: loss", same(f"step {t}: loss", *whole(ctx, loss, LOSS)), want_loss)
@@ -170,11 +158,10 @@ def check(ctx, steps, seed, data, start=None, notes=None):
             wrong += tell(ctx, off, got, want, plain, batch, weights, local, notes) if loose is None else off.values()
         ctx.moved()
         update(weights, grads, moments, t + 1)
-        after = [{n: whole(ctx, weights.get(n), s) for n, s in WEIGHTS.items()}]
-        after += [{n: whole(ctx, moments.get(n, (None, None))[k], s) for n, s in WEIGHTS.items()} for k in _states()]
+        after = [{n: whole(ctx, weights.get(n), s) for n, s in WEIGHTS.items()}, *whole_moments()]
         for n in WEIGHTS:
             found = [same(f"step {t}: {what} {n}", *values[n]) for what, values in zip(("weight", *MOMENTS), after)]
-            old = [plain[n], *(m[n].double() for m in before)]
+            old = [plain[n], *(m[n][0].double() for m in before)]
             line = compare_update(f"step {t}: weight {n}", t + 1, old, got[n], found)
             wrong += [line] if line else []
     return wrong
@@ -183,9 +170,8 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 def tell(ctx, off, got, want, plain, batch, weights, local, notes):
     """Which of the gradients that are `off` are wrong, and not so by rounding: their lines."""
     farthest, longest = rounding(plain, batch, want)
-    off = {
-        n: line for n, line in off.items() if float((got[n].double() - want[n]).abs().max()) > ROUNDING * farthest[n]
-    }
+    apart = {n: float((got[n].double() - want[n]).abs().max()) for n in off}
+    off = {n: line for n, line in off.items() if apart[n] > ROUNDING * farthest[n]}
     if _everywhere(ctx, not off) or not IN_DOUBLE:
         return list(off.values())
     double = in_double(ctx, weights, local)
@@ -286,10 +272,7 @@ STEPS = (1, 2, 3, 100, 10000)
 
 
 def check_update(ctx, weights):
-    """
-    Compare the optimizer's update with torch.optim's, from the same states: gradients from 1e-12 to 1e3, weights of 0,
-    where steps show all their digits, and others, means of all sizes, first and late steps. Returns what is wrong.
-    """
+    """Compare the update with torch.optim's from states of all sizes, in first and late steps; returns what differs."""
     wrong, states = [], len(_states())
     for number, (name, weight) in enumerate(weights.items()):
         # In float32 what is in the way of smaller differences is the least; each type as it is, too.
@@ -301,21 +284,15 @@ def check_update(ctx, weights):
                 update({name: after[0]}, {name: g.contiguous()}, {name: tuple(after[1:])}, t)
                 wrong.append(compare_update(f"the update of {name} at step {t}", t, before, g, after))
     wrong += [f"the decay of weight {n} is {d:.6g} of it instead of {w:.6g}" for n, d, w in _decays(weights)]
-    said = [None] * WORLD
-    dist.all_gather_object(said, [line for line in wrong if line])
+    said = from_all([line for line in wrong if line])
     return list(dict.fromkeys(line for lines in said for line in lines))[:8]
 
 
 def _decays(weights):
-    """
-    Weights whose decay is not lr * weight_decay: what it takes off many of them is known to more digits than what it
-    takes off one, of which it may be a last digit.
-    """
-    if OPTIMIZER[0] == "sgd":
+    """Weights whose decay is not lr * weight_decay: of many, as of one it may be a last digit."""
+    if OPTIMIZER[0] == "sgd" or not weights:
         return
-    name, weight = next(iter(weights.items()), (None, None))
-    if name is None:
-        return
+    name, weight = next(iter(weights.items()))
     p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=weight.device)[:-1]
     after, still, one = p.clone(), torch.zeros_like(p), torch.ones_like(p)
     update({name: after}, {name: still}, {name: (still.clone(), one)}, 2)

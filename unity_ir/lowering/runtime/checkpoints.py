@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from unity_ir.lowering.runtime.pieces import pins
 from unity_ir.lowering.runtime.plan import INPUTS, MESH, NAME, OPTIMIZER, TABLES, WEIGHTS, WORLD
-from unity_ir.lowering.runtime.ranks import fail_alike
+from unity_ir.lowering.runtime.ranks import fail_alike, from_all, from_first
 
 # --- copied into the program from here on ---
 
@@ -59,9 +58,8 @@ def state_dict(ctx, weights, moments):
 
 def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
     """
-    Write a checkpoint after `t` steps. It is written beside its place and goes there whole, so one that was cut short
-    is never seen; `complete.json` says what is in it, and has a checksum over itself. Of older ones all but `keep` - 1
-    are removed then, none if it is 0.
+    Write a checkpoint after `t` steps: beside its place, then whole into it, so that one cut short is never seen.
+    `complete.json` says what is in it, and has a checksum over itself. Then all but the newest `keep` go, if not 0.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -77,14 +75,10 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
 
-    def write():
-        dcp.save(state, checkpoint_id=str(partial))
-
     def sums():
         mine = [*partial.glob(f"__{ctx.rank}_*"), *(partial.glob(".metadata") if ctx.rank == 0 else ())]
-        parts = [None] * WORLD
-        dist.all_gather_object(parts, {file.name: _size_and_sum(file) for file in mine})
-        files.update((name, found) for part in parts for name, found in part.items())
+        for part in from_all({file.name: _size_and_sum(file) for file in mine}):
+            files.update(part)
 
     def finish():
         if ctx.rank == 0:
@@ -95,7 +89,7 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
             shutil.rmtree(path, ignore_errors=True)
             os.replace(partial, path)
 
-    for action in (prepare, write, sums, finish):
+    for action in (prepare, lambda: dcp.save(state, checkpoint_id=str(partial)), sums, finish):
         wrong = _wrong_anywhere(action, partial)
         if wrong:
             if ctx.rank == 0:
@@ -113,20 +107,16 @@ def _wrong_anywhere(action, folder=None):
     """Do something on every rank; what went wrong with it on the first for which it did, or None."""
     import torch.distributed.checkpoint as dcp
 
-    mine, said = None, [None] * WORLD
+    mine = None
     try:
         action()
     except (Exception, dcp.CheckpointException) as e:  # which is no Exception, and wraps that of any rank
         mine = (folder and _why_no_space(folder)) or _reason(e)
-    dist.all_gather_object(said, mine)
-    return next((one for one in said if one), None)
+    return next(filter(None, from_all(mine)), None)
 
 
 def _why_no_space(folder):
-    """
-    How the system says that a disk is full, or a quota used up, if it is. PyTorch's writer says only that the file is
-    not as long as it should be.
-    """
+    """How the system says that a disk or a quota is full, if it is; PyTorch's writer says only that a file is short."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(2**20))
@@ -137,19 +127,13 @@ def _why_no_space(folder):
 
 
 class Locked:
-    """
-    A folder of checkpoints to which this run alone writes: another one is refused. The lock is the system's, on a file
-    in the folder, and ends with the process of rank 0, however that ends.
-    """
+    """A folder to which this run alone writes checkpoints, by the system's lock on a file, which ends with rank 0."""
 
     def __init__(self, ctx, folder):
         self.file: Any = None
-        said: list[Any] = [None]
-        if ctx.rank == 0:
-            said[0] = self._take(Path(folder) / "lock")
-        dist.broadcast_object_list(said, 0, device=ctx.device)
-        if said[0]:
-            fail_alike(f"cannot save to {folder}: {said[0]}")
+        wrong = from_first(ctx, self._take(Path(folder) / "lock") if ctx.rank == 0 else None)
+        if wrong:
+            fail_alike(f"cannot save to {folder}: {wrong}")
 
     def _take(self, path):
         """Take the lock; returns what is in the way, or None."""
@@ -171,9 +155,8 @@ class Locked:
                 whose = ascii(self.file.read(60).strip())[1:-1] or "unknown"
                 return f"another run writes its checkpoints there ({whose}); wait for it, or save elsewhere"
             if self.file and e.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                sys.stderr.write(
-                    f"{NAME}: {path.parent} cannot be locked ({e.strerror}); let no other run save there\n"
-                )
+                said = f"{path.parent} cannot be locked ({e.strerror}); let no other run save there"
+                sys.stderr.write(f"{NAME}: {said}\n")
                 return None
             return e.strerror
         for left in path.parent.glob("partial_step_*"):  # of a run that was killed as it saved
@@ -207,14 +190,11 @@ def _sealed(record):
 
 def newest(ctx, folder):
     """The newest complete checkpoint in `folder` and what is in it, as rank 0 finds it, or None."""
-    found: list[Any] = [None, None]
-    if ctx.rank == 0:
-        paths = _complete(folder)
-        found = [*_opened(paths[-1])] if paths else found
-    dist.broadcast_object_list(found, 0, device=ctx.device)
-    if found[1]:
-        fail_alike(f"cannot load {found[0]}: its complete.json {found[1]}")
-    return found[0]
+    paths = _complete(folder) if ctx.rank == 0 else []
+    found, wrong = from_first(ctx, _opened(paths[-1]) if paths else (None, None))
+    if wrong:
+        fail_alike(f"cannot load {found}: its complete.json {wrong}")
+    return found
 
 
 def _opened(path):
@@ -240,8 +220,8 @@ def _opened(path):
 
 def load(ctx, weights, moments, folder, changed=(), tables=None):
     """
-    Load the newest complete checkpoint in place; returns how many steps had been done. The hyperparameters that are
-    `changed` may be others than those it was trained with. `tables` gets those that it holds and that it has not.
+    Load the newest complete checkpoint in place; returns how many steps had been done. Hyperparameters that are
+    `changed` may differ from those it was trained with. `tables` gets those that only the checkpoint has.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -249,9 +229,7 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
     if found is None:
         fail_alike(f"no complete checkpoint in {folder}")
     path, record = found
-    answers = [None] * WORLD
-    dist.all_gather_object(answers, _wrong(path, record, ctx.rank, changed))
-    wrong = next((answer for answer in answers if answer), None)
+    wrong = next(filter(None, from_all(_wrong(path, record, ctx.rank, changed))), None)
     if wrong:
         fail_alike(f"cannot load {path}: {wrong}")
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(0), "random": torch.get_rng_state()}
@@ -295,9 +273,8 @@ def _wrong(path, record, rank, changed):
     for name, here in ours["hyperparameters"].items():
         there = record["hyperparameters"].get(name)
         if there != here and name not in changed:
-            return (
-                f"it was trained with {name}={there}, and this program has {name}={here}; --changed {name} goes on so"
-            )
+            said = f"it was trained with {name}={there}, and this program has {name}={here}"
+            return f"{said}; --changed {name} goes on so"
     for name, expected in sorted(record["files"].items())[rank::WORLD]:
         file = path / Path(name).name
         if not file.is_file() or _size_and_sum(file) != expected:

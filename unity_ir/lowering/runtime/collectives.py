@@ -199,6 +199,11 @@ def zero_pad(ctx, x, dim, axes):
     return out
 
 
+def zero_pad_many(ctx, tensors, dim, axes):
+    """`zero_pad` of each of several."""
+    return tuple(zero_pad(ctx, x, dim, axes) for x in tensors)
+
+
 def constant(ctx, value, shape, dtype, addend_axes):
     """A number everywhere; over `addend_axes` only the first rank has it and the others zero."""
     first = ctx.index(addend_axes) == 0

@@ -30,7 +30,7 @@ from unity_ir.lowering.runtime.plan import (
     update,
 )
 from unity_ir.lowering.runtime.profile import Profile
-from unity_ir.lowering.runtime.ranks import Context, build, fail, fail_alike, lost
+from unity_ir.lowering.runtime.ranks import Context, build, fail, fail_alike, from_first, lost
 from unity_ir.lowering.runtime.watch import guard
 from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_weights
 
@@ -41,11 +41,7 @@ from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_w
 
 
 def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
-    """
-    Forward, backward and update of step `t` on whole batches; returns this rank's part of the loss.
-
-    `before_update(batch, loss)` is called with this rank's pieces before weights change.
-    """
+    """Step `t` on a whole batch; `before_update` gets this rank's piece of it and of the loss, which is returned."""
     local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
@@ -101,12 +97,8 @@ def arguments():
     parser.error = fail_alike
     add = parser.add_argument
     add("--steps", type=int, default=3, help="steps to train in all, those before --load counted (default 3)")
-    add(
-        "--data",
-        metavar="FILE|MODULE:FUNCTION",
-        help="an .npz or .safetensors file of arrays by input name, or a function from the step to a batch of them; "
-        "random numbers if left out",
-    )
+    data = "an .npz or .safetensors file of arrays by input name, or a function from the step to a batch of them"
+    add("--data", metavar="FILE|MODULE:FUNCTION", help=f"{data}; random numbers if left out")
     add("--seed", type=int, help="of initial weights and data order (default 0; a checkpoint knows its own)")
     add("--backend", choices=("gloo", "nccl"), help="nccl on GPUs, gloo and Triton's interpreter on CPUs")
     add("--check", action="store_true", help="compare with plain PyTorch instead of training")
@@ -114,29 +106,16 @@ def arguments():
     add("--save-every", type=int, default=0, metavar="N", help="every N steps, beside the last")
     add("--keep", type=int, default=0, metavar="N", help="keep the N newest checkpoints of --save; all if left out")
     add("--load", metavar="DIR", help="go on from the newest complete checkpoint in DIR")
-    add(
-        "--changed",
-        metavar="NAME[,NAME..]",
-        type=lambda text: tuple(text.split(",")),
-        default=(),
-        help=f"hyperparameters that may differ from the checkpoint's: of {', '.join(OPTIMIZER[1])}",
-    )
+    changed = f"hyperparameters that may differ from the checkpoint's: of {', '.join(OPTIMIZER[1])}"
+    add("--changed", type=lambda text: tuple(text.split(",")), default=(), metavar="NAME[,NAME..]", help=changed)
     add("--weights", metavar="FILE.safetensors", help="start from these weights, by full name")
-    add(
-        "--random-weights",
-        action="store_true",
-        help="of an imported model: start from initial weights, not from its own",
-    )
+    anew = "of an imported model: start from initial weights, not from its own"
+    add("--random-weights", action="store_true", help=anew)
     add("--tables", metavar="FILE.safetensors", help="tables of an imported model, where --weights does not hold them")
     add("--weights-out", metavar="FILE.safetensors", help="write the weights after the last step")
     add("--profile", metavar="FILE.json", help="write what the last step did when, for Perfetto")
-    add(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="end the run, and name the rank, when one does not answer or come further for so long (default 600)",
-    )
+    limit = "end the run, and name the rank, when one does not answer or come further for so long (default 600)"
+    add("--timeout", type=float, default=600.0, metavar="SECONDS", help=limit)
     add("--deterministic", action="store_true", help="the same bits in every run on the same devices")
     add("--check-nan", action="store_true", help="look at every result of every step, not only at the loss")
     options = parser.parse_args()
@@ -187,10 +166,9 @@ def check_writable(ctx, options):
     if ctx.rank == 0:
         for path, folder in ((options.save, True), (options.weights_out, False), (options.profile, False)):
             wrong = wrong or (path and why_not_written(Path(path), folder))
-    said = [wrong]
-    dist.broadcast_object_list(said, 0, device=ctx.device)
-    if said[0]:
-        fail_alike(said[0])
+    said = from_first(ctx, wrong)
+    if said:
+        fail_alike(said)
 
 
 def main():
@@ -232,10 +210,8 @@ def run(ctx, options):
         fail_alike(f"the run in {folder} has done {found[1]['step']} steps, more than the {options.steps} of --steps")
     torch.manual_seed(seed)
     if IMPORTED and not (options.check or folder or options.weights or options.random_weights):
-        fail_alike(
-            "this model was imported with weights: start from them by --weights FILE, as unity-opt --from-torch=.. "
-            "--weights-out=FILE writes it, or from others by --random-weights"
-        )
+        made = "as unity-opt --from-torch=.. --weights-out=FILE writes it, or from others by --random-weights"
+        fail_alike(f"this model was imported with weights: start from them by --weights FILE, {made}")
     with ctx.unlimited():
         file = options.tables or options.weights
         tables = read_tables(file) if file and TABLES else {}

@@ -12,7 +12,7 @@ import torch
 
 from unity_ir.lowering.runtime.plan import INPUTS, TABLES
 from unity_ir.lowering.runtime.ranks import fail
-from unity_ir.lowering.runtime.weights import read_safetensors
+from unity_ir.lowering.runtime.weights import names_in, read_safetensors
 
 # --- copied into the program from here on ---
 
@@ -27,9 +27,8 @@ ROWS = [name for name in INPUTS if name not in TABLES]
 class Data:
     """
     Rows of the arrays of an .npz or .safetensors file, shuffled anew every epoch; what `function(step)` of
-    "module:function" returns, arrays by input name; or random numbers. What a batch is depends on the step and the seed
-    alone, so that a run that goes on needs to know no more. `tables`, inputs that are the same in every step, come from
-    elsewhere, or whole from the same file or function.
+    "module:function" returns, arrays by input name; or random numbers: by step and seed alone, so that a run can go on.
+    `tables`, inputs that are the same in every step, come from elsewhere, or whole from the same file or function.
     """
 
     def __init__(self, source=None, seed=0, tables=None):
@@ -59,15 +58,8 @@ class Data:
     def _read(path):
         """The arrays of the inputs. A file that could only train something else than it says is refused."""
         if str(path).endswith(".safetensors"):
-            from safetensors import safe_open
-
-            try:
-                with safe_open(path, "pt") as file:
-                    there = set(file.keys())
-            except Exception as e:
-                fail(f"cannot read {path}: {e}")
-            wanted = [n for n in INPUTS if n not in TABLES or n in there]
-            arrays = read_safetensors(path, wanted, "input")
+            there = names_in(path)
+            arrays = read_safetensors(path, [n for n in INPUTS if n not in TABLES or n in there], "input")
         else:
             import numpy
 
@@ -92,10 +84,8 @@ class Data:
         found = {**(self.tables or {}), **made}
         missing = [name for name in INPUTS if name not in found]
         if missing:
-            fail(
-                f"input {missing[0]!r} is a table of the model, which comes with its weights: give --weights or "
-                "--tables FILE, as unity-opt --from-torch=.. --weights-out=FILE writes it"
-            )
+            given = "give --weights or --tables FILE, as unity-opt --from-torch=.. --weights-out=FILE writes it"
+            fail(f"input {missing[0]!r} is a table of the model, which comes with its weights: {given}")
         return {name: found[name] for name in INPUTS}
 
     def _rows(self, t):

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from unity_ir.lowering.runtime.collectives import Pending
 from unity_ir.lowering.runtime.files import write_file
-from unity_ir.lowering.runtime.plan import LINKS, NAME, WORLD
+from unity_ir.lowering.runtime.plan import LINKS, NAME
+from unity_ir.lowering.runtime.ranks import from_all
 from unity_ir.lowering.runtime.watch import lines_of, watched
 
 # --- copied into the program from here on ---
@@ -122,8 +123,7 @@ class Profile:
             torch.cuda.synchronize()
         at = self._microseconds
         spans = [(*s[:4], at(s[4]), at(s[5][0] if isinstance(s[5], list) else s[5])) for s in self.spans if s[5]]
-        everyone = [None] * WORLD
-        dist.all_gather_object(everyone, (spans, [(at(when), held) for when, held in self.counts]))
+        everyone = from_all((spans, [(at(when), held) for when, held in self.counts]))
         if self.ctx.rank:
             return
         events = [event for rank, found in enumerate(everyone) for event in self._events(rank, *found)]

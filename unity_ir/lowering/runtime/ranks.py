@@ -58,19 +58,20 @@ class Context:
         if backend == "nccl":
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
-        strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
-        self.place = tuple(self.rank // stride % size for stride, size in zip(strides, MESH))
+        self.place = self._place(self.rank)
         self.groups = {axes: self._group(axes) for axes in GROUPS}
 
+    @staticmethod
+    def _place(rank: int) -> tuple[int, ...]:
+        """A rank's coordinates in the mesh."""
+        strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
+        return tuple(rank // stride % size for stride, size in zip(strides, MESH))
+
     def _group(self, axes: tuple[int, ...]):
-        """
-        The group of ranks that differ from this one along `axes` only; every rank makes all of them, in one order.
-        """
+        """The group of ranks that differ from this one along `axes` only; all ranks make all groups, in one order."""
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(WORLD):
-            strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
-            place = [rank // stride % size for stride, size in zip(strides, MESH)]
-            found.setdefault(tuple(c for i, c in enumerate(place) if i not in axes), []).append(rank)
+            found.setdefault(tuple(c for i, c in enumerate(self._place(rank)) if i not in axes), []).append(rank)
         mine = None
         for ranks in found.values():
             group = dist.new_group(ranks, timeout=FOREVER if self.watchdog else None)
@@ -100,10 +101,7 @@ class Context:
 
 
 def build(backend: str, seconds: float | None = None) -> Context:
-    """
-    Join the other ranks; the world must be the plan's. Of several that join here each is watched: one that hangs for
-    so many seconds ends the run.
-    """
+    """Join the other ranks, as many as the plan has. If they join here, one that hangs for `seconds` ends the run."""
     if not dist.is_initialized():
         if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
             fail("nccl needs GPUs, and PyTorch for them; --backend gloo runs on CPUs")
@@ -129,9 +127,23 @@ def build(backend: str, seconds: float | None = None) -> Context:
             limit = {"timeout": FOREVER}
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, **limit)
     if dist.get_world_size() != WORLD:
-        said = f"this plan is for {WORLD} ranks, not {dist.get_world_size()}; run torchrun --nproc-per-node {WORLD}"
-        fail_alike(said)
+        found = dist.get_world_size()
+        fail_alike(f"this plan is for {WORLD} ranks, not {found}; run torchrun --nproc-per-node {WORLD}")
     return Context(backend)
+
+
+def from_first(ctx, value):
+    """What rank 0 has, on every rank."""
+    found = [value]
+    dist.broadcast_object_list(found, 0, device=ctx.device)
+    return found[0]
+
+
+def from_all(value):
+    """What each rank has, on every rank."""
+    found: list[Any] = [None] * WORLD
+    dist.all_gather_object(found, value)
+    return found
 
 
 def lost(error) -> bool:

@@ -8,10 +8,9 @@ import re
 import sys
 
 import torch
-import torch.distributed as dist
 
-from unity_ir.lowering.runtime.plan import WEIGHTS, WORLD, forward_backward
-from unity_ir.lowering.runtime.ranks import fail
+from unity_ir.lowering.runtime.plan import WEIGHTS, forward_backward
+from unity_ir.lowering.runtime.ranks import fail, from_all
 
 # --- copied into the program from here on ---
 
@@ -55,10 +54,7 @@ def lines_of(function):
 
 
 def first_not_finite(ctx, weights, batch):
-    """
-    Do forward and backward once more and look at every result: the first line that made nan or inf on any rank, as its
-    number, what it is, and the rank; None if none did.
-    """
+    """Do the step once more: number of the first line that makes nan or inf, what it is, and the rank; else None."""
     lines, found = lines_of(forward_backward), []
 
     def look(what, number, value):
@@ -73,9 +69,7 @@ def first_not_finite(ctx, weights, batch):
     for name, value in [*batch.items(), *weights.items()]:
         look(f"{'weight' if name in WEIGHTS else 'input'} {name!r}", 0, value)
     watched(forward_backward, after)(ctx, weights, batch)
-    everyone = [None] * WORLD
-    dist.all_gather_object(everyone, found[:1])
-    return min((first for mine in everyone for first in mine), default=None)
+    return min((first for mine in from_all(found[:1]) for first in mine), default=None)
 
 
 def guard(ctx, weights, batch, t, loss, always):

@@ -24,7 +24,6 @@ from unity_ir.lowering.runtime.plan import NAME, WORLD
 LONGEST_START = 300.0
 """Seconds for which a rank may not be there at first, even where the limit is less: imports take long on busy disks."""
 
-
 _KEEPER = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
 
 
@@ -90,9 +89,8 @@ class Watchdog(threading.Thread):
                 self._end(f"{_KEEPER}, which keeps the ranks' store, has ended: {text[0]}")
 
     def _watch(self):
-        self.store.set(
-            f"process {self.rank}", json.dumps([socket.gethostname(), os.getpid(), *_parent_and_start("self")])
-        )
+        own = [socket.gethostname(), os.getpid(), *_parent_and_start("self")]
+        self.store.set(f"process {self.rank}", json.dumps(own))
         self.store.set(f"beat {self.rank}", json.dumps([0, 0, False, False]))
         before = (self.rank - 1) % WORLD
         last = time.monotonic()
@@ -136,10 +134,7 @@ class Watchdog(threading.Thread):
         return self.store.get(key) if self.store.check([key]) else None
 
     def _stuck(self, seconds):
-        """
-        Blame those that do not wait for others or, if all seem to, those that are furthest behind. Returns whether
-        there is one that reads or writes files.
-        """
+        """Blame those that wait for none or, if all seem to, are furthest behind; returns whether one is at files."""
         found = {r: json.loads(b) for r in range(WORLD) if (b := self._beat(r)) not in (None, b"done")}
         if any(files for _, _, files, _ in found.values()):
             return True
@@ -148,9 +143,8 @@ class Watchdog(threading.Thread):
         if len(behind) in (0, len(found)):
             behind = [r for r, (_, count, *_) in found.items() if count == least]
         if len(behind) == WORLD:
-            return self._end(
-                f"no rank has come further for {seconds:.0f} s, nor is one behind; --timeout sets the limit"
-            )
+            said = f"no rank has come further for {seconds:.0f} s, nor is one behind"
+            return self._end(f"{said}; --timeout sets the limit")
         return self._blame(behind, "has come no further", seconds)
 
     def _blame(self, ranks, what, seconds):
@@ -177,18 +171,12 @@ class Watchdog(threading.Thread):
             os._exit(1)
 
     def _leave(self):
-        """
-        End with the others. A stopped process of the same torchrun is killed, or torchrun would wait half a minute for
-        it.
-        """
+        """End with the others; kill a stopped process of the same torchrun, which would wait half a minute for it."""
         for rank in json.loads(self.store.get("suspects")) if self.store.check(["suspects"]) else ():
             if rank != self.rank and self.store.check([f"process {rank}"]):
                 host, pid, parent, start = json.loads(self.store.get(f"process {rank}"))
-                if (
-                    host == socket.gethostname()
-                    and parent == os.getppid()
-                    and _parent_and_start(pid) == [parent, start]
-                ):
+                beside = host == socket.gethostname() and parent == os.getppid()
+                if beside and _parent_and_start(pid) == [parent, start]:
                     os.kill(pid, signal.SIGKILL)
         time.sleep(2 * self.pause)  # while others still need the store, which may be this process's
         os._exit(1)

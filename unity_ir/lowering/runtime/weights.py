@@ -17,6 +17,19 @@ from unity_ir.lowering.runtime.ranks import fail
 # --- weights by full name, whole, in safetensors files: of any plan, for any tool
 
 
+def names_in(path):
+    """The names of the tensors of a safetensors file."""
+    names = set()
+    try:
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            names.update(file.keys())
+    except Exception as e:  # that of the library is no class of its own
+        fail(f"cannot read {path}: {e}")
+    return names
+
+
 def read_safetensors(path, names, what):
     """The tensors of a safetensors file that have these names."""
     try:
@@ -43,15 +56,8 @@ def _other_names(name):
 
 def read_tables(path):
     """The tables that a file has."""
-    try:
-        from safetensors import safe_open
-
-        with safe_open(path, "pt") as file:
-            there = set(file.keys())
-    except Exception as e:
-        fail(f"cannot read {path}: {e}")
-    names = [name for name in TABLES if {name, *_other_names(name)} & there]
-    return read_safetensors(path, names, "table")
+    there = names_in(path)
+    return read_safetensors(path, [n for n in TABLES if {n, *_other_names(n)} & there], "table")
 
 
 def read_weights(ctx, weights, path):
@@ -65,10 +71,7 @@ def read_weights(ctx, weights, path):
 
 
 def write_weights(ctx, weights, path, tables=()):
-    """
-    Write all weights whole, and what else of the model's state there is, by all of their names, so that PyTorch loads
-    it strictly; the file is complete once it has its name.
-    """
+    """Write all weights whole, and the model's tables, by all of their names, so that PyTorch loads them strictly."""
     found = {name: tables[name].cpu().contiguous().clone() for name in tables if NAMES.get(name) == name}
     for name, spec in WEIGHTS.items():
         value, _ = whole(ctx, weights.get(name), spec)

@@ -17,7 +17,7 @@ from unity_ir.forms.attention import Attention, Scores, Sum
 from unity_ir.lowering.text import ATOM, SUM
 from unity_ir.lowering.triton.expression import Axis, Writer
 from unity_ir.lowering.triton.reduction import reduction_steps
-from unity_ir.lowering.triton.step import Argument, Buffer, Scalar, Stage, Step
+from unity_ir.lowering.triton.step import Argument, Buffer, Scalar, Stage, Step, signature
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -309,8 +309,7 @@ class _Body:
 
     def step(self, kind: str, num_warps: int, num_stages: int, before: Sequence[str]) -> Step:
         name = f"{self.place.name}_{kind}_kernel"
-        parameters = [*self.arguments, *(f"{c}: tl.constexpr" for c in self.constants)]
-        head = f"def {name}(\n" + "".join(f"    {p},\n" for p in parameters) + "):"
+        head = signature(name, self.arguments, self.constants)
         text = _HELPERS + "\n".join(["@triton.jit", head, *self.writer.lines]) + "\n"
         grid = (self.tiles * self.batch_count,)
         *others, allocation = before

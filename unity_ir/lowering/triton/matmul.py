@@ -20,12 +20,11 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def {name}(
-    {pointers},
-    {integers},
+def tile(
+    x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
 ):
-    """{result}[m, n] = sum[k](x[m, k] * w[k, n]), with the stride of every dim{more}."""
+    """This program's tile of sum[k](x[m, k] * w[k, n]), with the stride of every dim; its rows and columns, masked."""
     program = tl.program_id(0)
     columns = tl.cdiv(N, BLOCK_N)
     m = program // columns * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -37,7 +36,6 @@ def {name}(
         m = m.to(tl.int64)
         n = n.to(tl.int64)
         k = k.to(tl.int64)
-{offsets}\
     x_ptr += m[:, None] * x_m + k[None, :] * x_k
     w_ptr += k[:, None] * w_k + n[None, :] * w_n
     product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -51,6 +49,18 @@ def {name}(
         product = tl.dot(x, w, product, input_precision=INPUT_PRECISION)
         x_ptr += BLOCK_K * x_k
         w_ptr += BLOCK_K * w_k
+    return product, m, n, m_inside, n_inside
+
+
+@triton.jit
+def {name}(
+    {pointers},
+    {integers},
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+):
+    """{result}[m, n] = sum[k](x[m, k] * w[k, n]), with the stride of every dim{more}."""
+{offsets}\
+    product, m, n, m_inside, n_inside = tile(x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n, BLOCK_M, BLOCK_N, BLOCK_K, WIDE)
 {epilogue}
 '''
 
@@ -64,7 +74,7 @@ _BATCH_OFFSETS = """\
 LIGHT = 16
 """Floating point operations of an epilogue for each element, from which on the values in between take registers."""
 _TAKEN = (
-    *("program", "columns", "b", "m", "n", "k", "m_inside", "n_inside", "k_inside", "start", "product", "x", "w"),
+    *("b", "m", "n", "m_inside", "n_inside", "product", "tile", "x", "w"),
     *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WIDE", "INPUT_PRECISION", "INTERPRETED"),
     *("x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
 )
@@ -123,6 +133,7 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
         tuple(each.allocation for each in more),
         wanted,
         "product",
+        options_name=f"TILE_{block_m}_{block_n}_{block_k}{'' if warps == 8 else f'_{warps}'}{'_WIDE' * stage.wide}",
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from textwrap import wrap
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
@@ -71,7 +72,10 @@ class Launcher:
 
     name: str
     source: str
-    """`def name(x, w): ...`; takes contiguous tensors and returns one contiguous tensor, or a tuple of them."""
+    """
+    `def name(x, w): ...`; takes contiguous tensors and returns one contiguous tensor, or a tuple of them. Before it
+    stand the options that several launchers have in common.
+    """
     kernels: Mapping[str, str]
     """Text of every kernel it launches, by name; each may be defined anywhere before the launcher runs."""
     compiled: tuple[Compiled, ...]
@@ -116,20 +120,33 @@ class Step:
     kind: str = ""
     passes: int = 1
     """As of `Launch`."""
+    options_name: str = ""
+    """Of a dict with the constants, warps and stages, where launches of many shapes have the same."""
+
+    @property
+    def options(self) -> Mapping[str, Scalar]:
+        """What the launch is given by name."""
+        stages = {} if self.num_stages is None else {"num_stages": self.num_stages}
+        return {**self.constants, "num_warps": self.num_warps, **stages}
+
+    @property
+    def head(self) -> str:
+        """What stands before the launcher."""
+        return f"{self.options_name} = {dict(self.options)}\n\n\n" if self.options_name else ""
 
     @property
     def call(self) -> tuple[str, ...]:
         """The lines that launch it."""
-        arguments = [a.text for a in self.arguments.values()]
-        arguments += [f"{name}={value!r}" for name, value in self.constants.items()]
-        arguments += [f"num_warps={self.num_warps}"]
-        if self.num_stages is not None:
-            arguments += [f"num_stages={self.num_stages}"]
+        options = [f"**{self.options_name}"] if self.options_name else [f"{n}={v!r}" for n, v in self.options.items()]
+        arguments = [*(a.text for a in self.arguments.values()), *options]
         line = f"{self.kernel}[{self.grid}]({', '.join(arguments)})"
         if len(line) <= 116:
             return (line,)
-        options = len(self.arguments)
-        halves = [", ".join(part) for part in (arguments[:options], arguments[options:])]
+        inside = ", ".join(arguments)
+        if len(inside) <= 112:
+            return (f"{self.kernel}[{self.grid}](", f"    {inside}", ")")
+        count = len(self.arguments)
+        halves = [", ".join(part) for part in (arguments[:count], arguments[count:])]
         return (f"{self.kernel}[{self.grid}](", *(f"    {half}," for half in halves), ")")
 
     @property
@@ -251,15 +268,22 @@ class Kernel:
         self, name: str, grid: tuple[int, ...], num_warps: int, helpers: str = "", kind: str = "", passes: int = 1
     ) -> Step:
         """The finished kernel."""
-        parameters = [*self.arguments, *(f"{c}: tl.constexpr" for c in self.constants)]
-        head = f"def {name}({', '.join(parameters)}):"
-        if len(head) > 120:
-            head = f"def {name}(\n" + "".join(f"    {p},\n" for p in parameters) + "):"
+        head = signature(name, self.arguments, self.constants)
         text = "\n".join([f"{helpers}@triton.jit", head, *self.writer.lines]) + "\n"
         allocation = self.stage.allocation
         before = tuple(each.allocation for each in self.more)
         last = (allocation, before, (), kind, passes)
         return Step(name, text, grid, self.arguments, self.constants, num_warps, None, *last)
+
+
+def signature(name: str, arguments: Iterable[str], constants: Iterable[str]) -> str:
+    """The `def` of a kernel: in one line if it fits, else arguments and constexprs in lines of their own."""
+    constexprs = [f"{c}: tl.constexpr" for c in constants]
+    line = f"def {name}({', '.join([*arguments, *constexprs])}):"
+    if len(line) <= 120:
+        return line
+    rows = [row for part in (arguments, constexprs) for row in wrap(f"{', '.join(part)},", 116, break_on_hyphens=False)]
+    return "\n    ".join([f"def {name}(", *rows]) + "\n):"
 
 
 def mentions(expr: Expr, variable: str) -> bool:

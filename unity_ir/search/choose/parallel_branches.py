@@ -21,7 +21,7 @@ from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import Assignment, Layout, at
 from unity_ir.search.choose.candidates import Plan, as_emitted, fits
 from unity_ir.search.flexflow.mcmc import assignments_of
-from unity_ir.search.unity import series_parallel as decompose
+from unity_ir.search.unity import series_parallel
 from unity_ir.search.unity.series_parallel import Flow, Parallel, Region
 from unity_ir.simulate.delta import Simulation
 
@@ -50,7 +50,7 @@ def apart(
 
     `places` are where the plan has values of the graph rest and relayed, if that is known.
     """
-    sites = _sites(decompose.decompose(Flow(graph)))
+    sites = _sites(series_parallel.decompose(Flow(graph)))
     if not sites:
         return None
     assignments = assignments_of(plan, machine)
@@ -71,7 +71,7 @@ def apart(
 def _sites(region: Region) -> list[list[tuple[Node, ...]]]:
     """The branches of every place where there are several, the outer ones first."""
     match region:
-        case decompose.Sequence(left, _, right):
+        case series_parallel.Sequence(left, _, right):
             return [*_sites(left), *_sites(right)]
         case Parallel():
             branches = list(_branches(region))

@@ -32,7 +32,18 @@ from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.exact.elimination import Factor, Memo, every, minimise_within
-from unity_ir.search.exact.factor_graph import NOWHERE, Kind, Link, Port, Problem, Rows, Way, between, port, undominated
+from unity_ir.search.exact.factor_graph import (
+    NOWHERE,
+    Kind,
+    Link,
+    Port,
+    Problem,
+    Rows,
+    Way,
+    between,
+    port,
+    undominated,
+)
 from unity_ir.search.exact.recompute import NOTHING, Kept
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.exact.two_way import StepwiseBetween

@@ -25,7 +25,7 @@ from unity_ir.budget import spend
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import Assignment, Layout, operand_layout, result_layout
-from unity_ir.search.unity import series_parallel as decompose
+from unity_ir.search.unity import series_parallel
 from unity_ir.search.unity.device_shares import Degrees, Share, moved, splits, views, whole
 from unity_ir.search.unity.series_parallel import Block, Edge, Flow, Parallel, Region
 from unity_ir.search.unity.view_costs import Prices
@@ -69,7 +69,7 @@ class Piece:
 
     @cached_property
     def region(self) -> Region:
-        return decompose.decompose(self.flow)
+        return series_parallel.decompose(self.flow)
 
     @cached_property
     def trained(self) -> set[Node]:
@@ -207,7 +207,7 @@ class _Mapping:
             case Edge(source, target):
                 ends = self._end(source, self.piece.entries), self._end(target, self.piece.exits)
                 return ("edge", *ends, self._wiring(region))
-            case decompose.Sequence(left, middle, right):
+            case series_parallel.Sequence(left, middle, right):
                 return ("sequence", self.number(left), self._end(middle, ()), self.number(right))
             case Parallel(first, rest):
                 return ("parallel", self.number(first), self.number(rest))
@@ -269,7 +269,7 @@ class _Mapping:
         match region:
             case Edge():
                 return self._edge(region, before, after)
-            case decompose.Sequence(left, middle, right):
+            case series_parallel.Sequence(left, middle, right):
                 own = self.inside(middle, share).seconds
                 first, second = self.table(left, before, share, share), self.table(right, share, share, after)
                 return np.min(first[:, :, None] + (own[:, None] + second)[None], axis=1, initial=np.inf)
@@ -365,7 +365,7 @@ class _Mapping:
         match region:
             case Edge():
                 return
-            case decompose.Sequence(left, middle, right):
+            case series_parallel.Sequence(left, middle, right):
                 first, second = self.table(left, before, share, share), self.table(right, share, share, after)
                 of_middle = self.inside(middle, share)
                 # As in the table, so that the same one is least.

@@ -1,7 +1,7 @@
 """
 Unity's search as its paper has it (section 5): substitutions are selected in each part of a graph (this file, 5.1),
-each candidate costed by its fastest machine mapping (`search.unity.machine_mapping`, 5.2), and parts are put together
-for the best partitioning of the tensors between them (`search.unity.split`, 5.3).
+each candidate costed by its fastest machine mapping (`search.unity.machine_mapping`, 5.2), and parts are put
+together for the best partitioning of the tensors between them (`search.unity.split`, 5.3).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from unity_ir.rules.proof.prove import prove
 STATEMENTS = statements()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda s: s.number)
 def test_the_verdict_is_as_it_must_be(statement: Axiom):
     proof = prove(statement.rule)

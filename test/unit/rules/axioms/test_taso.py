@@ -11,6 +11,7 @@ from unity_ir.rules.proof.prove import prove
 AXIOMS = axioms()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axiom", AXIOMS, ids=lambda a: a.number)
 def test_the_verdict_is_as_it_must_be(axiom: Axiom):
     proof = prove(axiom.rule)

@@ -19,6 +19,7 @@ def test_composites_are_proved_without_axioms(rule: Substitution):
     assert prove(rule).proved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["merge-matmuls", "merge-convs", "transpose-three", "perceptron-reduce", "late-reduce"]
 )
@@ -46,6 +47,7 @@ def _false() -> list[Substitution]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", _false(), ids=lambda r: r.name)
 def test_what_is_false_does_not_follow(rule: Substitution):
     assert not prove(rule).proved

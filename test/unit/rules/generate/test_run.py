@@ -45,6 +45,7 @@ def tiny() -> Report:
     return generate(TINY)
 
 
+@pytest.mark.slow
 def test_serial_laws(small: Report):
     found = laws(small)
     assert "transpose(transpose(x)) = x" in found
@@ -65,6 +66,7 @@ def test_parallel_operators_undo_each_other(small: Report):
     assert "partition[0](relu(x)) = relu(partition[0](x))" in found
 
 
+@pytest.mark.slow
 def test_matmul_with_relu_and_add():
     found = laws(generate(Space(("matmul", "relu", "add"), parallel=(), size=3, variables=2)))
     assert "relu(matmul(x, y)) = matmul[relu](x, y)" in found
@@ -76,6 +78,7 @@ def test_matmul_with_relu_and_add():
     assert "matmul(add(x, x), y) = matmul(x, add(y, y))" not in found
 
 
+@pytest.mark.slow
 def test_matmul_with_concat_and_split():
     found = laws(generate(Space(("matmul", "concat", "split"), parallel=(), size=3, variables=2)))
     law = found["concat[#a](matmul(x, y), matmul(x, z)) = matmul(x, concat[1](y, z))"]
@@ -103,6 +106,7 @@ def test_matmul_is_divided():
     assert "matmul(partition[#a](x), partition[0](y)) = zero_pad(matmul(x, y))" in found
 
 
+@pytest.mark.slow
 def test_rules_are_true(small: Report):
     assert small.counts.proved > 20
     for rule in small.rules:
@@ -203,6 +207,7 @@ def test_refuses_the_state_of_another_run(tmp_path: Path):
             generate(Space(("relu",), parallel=(), size=1), state)
 
 
+@pytest.mark.slow
 def test_a_new_operator_needs_its_line_only(monkeypatch: pytest.MonkeyPatch):
     mine = Operator(
         "blend(x, y; dim: int, by: float)  out[a.., b..] = by * x[a.., b..] + y[a.., b..]  where rank(a..) = dim"

@@ -55,6 +55,7 @@ def moving_dims() -> Iterator[str]:
         )
 
 
+@pytest.mark.slow
 def test_no_dim_that_moves_is_proved():
     texts = moving_dims()
     for _ in range(110):
@@ -129,6 +130,7 @@ def narrowed_numbers() -> Iterator[str]:
             yield rule_of("%x: [n], %y: [n]", f"%z = {op} %x, %y " + cast("q", "z", narrow), target)
 
 
+@pytest.mark.slow
 def test_no_cast_that_changes_numbers_is_the_identity():
     texts = [*narrowed_ids(), *narrowed_numbers()]
     assert len(texts) >= 100

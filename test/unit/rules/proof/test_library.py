@@ -34,6 +34,7 @@ TIES = {
 """Rules whose gradients are not shown to be equal where several elements are the maximum."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_is_proved(name: str):
     proof = prove(RULES[name])
@@ -72,6 +73,7 @@ def with_gradients(side: tuple[Term, ...], rule: Substitution, bindings: Binding
     return replace(graph, inputs=own), results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_both_sides_are_equal_on_physical_shards(name: str):
     """Piece by piece, forward and gradient, at random sizes and degrees."""
@@ -146,6 +148,7 @@ def mutants(rule: Substitution) -> Iterator[tuple[str, Substitution]]:
         yield "results", replace(rule, target=rule.target[::-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_no_mutant_is_proved(name: str):
     survivors: list[str] = []

@@ -14,6 +14,7 @@ from unity_ir.rules.proof.tensors import Undivided
 from unity_ir.tdl.analysis import Analysis
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
 def test_every_parallelization_rule_is_proved(name: str):
     found = list(obligations(operators()[name]))

@@ -136,8 +136,9 @@ def batch_norm(
         center = op("batch_mean", x)
         stats = (*apply("batch_stats", (x, center), {}).results, center)
     elif isinstance(mean, torch.Tensor) and isinstance(var, torch.Tensor):
-        # Both are folded buffers; about the mean itself, the mean square is the variance.
-        stats = tuple(site.value(v.reshape(1, -1), site.dtype) for v in (mean, var, mean))
+        # Both are folded buffers; about the mean itself, nothing is shifted and the mean square is the variance.
+        center, square = (site.value(v.reshape(1, -1), site.dtype) for v in (mean, var))
+        stats = (constant(0, center.shape, site.dtype), square, center)
     return op("batch_norm", x, *stats, w, b, eps=float(eps))
 
 
