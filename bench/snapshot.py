@@ -28,18 +28,19 @@ from unity_ir.tools.unity_opt import main as unity_opt
 STRATEGIES = (
     "joint",
     "sequential",
-    "unity",
+    "unity:budget=3",
+    "mcmc:budget=300",
     "data-parallel",
     "fsdp",
     "expert",
-    "mcmc",
     "tofu",
-    "icml18",
-    "equalchop",
-    "spartan",
-    "allrow",
+    "tofu-all-row",
+    "tofu-spartan",
+    "tofu-equal-chop",
+    "tofu-no-reduction",
     "random",
 )
+"""Names, and options after a colon."""
 MACHINE = "dgx-h100"
 
 
@@ -64,7 +65,8 @@ def snapshot(model: str, strategy: str, machine: str) -> tuple[str, str, float]:
     with tempfile.TemporaryDirectory() as folder:
         plan, program = Path(folder, "plan.pcg"), Path(folder, "train.py")
         start = time.process_time()
-        said = called(f"--model={model}", f"--search={strategy}", f"--machine={machine}", "-o", str(plan))
+        search = "--search=" + strategy.replace(":", ",")
+        said = called(f"--model={model}", search, f"--machine={machine}", "-o", str(plan))
         seconds = time.process_time() - start
         if not plan.exists():
             return digest(plan, said), "", seconds

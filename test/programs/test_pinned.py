@@ -65,6 +65,8 @@ def test_every_mutant_is_caught(ranks: Ranks, right: str, wrong: str):
     plans = ((build(), seed) for seed in range(4) for build, _ in MODELS.values())
     for graph, seed in plans:
         text = emit(pinned_program(graph, seed), graph, kernels="torch").text
+        if right not in text:
+            continue  # a program has the collectives it uses
         assert text.count(right) == 1
         if any(ranks.run(text.replace(right, wrong), 4, check, 1)):
             return

@@ -83,7 +83,7 @@ def test_docs_name_files_that_exist():
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\((?!http)([\w/.-]+)\)", document.read_text()):
             assert (document.parent / link).exists(), f"{document.name} links to {link}"
-        floors = "tdl|ops|pcg|machine|rules|cost|search|frontends|dialects|passes|lowering"
+        floors = "tdl|forms|ops|pcg|simulate|models|machine|rules|cost|search|frontends|dialects|passes|lowering"
         for path in re.findall(rf"`((?:{floors})/[\w/.]+)`", document.read_text()):
             assert (ROOT / "unity_ir" / path).exists(), f"{document.name} names {path}"
 

@@ -69,7 +69,8 @@ ROOMS = {
         {"joint", "baselines", "tofu", "flexflow", "unity"},
         {"memory"},
         {"bounds", "result"},
-        {"choose"},
+        {"choose", "strategy"},
+        {"strategies"},
         {"run", "explain"},
     ],
     "lowering": [

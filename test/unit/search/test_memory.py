@@ -228,7 +228,7 @@ def test_plans_by_hand_are_tried_before_it_is_said_that_none_fits(monkeypatch: p
         raise Refused("search: no plan fits: it is said")
 
     free = run(wide(), FOUR, "fsdp")
-    monkeypatch.setitem(run.__globals__, "joint_within", refuses)
+    monkeypatch.setattr("unity_ir.search.strategies.joint.joint_within", refuses)
     found = run(wide(), with_memory(FOUR, need_of(free.graph, FOUR, Optimizer())))
     assert found.cost.time <= free.cost.time
     assert found.bound is not None

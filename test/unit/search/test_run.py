@@ -89,7 +89,7 @@ def test_search_of_a_plan_is_search_of_its_erasure():
 
 def test_what_cannot_be_searched_is_refused():
     machine = load("2gpu")
-    with pytest.raises(UnityError, match=r"^search: unknown strategy 'x'; known are joint, unity, "):
+    with pytest.raises(UnityError, match=r"^search: unknown strategy 'x'; known are joint, data-parallel, "):
         run(mlp(), machine, "x")
     with pytest.raises(UnityError, match=r"^func\.func @mlp: search before pcg-differentiate"):
         run(differentiate(mlp(), Optimizer()), machine)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from unity_ir.errors import UnityError
+from unity_ir.lowering.measure import aot_check
 from unity_ir.lowering.measure.aot import Job, Outcome, Resources
 from unity_ir.lowering.measure.aot_check import CHECKS, key, merged, violations
-from unity_ir.lowering.measure.operators import aot_check
 from unity_ir.lowering.triton.step import Compiled
 from unity_ir.tools import unity_aot
 
