@@ -94,8 +94,8 @@ def main() -> int:
             found[f"{name} {strategy}"] = snapshot(small, strategy, MACHINE)
             if args.full and strategy in ("joint", "data-parallel"):
                 found[f"{name} {strategy} full"] = snapshot(name, strategy, MACHINE)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1) + "\n")
     if not args.against:
         Console().print(f"{len(found)} plans, {sum(s for _, _, s in found.values()):.1f} s of processor time")
         return 0
