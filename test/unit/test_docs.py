@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from unity_ir.dialects.machine import MACHINE
+from unity_ir.dialects.pcg import COMPUTE_OPS, PCG
+from unity_ir.dialects.spmd import SPMD
+from unity_ir.dialects.subst import SUBST
 from unity_ir.pcg.graph import apply, leaf
 from unity_ir.pcg.types import tensor_type
+from unity_ir.tools.unity_opt import main
 
 ROOT = Path(__file__).parents[2]
 UNITY_OPT = str(Path(sys.executable).parent / "unity-opt")
@@ -102,7 +107,7 @@ def test_papers_name_paths_that_exist():
         assert path in ("sum", "copy") or any(place.exists() for place in places), f"papers.md names {path}"
 
 
-@pytest.mark.parametrize("script", ["update_models", "update_operators", "update_torch_operators"])
+@pytest.mark.parametrize("script", ["update_dialects", "update_models", "update_operators", "update_torch_operators"])
 def test_made_documents_are_what_their_scripts_make(script: str):
     spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
     assert spec is not None
@@ -156,3 +161,22 @@ def test_every_term_of_the_glossary_is_used():
     text = "\n".join(file.read_text() for file in files)
     unused = [t for t in terms if not re.search(rf"\b{re.sub(' ', r'[ _-]', t)}", text, re.IGNORECASE)]
     assert not unused
+
+
+def test_the_dialects_page_has_every_operation_and_its_examples_are_read_and_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    text = (ROOT / "docs" / "dialect.md").read_text()
+    for dialect in (PCG, MACHINE, SUBST, SPMD):
+        for operation in dialect.operations:
+            if operation not in COMPUTE_OPS.values():
+                assert re.search(rf"`{operation.name}[ `]", text), operation.name
+        for attribute in dialect.attributes:
+            assert f"`{attribute.name}`" in text, attribute.name
+    examples = blocks(text, "mlir")
+    assert len(examples) == 4
+    for example in examples:
+        (tmp_path / "example.pcg").write_text(example)
+        assert main([str(tmp_path / "example.pcg")]) == 0
+        printed = capsys.readouterr().out.splitlines()[1:-2]
+        assert [line.removeprefix("  ") for line in printed] == example.splitlines()
