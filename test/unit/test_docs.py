@@ -15,6 +15,7 @@ from unity_ir.dialects.machine import MACHINE
 from unity_ir.dialects.pcg import COMPUTE_OPS, PCG
 from unity_ir.dialects.spmd import SPMD
 from unity_ir.dialects.subst import SUBST
+from unity_ir.machine.load import load, presets
 from unity_ir.pcg.graph import apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tools.unity_opt import main
@@ -180,3 +181,17 @@ def test_the_dialects_page_has_every_operation_and_its_examples_are_read_and_pri
         assert main([str(tmp_path / "example.pcg")]) == 0
         printed = capsys.readouterr().out.splitlines()[1:-2]
         assert [line.removeprefix("  ") for line in printed] == example.splitlines()
+
+
+def test_the_machines_page_says_what_n_counts():
+    text = (ROOT / "docs" / "machines.md").read_text()
+    rows = re.findall(r"^\| `([\w.-]+)` \| ([\w-]+) \| .* \| (\d+) \| (.*) \|$", text, re.M)
+    assert sorted(name for name, *_ in rows) == presets()
+    for name, counted, devices, one in rows:
+        assert load(name).devices == int(devices)
+        if counted != "-":
+            assert load(f"{name}:3").devices == 3 * load(f"{name}:1").devices
+            assert load(f"{name}:3").levels[0].name == counted.lower()
+        if one != "-":
+            single = load(one.strip("`"))
+            assert (single.devices, single.device.name) == (1, load(name).device.name)
