@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,10 @@ from unity_ir.dialects.pcg import COMPUTE_OPS, PCG
 from unity_ir.dialects.spmd import SPMD
 from unity_ir.dialects.subst import SUBST
 from unity_ir.machine.load import load, presets
+from unity_ir.models import from_text
 from unity_ir.pcg.graph import apply, leaf
 from unity_ir.pcg.types import tensor_type
+from unity_ir.search import run, strategy
 from unity_ir.tools.unity_opt import main
 
 ROOT = Path(__file__).parents[2]
@@ -195,3 +198,15 @@ def test_the_machines_page_says_what_n_counts():
         if one != "-":
             single = load(one.strip("`"))
             assert (single.devices, single.device.name) == (1, load(name).device.name)
+
+
+def test_a_strategy_is_added_in_one_file(monkeypatch: pytest.MonkeyPatch):
+    code = next(b for b in blocks((ROOT / "docs" / "search.md").read_text(), "python") if "STRATEGIES" in b)
+    made: dict[str, Any] = {"__name__": "whole"}
+    exec(compile(code, "whole.py", "exec", dont_inherit=True), made)
+    known = {**strategy.all_strategies(), **{s.name: s for s in made["STRATEGIES"]}}
+    monkeypatch.setattr(strategy, "all_strategies", lambda: known)
+    graph = from_text("mlp,batch=8,hidden=16,layers=2,classes=4")
+    whole, divided = (run(graph, load("2gpu"), "whole", options={"divided": d}) for d in (False, True))
+    assert (whole.strategy, whole.graph) == ("whole", graph)
+    assert divided.cost.communication_time > whole.cost.communication_time == 0
