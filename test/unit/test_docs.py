@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from unity_ir.dialects.machine import MACHINE
+from unity_ir.dialects.pcg import COMPUTE_OPS, PCG
+from unity_ir.dialects.spmd import SPMD
+from unity_ir.dialects.subst import SUBST
+from unity_ir.machine.load import load, presets
+from unity_ir.models import from_text
+from unity_ir.pcg.graph import apply, leaf
+from unity_ir.pcg.types import tensor_type
+from unity_ir.search import run, strategy
+from unity_ir.tools.unity_opt import main
 
 ROOT = Path(__file__).parents[2]
 UNITY_OPT = str(Path(sys.executable).parent / "unity-opt")
@@ -84,11 +97,21 @@ def test_docs_name_files_that_exist():
         for link in re.findall(r"\]\((?!http)([\w/.-]+)\)", document.read_text()):
             assert (document.parent / link).exists(), f"{document.name} links to {link}"
         floors = "tdl|forms|ops|pcg|simulate|models|machine|rules|cost|search|frontends|dialects|passes|lowering"
-        for path in re.findall(rf"`((?:{floors})/[\w/.]+)`", document.read_text()):
+        for path in re.findall(rf"(?<![\w/.])((?:{floors})/[\w/.-]+\w)(?!\w*/)", document.read_text()):
             assert (ROOT / "unity_ir" / path).exists(), f"{document.name} names {path}"
 
 
-@pytest.mark.parametrize("script", ["update_models", "update_operators", "update_torch_operators"])
+def test_papers_name_paths_that_exist():
+    """Of the package, or of the repository."""
+    named = re.findall(r"`([^`]+)`", (ROOT / "docs" / "papers.md").read_text())
+    paths = [name for name in named if "/" in name or name.islower()]
+    assert len(paths) > 50
+    for path in paths:
+        places = (ROOT / path, ROOT / "unity_ir" / path)
+        assert path in ("sum", "copy") or any(place.exists() for place in places), f"papers.md names {path}"
+
+
+@pytest.mark.parametrize("script", ["update_dialects", "update_models", "update_operators", "update_torch_operators"])
 def test_made_documents_are_what_their_scripts_make(script: str):
     spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
     assert spec is not None
@@ -96,3 +119,94 @@ def test_made_documents_are_what_their_scripts_make(script: str):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PATH.read_text() == module.table()
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """Every block of the docs that begins `$ unity-opt`, with the document it is in."""
+    documents = sorted((ROOT / "docs").glob("*.md"))
+    return [(d.name, b) for d in documents for b in blocks(d.read_text(), "") if b.startswith("$ unity-opt")]
+
+
+@pytest.mark.parametrize(("document", "block"), shown_commands())
+def test_the_docs_show_real_output(document: str, block: str, tmp_path: Path):
+    """`mlir` blocks that begin with `// name.pcg` are files; a line `...` of a block stands for any lines."""
+    for text in blocks((ROOT / "docs" / document).read_text(), "mlir"):
+        if name := re.match(r"// (\w+\.pcg)\n", text):
+            (tmp_path / name[1]).write_text(text)
+    command, _, shown = block.partition("\n")
+    arguments = [str(ROOT / a) if (ROOT / a).is_file() else a for a in shlex.split(command)[2:]]
+    done = subprocess.run([UNITY_OPT, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
+    found = (done.stdout + done.stderr).replace(f"{ROOT}/", "")
+    parts = ("\n" + shown).split("\n...\n")
+    assert re.fullmatch("\n.*".join(map(re.escape, parts)) + r"\s*", "\n" + found, re.S), found
+
+
+def test_the_ways_to_divide_a_product_are_as_shown():
+    """The rows of the table in concepts.md: types follow from the operator, and gradients are dual."""
+    text = (ROOT / "docs" / "concepts.md").read_text()
+    rows = re.findall(r"^([mkn])  +(\[.*)$", next(b for b in blocks(text, "") if b.startswith("divided")), re.M)
+    assert [name for name, _ in rows] == ["m", "k", "n"]
+    for _, row in rows:
+        cells = re.findall(r"\[(\d+)(?::(\d+))?, (\d+)(?::(\d+))?\](?: (sum|copy) = (\d+))?", row)
+        x, w, y, dy, dx, dw = (
+            tensor_type((int(a), int(b)), "f32", (int(i or 1), int(j or 1)), **({kind: int(by)} if kind else {}))
+            for a, i, b, j, kind, by in cells
+        )
+        assert (dy, dx, dw) == (y.dual, x.dual, w.dual)
+        operands = tuple(leaf("input", t, None, name=n).result for n, t in (("x", x), ("w", w)))
+        assert apply("matmul", operands).types == (y,)
+
+
+def test_every_term_of_the_glossary_is_used():
+    terms = re.findall(r"^\| ([^|]+?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    terms = [t for t in terms if t != "our word"]
+    assert len(terms) > 50
+    files = [*(ROOT / "unity_ir").rglob("*.py"), *(d for d in (ROOT / "docs").glob("*.md") if d.stem != "glossary")]
+    text = "\n".join(file.read_text() for file in files)
+    unused = [t for t in terms if not re.search(rf"\b{re.sub(' ', r'[ _-]', t)}", text, re.IGNORECASE)]
+    assert not unused
+
+
+def test_the_dialects_page_has_every_operation_and_its_examples_are_read_and_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    text = (ROOT / "docs" / "dialect.md").read_text()
+    for dialect in (PCG, MACHINE, SUBST, SPMD):
+        for operation in dialect.operations:
+            if operation not in COMPUTE_OPS.values():
+                assert re.search(rf"`{operation.name}[ `]", text), operation.name
+        for attribute in dialect.attributes:
+            assert f"`{attribute.name}`" in text, attribute.name
+    examples = blocks(text, "mlir")
+    assert len(examples) == 4
+    for example in examples:
+        (tmp_path / "example.pcg").write_text(example)
+        assert main([str(tmp_path / "example.pcg")]) == 0
+        printed = capsys.readouterr().out.splitlines()[1:-2]
+        assert [line.removeprefix("  ") for line in printed] == example.splitlines()
+
+
+def test_the_machines_page_says_what_n_counts():
+    text = (ROOT / "docs" / "machines.md").read_text()
+    rows = re.findall(r"^\| `([\w.-]+)` \| ([\w-]+) \| .* \| (\d+) \| (.*) \|$", text, re.M)
+    assert sorted(name for name, *_ in rows) == presets()
+    for name, counted, devices, one in rows:
+        assert load(name).devices == int(devices)
+        if counted != "-":
+            assert load(f"{name}:3").devices == 3 * load(f"{name}:1").devices
+            assert load(f"{name}:3").levels[0].name == counted.lower()
+        if one != "-":
+            single = load(one.strip("`"))
+            assert (single.devices, single.device.name) == (1, load(name).device.name)
+
+
+def test_a_strategy_is_added_in_one_file(monkeypatch: pytest.MonkeyPatch):
+    code = next(b for b in blocks((ROOT / "docs" / "search.md").read_text(), "python") if "STRATEGIES" in b)
+    made: dict[str, Any] = {"__name__": "whole"}
+    exec(compile(code, "whole.py", "exec", dont_inherit=True), made)
+    known = {**strategy.all_strategies(), **{s.name: s for s in made["STRATEGIES"]}}
+    monkeypatch.setattr(strategy, "all_strategies", lambda: known)
+    graph = from_text("mlp,batch=8,hidden=16,layers=2,classes=4")
+    whole, divided = (run(graph, load("2gpu"), "whole", options={"divided": d}) for d in (False, True))
+    assert (whole.strategy, whole.graph) == ("whole", graph)
+    assert divided.cost.communication_time > whole.cost.communication_time == 0

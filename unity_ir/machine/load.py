@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.describe import MAX_DEVICES, machine_from
@@ -22,8 +23,11 @@ def presets() -> list[str]:
 
 def load(name: str) -> Machine:
     """
-    A machine by preset name, with `:N` for its parameter (nodes of a cluster, devices of a box), or by path of a
-    `.toml`; `,profile=FILE` after it has the cost model read that profile rather than the one of the package.
+    A machine by preset name, with `:N` for its parameter (nodes of a cluster, devices of a box) or `:NxG` for the sizes
+    of all its levels, outermost first, or by path of a `.toml`; `,profile=FILE` after it has the cost model read that
+    profile rather than the one of the package.
+
+    Given `dgx-h100:2`, returns 2 nodes of 8 GPUs; given `dgx-h100:1x1`, one GPU of one node.
 
     Raises `UnityError` for an unknown name, an unreadable file, or figures that cannot be.
     """
@@ -54,8 +58,30 @@ def _load(name: str, profile: str) -> Machine:
         raise UnityError(f"machine: {name!a}: the name of the file has characters that cannot be printed; rename it")
     if not parameter:
         return machine_from(name, tables, profile=profile)
+    if "x" in parameter:
+        return machine_from(name, _cut(name, tables, parameter), profile=profile)
     if not (parameter.isascii() and parameter.isdecimal() and len(parameter) <= len(str(MAX_DEVICES))):
         raise UnityError(f"machine: {name}: what follows the colon must be a number from 1 to {MAX_DEVICES}")
     if "parameter" not in tables:
         raise UnityError(f"machine: {name}: this machine has no parameter; write it without :{parameter}")
     return machine_from(name, tables, int(parameter), profile)
+
+
+def _cut(name: str, tables: dict[str, Any], sizes: str) -> dict[str, Any]:
+    """
+    The description with the sizes that `NxG` gives its levels.
+
+    Raises `UnityError` for another number of levels, or more of what has a fixed size than the preset has.
+    """
+    levels = tables["levels"]
+    is_number = (s.isascii() and s.isdecimal() and len(s) <= len(str(MAX_DEVICES)) for s in sizes.split("x"))
+    given = [int(s) for s in sizes.split("x")] if all(is_number) else []
+    if len(given) != len(levels):
+        wanted = " x ".join(str(level["name"]) for level in levels)
+        raise UnityError(f"machine: {name}: what follows the colon must be a number, or the sizes of {wanted}")
+    for level, size in zip(levels, given, strict=True):
+        if level["size"] != "parameter" and size > level["size"]:
+            raise UnityError(
+                f"machine: {name}: {size} {level['name']}, but this machine has {level['size']}; take fewer"
+            )
+    return {**tables, "levels": [{**level, "size": size} for level, size in zip(levels, given, strict=True)]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import Action, ArgumentParser
 from collections.abc import Sequence
 from dataclasses import fields
 from math import inf
@@ -14,76 +14,78 @@ from xdsl.utils.arg_spec import ArgSpec, PipelineLexer, SpecTokenKind
 from unity_ir.errors import UnityError
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """The options beside those of xDSL's driver."""
-    parser.add_argument(
-        "--model",
-        metavar="NAME[,key=value...]",
-        help="read a model of the zoo instead of a file: gpt2, llama3_8b, ...; keys such as batch=4,layers=2",
-    )
-    parser.add_argument(
-        "--from-torch",
-        metavar="PACKAGE.MODULE:FUNCTION",
-        help="import a PyTorch module instead of a file: the function returns (module, example inputs) or "
-        "(module, example inputs, loss)",
-    )
-    parser.add_argument(
-        "--weights-out",
-        metavar="FILE.safetensors",
-        help="with --from-torch: write the module's weights, by their full names, and its tables to a file",
-    )
-    parser.add_argument(
-        "--mixed-precision",
-        metavar="TYPE",
-        help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32",
-    )
-    parser.add_argument(
-        "--search",
-        metavar="STRATEGY",
-        help="search for the best parallel graph before the passes: --search (joint), or a baseline, as "
-        "--search=data-parallel; the message for an unknown one lists all. Options of pcg-search may follow: "
-        "--search=joint,optimizer=adam",
-    )
-    parser.add_argument(
-        "--explain",
-        metavar="OPERATOR",
-        help="with --search: print what was chosen for an operator, by its name in the printed graph (matmul1) or "
-        "number, what it costs, and the best plan with each alternative forced, to stderr",
-    )
-    parser.add_argument(
-        "--budget",
-        metavar="SECONDS",
-        help="with --search: seconds after which the best plan so far is given. A search has a budget of work as well, "
-        "whatever its time: by default --search=joint,work=100, in units of 10^9",
-    )
-    parser.add_argument(
-        "--machine",
-        metavar="M",
-        help="the machine to search for and to cost on: 2gpu, box:N, dgx-h100[:N], summit:N, .., or a .toml file; "
-        "the message for an unknown one lists all",
-    )
-    parser.add_argument(
-        "--profile",
-        metavar="FILE",
-        help="cost on what unity-profile (FILE.sqlite) or unity-tune (FILE.json) has measured, rather than on the "
-        "profile that comes with the package",
-    )
-    parser.add_argument(
-        "--derivation-out",
-        metavar="FILE",
-        help="write the rule applications a search has found, which the pass apply-derivation{file=...} does again",
-    )
-    parser.add_argument(
-        "--stats", action="store_true", help="after the passes, print what each function costs to stderr"
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE.json",
-        help="after the passes, simulate an iteration and write it as a trace for Perfetto or chrome://tracing",
-    )
-    parser.add_argument(
-        "--timeline", metavar="FILE.svg", help="after the passes, simulate an iteration and write it as a picture"
-    )
+def add_arguments(parser: ArgumentParser) -> list[Action]:
+    """Add the options beside those of xDSL's driver. Returns them."""
+    return [
+        parser.add_argument(
+            "--model",
+            metavar="NAME[,key=value...]",
+            help="read a model of the zoo instead of a file; gpt2, llama3_8b, ...; keys such as batch=4,layers=2",
+        ),
+        parser.add_argument(
+            "--from-torch",
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="import a PyTorch module instead of a file; the function returns (module, example inputs) or "
+            "(module, example inputs, loss)",
+        ),
+        parser.add_argument(
+            "--weights-out",
+            metavar="FILE.safetensors",
+            help="with --from-torch: write the module's weights and tables to a file; by their full names",
+        ),
+        parser.add_argument(
+            "--mixed-precision",
+            metavar="TYPE",
+            help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32",
+        ),
+        parser.add_argument(
+            "--search",
+            metavar="STRATEGY",
+            help="search for the best parallel graph before the passes; --search (joint), or a baseline, as "
+            "--search=data-parallel. The message for an unknown one lists all. Options of pcg-search may follow: "
+            "--search=joint,optimizer=adam",
+        ),
+        parser.add_argument(
+            "--explain",
+            metavar="OPERATOR",
+            help="with --search: print an operator's choice and what others would cost; by its name in the printed "
+            "graph (matmul1) or number, with the best plan with each alternative forced, to stderr",
+        ),
+        parser.add_argument(
+            "--budget",
+            metavar="SECONDS",
+            help="with --search: seconds after which the best plan so far is given; a search has a budget of work as "
+            "well, whatever its time: by default --search=joint,work=100, in units of 10^9",
+        ),
+        parser.add_argument(
+            "--machine",
+            metavar="M",
+            help="the machine to search for and to cost on: 2gpu, dgx-h100[:N], .., FILE.toml; N is the number of "
+            "nodes of a cluster or of GPUs of a box; the message for an unknown one lists all",
+        ),
+        parser.add_argument(
+            "--profile",
+            metavar="FILE",
+            help="cost on what unity-profile or unity-tune has measured; FILE.sqlite or FILE.json, rather than the "
+            "profile that comes with the package",
+        ),
+        parser.add_argument(
+            "--derivation-out",
+            metavar="FILE",
+            help="write the rule applications a search has found; the pass apply-derivation{file=...} does them again",
+        ),
+        parser.add_argument(
+            "--stats", action="store_true", help="after the passes, print what each function costs to stderr"
+        ),
+        parser.add_argument(
+            "--trace",
+            metavar="FILE.json",
+            help="after the passes, simulate an iteration and write it as a trace; for Perfetto or chrome://tracing",
+        ),
+        parser.add_argument(
+            "--timeline", metavar="FILE.svg", help="after the passes, simulate an iteration and write it as a picture"
+        ),
+    ]
 
 
 def expanded(argv: Sequence[str]) -> list[str]:

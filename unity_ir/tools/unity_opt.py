@@ -46,6 +46,7 @@ from unity_ir.tools.opt_arguments import (
     usage_error,
 )
 from unity_ir.tools.opt_files import Kept, staged_files, write_files
+from unity_ir.tools.opt_help import add_help
 from unity_ir.tools.opt_messages import did_you_mean, name_operation, parse_error
 from unity_ir.tools.read_text import as_xdsl, check_structure, read_module
 
@@ -77,7 +78,7 @@ class UnityOpt(xDSLOptMain):
         super().register_all_arguments(arg_parser)
         arg_parser.prog = "unity-opt"
         arg_parser.error = usage_error
-        add_arguments(arg_parser)
+        add_help(arg_parser, add_arguments(arg_parser))
 
     # Reading
 

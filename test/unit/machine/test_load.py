@@ -52,6 +52,31 @@ def test_parameter_sets_a_level():
     assert load(f"box:{MAX_DEVICES}").devices == MAX_DEVICES
 
 
+ONE_GPU = {
+    "dgx-a100:1x1": "A100-SXM4-80GB",
+    "dgx-h100:1x1": "H100-SXM5-80GB",
+    "dgx-h200:1x1": "H200-SXM-141GB",
+    "gb200-nvl72:1x1": "GB200-186GB",
+    "k80:1x1x1": "K80-12GB",
+    "p100:1x1": "P100-SXM2-16GB",
+    "pcie:1": "A100-PCIe-80GB",
+    "summit:1x1x1": "V100-SXM2-16GB",
+}
+
+
+def test_one_gpu_of_every_kind_is_a_machine():
+    for name, device in ONE_GPU.items():
+        machine = load(name)
+        assert (machine.name, machine.devices, machine.device.name) == (name, 1, device)
+    assert {load(name).device.name for name in presets()} == {*ONE_GPU.values(), "CPU"}
+
+
+def test_sizes_of_all_levels_make_a_part_of_a_cluster():
+    assert load("dgx-h100:2x4").mesh.sizes == (2, 2, 2)
+    assert load("dgx-h100:2x8").mesh == load("dgx-h100:2").mesh
+    assert load("summit:1x1x3").mesh.sizes == (3,)
+
+
 def test_file_is_read(tmp_path: Path):
     machine = load(written(tmp_path, GOOD))
     assert machine.mesh.sizes == (2, 2, 3)
@@ -72,6 +97,11 @@ def test_file_is_read(tmp_path: Path):
         ("box:" + "9" * 5000, "what follows the colon must be a number from 1 to"),
         (f"box:{MAX_DEVICES + 1}", "devices are too many"),
         ("summit:1000000", "6000000 devices are too many"),
+        ("dgx-h100:1x9", "9 gpus, but this machine has 8; take fewer"),
+        ("dgx-h100:1x", "must be a number, or the sizes of nodes x gpus"),
+        ("dgx-h100:1x1x1", "must be a number, or the sizes of nodes x gpus"),
+        ("dgx-h100:1x-1", "must be a number, or the sizes of nodes x gpus"),
+        ("dgx-h100:1x0", "size is 0; it must be a whole number from 1 on"),
         ("nosuch", "no machine 'nosuch'; presets are 2gpu,"),
         ("", "no machine ''; presets are"),
         ("nosuch.toml", "cannot read 'nosuch.toml': No such file"),

@@ -1,0 +1,92 @@
+"""
+`unity-opt --help`: this project's options, passes and targets, a line each; `--help-all` shows xDSL's as well.
+
+No pass is imported for it: a pass's line is the first of its module's docstring, read from the source.
+"""
+
+from __future__ import annotations
+
+import ast
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from unity_ir.passes import PASSES, TARGETS
+
+USAGE = """\
+usage: unity-opt [options] [model.pcg]
+
+Read a module, search for a plan, apply passes, print the result.
+
+    unity-opt model.pcg --search --machine=summit:4 --stats         # a plan, and what it costs
+    unity-opt model.pcg --search --machine=2gpu -t triton -o train.py
+    unity-opt model.pcg -p pcg-differentiate,lower-pcg-to-spmd
+"""
+
+COMMON = {
+    "-p PASSES": "passes to apply after the search, with arguments: -p 'pcg-differentiate{optimizer=adam},pcg-erase'",
+    "-t TARGET": "what to print, with arguments: -t 'triton{matmul=torch}'; by default the module as text",
+    "-o FILE": "write to a file instead of standard output",
+    "-f pcg": "what the input is, where its name does not end in .pcg or .mlir",
+    "--print-op-generic": "print MLIR's generic form",
+    "--print-between-passes": "print the module between passes",
+    "--split-input-file": "the input is several modules with lines `// -----` between them",
+    "--version": "print the versions of unity-ir and xDSL",
+    "--help": "print this",
+    "--help-all": "print every option in full, and xDSL's passes and targets, too",
+}
+"""Options of xDSL's driver that most need, and help."""
+
+
+class HelpAll(Action):
+    """Print the help that argparse makes of every option, and exit."""
+
+    def __init__(self, full: Callable[[], str], **kwargs: Any):
+        super().__init__(nargs=0, **kwargs)
+        self.full = full
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        print(self.full(), end="")
+        parser.exit()
+
+
+def add_help(parser: ArgumentParser, own: Sequence[Action]) -> None:
+    """Give a parser the short `--help`, in which `own` stand, and `--help-all`."""
+    full = parser.format_help
+    parser.add_argument("--help-all", action=HelpAll, full=full, help="show this")
+    parser.format_help = lambda: short_help(own)
+
+
+def short_help(own: Sequence[Action]) -> str:
+    """The text of `--help`: of each option's help what comes before a semicolon."""
+    options = {f"{a.option_strings[0]} {a.metavar or ''}".rstrip(): (a.help or "").partition(";")[0] for a in own}
+    parts = (
+        USAGE,
+        _section("options", options),
+        _section("passes, for -p", {name: summary(path) for name, path in PASSES.items()}),
+        _section("targets, for -t", {name: summary(path) for name, path in TARGETS.items()}),
+        _section("options of xDSL's driver", COMMON),
+    )
+    return "\n".join(parts)
+
+
+def summary(path: str) -> str:
+    """
+    The first line of the docstring of `module:class`'s module, without the name it begins with.
+
+    Given `unity_ir.passes.erase:Erase`, returns `the serial graph that a parallel one stands for`.
+    """
+    spec = find_spec(path.partition(":")[0])
+    assert spec is not None
+    assert spec.origin is not None
+    doc = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return doc.partition("\n")[0].partition(": ")[2].rstrip(".")
+
+
+def _section(title: str, lines: Mapping[str, str]) -> str:
+    left = max(map(len, lines))
+    return "\n".join([f"{title}:", *(f"  {name:{left}}  {text}" for name, text in lines.items())]) + "\n"
