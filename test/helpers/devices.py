@@ -10,7 +10,7 @@ import numpy as np
 
 from unity_ir.pcg.interpret import Array
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, at, pins
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, coordinate_of, is_pinned, is_shard, pins
 
 Held = list[Array | None]
 """What every device holds; nothing where the value is not."""
@@ -105,7 +105,7 @@ def perform(move: Move, held: Held, mesh: Mesh) -> Held:
         arrays = [held[d] for d in group]
         order = [number(mesh.coordinates(d), mesh.sizes, move.axes) for d in group]
         assert order == list(range(move.group)), "a group is in the order of its axes"
-        holders = [at(move.source)] if move.source <= PINNED else range(move.group)
+        holders = [coordinate_of(move.source)] if is_pinned(move.source) else range(move.group)
         assert all(arrays[i] is not None and arrays[i].size == move.elements for i in holders)
         for i, device in enumerate(group):
             out[device] = _after(move, arrays, i)
@@ -115,17 +115,17 @@ def perform(move: Move, held: Held, mesh: Mesh) -> Held:
 
 def _after(move: Move, arrays: list[Array | None], i: int) -> Array | None:
     n, own = move.group, arrays[i]
-    if move.target <= PINNED and i != at(move.target):
+    if is_pinned(move.target) and i != coordinate_of(move.target):
         return None
-    if move.source <= PINNED:
-        root = arrays[at(move.source)]
+    if is_pinned(move.source):
+        root = arrays[coordinate_of(move.source)]
         match move.kind:
             case "broadcast" | "send":
                 return root
             case "scatter":
                 return part(root, move.target, i, n)
             case "zero_pad":
-                return root if i == at(move.source) else np.zeros_like(root)
+                return root if i == coordinate_of(move.source) else np.zeros_like(root)
             case kind:
                 raise AssertionError(kind)
     match move.kind:
@@ -145,7 +145,7 @@ def _after(move: Move, arrays: list[Array | None], i: int) -> Array | None:
             return part(np.sum(arrays, axis=0), move.target, i, n)
         case "all_to_all":
             return np.concatenate([part(a, move.target, i, n) for a in arrays], move.source)
-        case "zero_pad" if move.source >= 0:
+        case "zero_pad" if is_shard(move.source):
             return np.concatenate([a if j == i else np.zeros_like(a) for j, a in enumerate(arrays)], move.source)
         case "zero_pad":
             return own if i == 0 else np.zeros_like(own)

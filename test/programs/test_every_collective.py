@@ -26,8 +26,8 @@ from zoo import by_hand as zoo_by_hand
 from zoo_plans import SIZES, planned, program
 
 from unity_ir.models import build
+from unity_ir.pcg.collectives import AMONG_ALL
 from unity_ir.pcg.graph import Optimizer
-from unity_ir.pcg.reshard import COLLECTIVES
 
 SAMPLE = [
     ("mlp", "joint", 8),
@@ -90,4 +90,4 @@ def test_a_profile_has_every_move(ranks: Ranks, tmp_path: Path):
 
 
 def crosses(site: Site) -> bool:
-    return site.kind.removesuffix("_many") in (*COLLECTIVES, "halo", "halo_reduce")
+    return site.kind.removesuffix("_many") in (*AMONG_ALL, "halo", "halo_reduce")

@@ -15,10 +15,10 @@ from test_programs import program
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.lowering.rank.convert import from_op, to_op
 from unity_ir.lowering.rank.program import Program, Reshard, lower
+from unity_ir.pcg.collectives import FROM_ONE
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.pcg.reshard import PINNED_KINDS
 
 
 def pinned_program(graph: Graph, seed: int, optimizer: str = "sgd") -> Program:
@@ -44,7 +44,7 @@ def test_every_kind_of_move_occurs_and_the_text_says_all():
             made = pinned_program(build(), seed)
             kinds.update(i.kind for i in made.body if isinstance(i, Reshard))
             assert from_op(to_op(made)) == made
-    assert {*PINNED_KINDS, "zero_pad"} <= kinds.keys()
+    assert {*FROM_ONE, "zero_pad"} <= kinds.keys()
 
 
 @pytest.mark.slow

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from math import prod
 
+from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Node, Optimizer, Value
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Layout, Mesh, pins
+from unity_ir.pcg.sharding import Layout, Mesh, pins, shards
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 HOLDS = ("weights", "gradients", "optimizer state", "activations")
@@ -29,7 +30,7 @@ def leaf_tensors(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
 
 def arrives(moves: Iterable[Move]) -> bool:
     """Whether a reshard makes a tensor of its own, rather than another name for the one there is."""
-    return any(m.kind != "retype" for m in moves)
+    return any(m.kind not in FREE for m in moves)
 
 
 def held(
@@ -90,5 +91,4 @@ class _Parts:
 
 def layout_bytes(value: Value, layout: Layout, mesh: Mesh) -> int:
     """Bytes of a value on each device that has it in a layout."""
-    parts = prod(s for s, role in zip(mesh.sizes, layout, strict=True) if role >= 0)
-    return value.type.elements // parts * ELEMENT_BYTES[value.type.dtype]
+    return value.type.elements // shards(layout, mesh.sizes) * ELEMENT_BYTES[value.type.dtype]

@@ -20,10 +20,11 @@ from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.coarse import Memo, plan_coarsely
+from unity_ir.pcg.collectives import HALO_EXCHANGES
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.pcg.reshard import HALO_EXCHANGES, Move
+from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout, Placement, dual, pins, place
 from unity_ir.pcg.types import ELEMENT_BYTES
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from unity_ir.cost.plan import PlanCost, Reshard, cost
 from unity_ir.machine import Machine, load
+from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, devices_of, pins, role_name
@@ -127,7 +128,7 @@ def _table(plan: PlanCost) -> Table:
 
 
 def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
-    moving = [m for m in (*reshard.forward, *reshard.backward) if m.kind != "retype"]
+    moving = [m for m in (*reshard.forward, *reshard.backward) if m.kind not in FREE]
     if not moving:
         return
 
@@ -153,7 +154,7 @@ def reshard_words(reshard: Reshard) -> str:
 
 
 def _kinds(moves: tuple[Move, ...]) -> str:
-    return ", ".join(m.kind for m in moves if m.kind != "retype") or "-"
+    return ", ".join(m.kind for m in moves if m.kind not in FREE) or "-"
 
 
 def _roles(layout: Layout) -> str:

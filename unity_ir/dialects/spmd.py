@@ -42,8 +42,9 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator, SymbolOpI
 from xdsl.utils.exceptions import VerifyException
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.reshard import HALO_EXCHANGES, KINDS, PINNED_KINDS, move_kind
-from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, at, pins, role_name
+from unity_ir.pcg.collectives import HALO_EXCHANGES, PLANNED
+from unity_ir.pcg.reshard import move_kind
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, pinned_at, pins, role_class, role_name
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.analysis import Halos
 
@@ -96,7 +97,7 @@ class PieceType(Data[Piece], TypeAttribute):
             if parser.parse_optional_keyword("dim") is not None:
                 return number()
             if parser.parse_optional_keyword("at") is not None:
-                return at(number())
+                return pinned_at(number())
             for word, code in ROLES.items():
                 if parser.parse_optional_keyword(word) is not None:
                     return code
@@ -291,9 +292,9 @@ class MoveOp(BetweenRanks):
 
     @property
     def roles(self) -> tuple[int, int]:
-        """The role the axes have before and after; `PINNED` of pinned ones."""
+        """Return the `role_class` of the axes before and after."""
         before, after = (piece.layout for piece in self.pieces)
-        found = {(max(before[a], PINNED), max(after[a], PINNED)) for a in self.along if 0 <= a < len(before)}
+        found = {(role_class(before[a]), role_class(after[a])) for a in self.along if 0 <= a < len(before)}
         if len(found) != 1 or len(before) != len(after):
             raise VerifyException(f"{self.name}: its axes {list(self.along)} do not all go from one role to one other")
         return found.pop()
@@ -315,7 +316,7 @@ class MoveOp(BetweenRanks):
             raise VerifyException(f"{self.name}: {role_name(source)} to {role_name(target)} is {wanted}")
 
 
-MOVES: dict[str, type[MoveOp]] = {kind: _of_kind(kind, MoveOp) for kind in (*KINDS, *PINNED_KINDS)}
+MOVES: dict[str, type[MoveOp]] = {kind: _of_kind(kind, MoveOp) for kind in PLANNED}
 """The class of every kind of move."""
 
 

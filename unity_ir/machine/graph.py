@@ -23,15 +23,13 @@ from unity_ir.machine.bounds import DEMANDS, Capacity
 from unity_ir.machine.link_traffic import below
 from unity_ir.machine.links import Level, Link, Protocol, Wire
 from unity_ir.machine.transfers import PLANS, Indexed, Message, Traffic
+from unity_ir.pcg.collectives import FROM_ONE
 from unity_ir.pcg.sharding import Mesh
 
 MAX_DEVICES = 1024
 """Of a machine with links of its own: they are routed one by one."""
 
 Vertex = int | str
-
-ROOTED = ("broadcast", "reduce", "scatter", "gather", "send")
-"""The kinds in which one device of each group has, or gets, all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,7 @@ class Topology:
             size = below(self.levels, i)
             # Where members differ, one may do with less than its share of an all-reduce, not with less than its piece.
             out, back = (bytes, bytes) if kind == "all_reduce" else DEMANDS[kind](n, m, bytes)
-            if kind in ROOTED:
+            if kind in FROM_ONE:
                 # The roots of its groups are in the first member; where the others are, their axes say.
                 members = range(0, size, size) if kind != "broadcast" else range(0)
             else:

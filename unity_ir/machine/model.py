@@ -17,6 +17,7 @@ from unity_ir.machine.device import Device
 from unity_ir.machine.graph import Topology
 from unity_ir.machine.link_traffic import line
 from unity_ir.machine.links import Level, Link, Protocol
+from unity_ir.pcg.collectives import BETWEEN_DEVICES, FREE, ON_DEVICE
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Mesh, prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -176,16 +177,16 @@ class Machine:
         """
         Seconds of one reshard move on pieces of so many elements of `item` bytes, in groups as `collective_time` has.
         """
-        if kind == "retype":
+        if kind in FREE:
             return 0.0
         if self.device.profile is not None:
-            after = kind in ("slice", "zero_pad")
+            after = kind in ON_DEVICE
             measured = self.device.profile.collective(
                 kind, prod(sizes.values()), (elements_after if after else elements) * item
             )
             if measured is not None:
                 return measured
-        if kind in ("slice", "zero_pad"):
+        if kind in ON_DEVICE:
             return self.local_time(elements_after * item)
         return self.collective_time(kind, sizes, elements * item)
 
@@ -197,10 +198,10 @@ class Machine:
         after the move count, and for each of some lines the seconds at no bytes [line, kind] and per byte [line, kind].
         """
         if kinds not in self._move_lines:
-            local = np.array([kind in ("slice", "zero_pad", "retype") for kind, _ in kinds], dtype=bool)
+            local = np.array([kind not in BETWEEN_DEVICES for kind, _ in kinds], dtype=bool)
             memory = self.device.launch, 2 / self.device.memory_bandwidth / self.device.efficiency
             each = [
-                ((0.0, 0.0),) if kind == "retype" else (memory,) if at_home else self.lines(kind, dict(sizes))
+                ((0.0, 0.0),) if kind in FREE else (memory,) if at_home else self.lines(kind, dict(sizes))
                 for (kind, sizes), at_home in zip(kinds, local, strict=True)
             ]
             # Those with fewer lines have their first again.
@@ -217,7 +218,7 @@ class Machine:
         """Seconds of a planner's move."""
         item = ELEMENT_BYTES[dtype]
         elements = move.border or move.elements
-        if self.links and move.kind in SCHEDULES:
+        if self.links and move.kind in BETWEEN_DEVICES:
             return min(a + b * elements * item for a, b in self.lines_of_axes(move.kind, move.axes))
         return self.move_seconds(move.kind, self.sizes_of(move.axes), elements, move.elements_after, item)
 

@@ -16,7 +16,7 @@ from math import gcd, inf, prod
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.reshard import Move, Price, group_role, move_kind
-from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, pins
+from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, is_pinned, is_shard, pins, role_class, shards
 
 FINE_AXES = 3
 """Meshes of up to so many axes are planned axis by axis. The number of layouts grows exponentially with the axes."""
@@ -52,7 +52,7 @@ def plan_coarsely(
     space = memo.get(runs)
     if space is None:
         space = memo[runs] = _Space(runs, mesh, price)
-    used = dict.fromkeys(role for role in (*source, *target) if role >= 0)
+    used = dict.fromkeys(role for role in (*source, *target) if is_shard(role))
     # To divide what is copied or summed for a while pays, along any dim that is free.
     others = [dim for dim in range(len(shape)) if dim not in used and gcd(shape[dim], mesh.devices) > 1]
     others.sort(key=lambda dim: -shape[dim])
@@ -63,7 +63,7 @@ def plan_coarsely(
 def _runs(source: Layout, target: Layout, levels: Sequence[int]) -> Runs:
     """Neighbouring axes of one level that go the same way; all pinned roles are one."""
     runs: list[list[int]] = []
-    ways = [(max(a, PINNED), max(b, PINNED), level) for a, b, level in zip(source, target, levels, strict=True)]
+    ways = [(role_class(a), role_class(b), level) for a, b, level in zip(source, target, levels, strict=True)]
     for axis, way in enumerate(ways):
         if axis and way == ways[axis - 1]:
             runs[-1].append(axis)
@@ -100,14 +100,14 @@ class _Space:
         one, base = 1, len(dims) + 4
         for i, run in enumerate(self.runs):
             a, b = source[run[0]], target[run[0]]
-            if b <= PINNED:
+            if is_pinned(b):
                 wanted |= 1 << i
                 goal += one * there
                 same = all(source[axis] == target[axis] for axis in run)
             else:
                 goal += one * number[b]
                 same = False
-            start += one * (number[a] if a > PINNED else there if same else away)
+            start += one * (number[a] if not is_pinned(a) else there if same else away)
             one *= base
         divisors = tuple(gcd(shape[dim], self.mesh.devices) for dim in dims)
         steps = self.steps.get((divisors, wanted))
@@ -143,14 +143,14 @@ class _Space:
             later = 0
             for other in moving[i + 1 :]:
                 later |= other
-            if COPY in (roles := {max(now[a], PINNED) for a in axes}) and len(roles) > 1:
+            if COPY in (roles := {role_class(now[a]) for a in axes}) and len(roles) > 1:
                 now = self._move(out, now, tuple(a for a in axes if now[a] == COPY), REPEAT, shape)
             if digit == len(dims):
                 copied = not mask & later and all(target[a] == COPY for a in axes)
                 role = COPY if copied else REPEAT
             else:
                 role = dims[digit] if digit < len(dims) else SUM if digit == len(dims) + 1 else PINNED
-            if role <= PINNED:
+            if is_pinned(role):
                 role = group_role(target, axes, self.mesh)
             now = self._move(out, now, axes, role, shape)
         for old, new in ((REPEAT, COPY), (COPY, REPEAT)):
@@ -160,7 +160,7 @@ class _Space:
 
     def _move(self, out: list[Move], now: Layout, axes: tuple[int, ...], role: int, shape: tuple[int, ...]) -> Layout:
         sizes = self.mesh.sizes
-        elements = prod(shape) // prod(size for size, r in zip(sizes, now, strict=True) if r >= 0)
+        elements = prod(shape) // shards(now, sizes)
         old = group_role(now, axes, self.mesh)
         aside = tuple(pin for pin in pins(now) if pin[0] not in axes)
         group = prod(sizes[a] for a in axes)

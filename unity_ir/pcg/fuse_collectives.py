@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unity_ir.pcg.collectives import fusion_of
 from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
 
 
@@ -34,18 +35,16 @@ def fuse_collectives(graph: Graph) -> Graph:
 
 
 def _collective(inner: Node, outer: Node) -> tuple[str, dict[str, int]] | None:
-    """The collective of two chained operators of the same degree, or None."""
-    if inner.op not in ("reduce", "combine") or inner.attribute("by") != outer.attribute("by"):
+    """The collective of two chained operators of the same degree, and its attributes; None where there is none."""
+    row = fusion_of(inner.op, outer.op)
+    if row is None or inner.attribute("by") != outer.attribute("by"):
         return None
-    by = {"by": int(outer.attribute("by"))}
-    match inner.op, outer.op:
-        case "reduce", "replicate":
-            return "all_reduce", by
-        case "combine", "replicate":
-            return "all_gather", {"dim": int(inner.attribute("dim")), **by}
-        case "reduce", "partition":
-            return "reduce_scatter", {"dim": int(outer.attribute("dim")), **by}
-        case "combine", "partition" if inner.attribute("dim") != outer.attribute("dim"):
-            return "all_to_all", {"dim": int(inner.attribute("dim")), "to": int(outer.attribute("dim")), **by}
-        case _:
-            return None
+    found = {
+        dim: int(node.attribute("dim"))
+        for node, (_, dim) in zip((inner, outer), row.fuses, strict=True)
+        if dim is not None
+    }
+    if len(set(found.values())) < len(found):
+        # A dim that is combined and partitioned again stays as it was.
+        return None
+    return row.name, {**found, "by": int(outer.attribute("by"))}

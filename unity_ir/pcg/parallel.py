@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from unity_ir.errors import UnityError
+from unity_ir.pcg.collectives import FUSED, HALO_EXCHANGES, Collective
 from unity_ir.pcg.types import TensorType
 
 Step = tuple[str, tuple[tuple[str, int], ...]]
@@ -126,16 +127,21 @@ def _simple(
     return ParallelOperator(name, names, rule, lambda a: (_step(inverse, **{n: a[n] for n in names}),))
 
 
-def _fused(
-    name: str, attributes: tuple[str, ...], chain: Callable[[Mapping[str, int]], tuple[Step, ...]]
-) -> ParallelOperator:
+def _fused(row: Collective) -> ParallelOperator:
+    """The parallel operator of a collective: what the chain it fuses does."""
+
+    def chain(a: Mapping[str, int]) -> tuple[Step, ...]:
+        return tuple(
+            _step(op, by=a["by"]) if dim is None else _step(op, dim=a[dim], by=a["by"]) for op, dim in row.fuses
+        )
+
     def type_rule(x: TensorType, a: Mapping[str, int]) -> TensorType:
         return chain_type(x, chain(a))
 
     def backward(a: Mapping[str, int]) -> tuple[Step, ...]:
         return tuple(step for op, attrs in reversed(chain(a)) for step in PARALLEL_OPERATORS[op].backward(dict(attrs)))
 
-    return ParallelOperator(name, attributes, type_rule, backward, chain)
+    return ParallelOperator(row.name, row.attributes, type_rule, backward, chain)
 
 
 PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
@@ -150,22 +156,7 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
         ParallelOperator("recompute", (), lambda x, a: x, lambda a: ()),
         _simple("halo", _halo, "halo_reduce", ("dim", "low", "high")),
         _simple("halo_reduce", _halo_reduce, "halo", ("dim", "low", "high")),
-        _fused("all_reduce", ("by",), lambda a: (_step("reduce", by=a["by"]), _step("replicate", by=a["by"]))),
-        _fused(
-            "all_gather",
-            ("dim", "by"),
-            lambda a: (_step("combine", dim=a["dim"], by=a["by"]), _step("replicate", by=a["by"])),
-        ),
-        _fused(
-            "reduce_scatter",
-            ("dim", "by"),
-            lambda a: (_step("reduce", by=a["by"]), _step("partition", dim=a["dim"], by=a["by"])),
-        ),
-        _fused(
-            "all_to_all",
-            ("dim", "to", "by"),
-            lambda a: (_step("combine", dim=a["dim"], by=a["by"]), _step("partition", dim=a["to"], by=a["by"])),
-        ),
+        *map(_fused, FUSED),
     )
 }
 """
@@ -174,7 +165,7 @@ copies to each piece what its neighbours along a dim hold next to it; its dual a
 its operand is not kept for the backward, but computed again: see `pcg.recompute`.
 """
 
-HALO_OPERATORS = ("halo", "halo_reduce")
+HALO_OPERATORS = HALO_EXCHANGES
 """Those that change what lies beside the pieces, not which device holds which."""
 
 STAYING = (*HALO_OPERATORS, "recompute")

@@ -15,44 +15,20 @@ from itertools import combinations, count
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, at, pins
-
-KINDS = ("slice", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "zero_pad", "retype")
-"""
-What a move does, by the roles it goes between:
-
-| from | to | kind |
-|---|---|---|
-| COPY, REPEAT | dim | slice: each keeps its part |
-| dim | COPY, REPEAT | all_gather |
-| SUM | COPY, REPEAT | all_reduce |
-| SUM | dim | reduce_scatter |
-| dim | another dim | all_to_all |
-| COPY, REPEAT, dim | SUM | zero_pad: own part stays, the rest is zero |
-| COPY | REPEAT and back | retype: nothing is done |
-"""
-
-
-COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
-"""The kinds in which devices of a group talk to all others."""
-
-PINNED_KINDS = ("broadcast", "scatter", "gather", "reduce", "send")
-"""
-What a move does that starts from or leads to pinned axes:
-
-| from | to | kind |
-|---|---|---|
-| pinned | COPY, REPEAT | broadcast |
-| pinned | dim | scatter |
-| pinned | SUM | zero_pad: the others are zero |
-| dim | pinned | gather |
-| SUM | pinned | reduce |
-| COPY, REPEAT | pinned | retype: the others forget it |
-| pinned | pinned elsewhere | send |
-"""
-
-HALO_EXCHANGES = ("halo", "halo_reduce")
-"""The kinds in which devices talk to their neighbours along a dim: what `halo_moves` finds, not the planner."""
+from unity_ir.pcg.collectives import COLLECTIVES, KIND_BETWEEN, RoleKind
+from unity_ir.pcg.sharding import (
+    COPY,
+    REPEAT,
+    SUM,
+    Layout,
+    Mesh,
+    coordinate_of,
+    is_pinned,
+    is_shard,
+    pinned_at,
+    pins,
+    role_class,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +38,7 @@ class Move:
     kind: str
     axes: tuple[int, ...]
     source: int
-    """The role the axes had; of pinned ones, `at` the position in the group (all axes in mixed radix)."""
+    """The role the axes had; of pinned ones, `pinned_at` the position in the group (all axes in mixed radix)."""
     target: int
     """The role they get; likewise."""
     group: int
@@ -90,40 +66,26 @@ class Move:
         """Elements of the piece after it."""
         if self.border:
             return self.elements + (self.border if self.kind == "halo" else -self.border)
-        return self.elements * (self.group if self.source >= 0 else 1) // (self.group if self.target >= 0 else 1)
+        whole = self.elements * (self.group if is_shard(self.source) else 1)
+        return whole // (self.group if is_shard(self.target) else 1)
 
     def traffic(self, mesh: Mesh) -> int:
         """Elements received, summed over all devices, as a ring moves them."""
-        n = self.group
-        each = {
-            "all_gather": self.elements * (n - 1) * n,
-            "reduce_scatter": self.elements * (n - 1),
-            "all_reduce": 2 * self.elements * (n - 1),
-            "all_to_all": self.elements * (n - 1),
-            "halo": self.border * (n - 1),
-            "halo_reduce": self.border * (n - 1),
-            "broadcast": self.elements * (n - 1),
-            "scatter": self.elements * (n - 1) // n,
-            "gather": self.elements * (n - 1),
-            "reduce": self.elements * (n - 1),
-            "send": self.elements,
-        }.get(self.kind, 0)
+        received = COLLECTIVES[self.kind].received
+        each = 0 if received is None else received(self.group, self.border or self.elements)
         return each * self.groups(mesh)
 
 
 def move_kind(source: int, target: int) -> str:
     """The kind of a move between two different roles."""
-    if target == SUM:
-        return "zero_pad"
-    if source <= PINNED:
-        return "send" if target <= PINNED else "scatter" if target >= 0 else "broadcast"
-    if target <= PINNED:
-        return "gather" if source >= 0 else "reduce" if source == SUM else "retype"
-    if source == SUM:
-        return "reduce_scatter" if target >= 0 else "all_reduce"
-    if source >= 0:
-        return "all_to_all" if target >= 0 else "all_gather"
-    return "slice" if target >= 0 else "retype"
+    return KIND_BETWEEN[role_kind(source), role_kind(target)]
+
+
+def role_kind(role: int) -> RoleKind:
+    """What a collective sees of a role."""
+    if is_shard(role):
+        return "shard"
+    return "partial" if role == SUM else "pinned" if is_pinned(role) else "replicate"
 
 
 Price = Callable[[Move], float]
@@ -131,24 +93,24 @@ Price = Callable[[Move], float]
 
 
 def _spelled(role: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
-    """The role of each of several axes: of pinned ones, `at` its own coordinate of the position in the group."""
-    if role > PINNED:
+    """The role of each of several axes: of pinned ones, `pinned_at` its own coordinate of the position in the group."""
+    if not is_pinned(role):
         return (role,) * len(axes)
-    position, out = at(role), list[int]()
+    position, out = coordinate_of(role), list[int]()
     for axis in reversed(axes):
         position, coordinate = divmod(position, mesh.sizes[axis])
-        out.append(at(coordinate))
+        out.append(pinned_at(coordinate))
     return tuple(reversed(out))
 
 
 def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
-    """The one role several axes of a layout have; of pinned ones, `at` the position in their group."""
-    if layout[axes[0]] > PINNED:
+    """The one role several axes of a layout have; of pinned ones, `pinned_at` the position in their group."""
+    if not is_pinned(layout[axes[0]]):
         return layout[axes[0]]
     position = 0
     for axis in axes:
-        position = position * mesh.sizes[axis] + at(layout[axis])
-    return at(position)
+        position = position * mesh.sizes[axis] + coordinate_of(layout[axis])
+    return pinned_at(position)
 
 
 def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = ()) -> Iterator[tuple[Move, Layout]]:
@@ -160,10 +122,10 @@ def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = 
     pinned, wanted = pins(layout), pins(towards)
     piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]
     elements = prod(piece)
-    for held in sorted({max(r, PINNED) for r in layout}):
-        holders = [i for i, r in enumerate(layout) if max(r, PINNED) == held]
+    for held in sorted({role_class(r) for r in layout}):
+        holders = [i for i, r in enumerate(layout) if role_class(r) == held]
         for axes in (a for k in range(1, len(holders) + 1) for a in combinations(holders, k)):
-            if held >= 0 and axes != tuple(holders[-len(axes) :]):
+            if is_shard(held) and axes != tuple(holders[-len(axes) :]):
                 continue
             source = group_role(layout, axes, mesh)
             aside = tuple(pin for pin in pinned if pin[0] not in axes)
@@ -172,7 +134,7 @@ def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = 
             for target in (*range(len(shape)), COPY, SUM, REPEAT, *([group_role(towards, axes, mesh)] if ends else [])):
                 if target == source:
                     continue
-                if target >= 0:
+                if is_shard(target):
                     inner = max((i for i, r in enumerate(layout) if r == target), default=-1)
                     if piece[target] % group or inner > axes[0]:
                         continue

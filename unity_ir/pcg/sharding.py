@@ -1,12 +1,12 @@
 """
-Layouts: which device holds which piece.
+Sharding: which device holds which shard of a value.
 
 The devices form a mesh of axes (prime factors of every machine level, outermost first). A value's layout gives each
-axis one role: it divides a dim, its devices hold addends (SUM), copies (COPY), or do the same work again (REPEAT), or
-it is pinned: only the devices at one coordinate of the axis have anything (`at(coordinate)`). Pinned axes put a value
-on a part of the machine, down to a single device, as FlexFlow's and Unity's views do. Where several axes divide one
-dim, the outer axis divides first. This is PyTorch's DTensor placement per mesh axis, with REPEAT beside Replicate: the
-gradient of a repeated value is repeated, the gradient of copies is in addends, that of a pinned value is pinned.
+axis one role. The axis shards a dim; or its devices hold partial sums (SUM), copies (COPY), or repeat the same work
+(REPEAT); or it is pinned: only the devices at one coordinate hold anything (`pinned_at`). Pinned axes put a value on a
+part of the machine, down to a single device, as the views of FlexFlow and Unity do. Where several axes shard one dim,
+the outer axis divides first. This is PyTorch's DTensor placement per mesh axis, except that REPEAT and COPY divide its
+Replicate in two: the gradient of a repeated value is repeated, that of copies is in partial sums.
 """
 
 from __future__ import annotations
@@ -26,20 +26,49 @@ from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.parallel import Carriers
 
 COPY, SUM, REPEAT = -1, -2, -3
-"""Roles that are not dims; a role of 0 or more is the dim it divides."""
+"""
+Roles that are not dims. Roles are integers because layouts are keys of the search's hottest tables; that dims are 0 or
+more and pinned roles below these three is known to this module and to `search.layouts` only. Elsewhere, ask
+`is_shard`, `is_pinned` and `coordinate_of`.
+"""
 
 PINNED = -4
-"""Roles from here down pin an axis at a coordinate."""
+"""The role of an axis pinned at coordinate 0, and what `role_class` returns for any coordinate."""
 
 
-def at(coordinate: int) -> int:
-    """The role of an axis of which only the devices at one coordinate have anything. It is its own inverse."""
+def is_shard(role: GridRole) -> bool:
+    """Whether a mesh axis of this role divides a dim (the role is the dim's number)."""
+    return isinstance(role, int) and role >= 0
+
+
+def is_pinned(role: GridRole) -> bool:
+    """Whether only the devices at one coordinate of a mesh axis of this role hold anything."""
+    return isinstance(role, int) and role <= PINNED
+
+
+def pinned_at(coordinate: int) -> int:
+    """Return the role of a mesh axis along which only the devices at `coordinate` hold anything."""
     return PINNED - coordinate
 
 
+def coordinate_of(role: int) -> int:
+    """Given pinned_at(2) returns 2. Undefined for other roles: ask `is_pinned` first."""
+    return PINNED - role
+
+
+def role_class(role: int) -> int:
+    """Return the role without its coordinate: given pinned_at(2) returns PINNED, given any other role that role."""
+    return max(role, PINNED)
+
+
 def pins(layout: Sequence[GridRole]) -> tuple[tuple[int, int], ...]:
-    """Given (0, at(1)) returns ((1, 1),): the pinned axes and where."""
-    return tuple((i, at(r)) for i, r in enumerate(layout) if isinstance(r, int) and r <= PINNED)
+    """Given (0, pinned_at(1)) returns ((1, 1),): each pinned axis and its coordinate."""
+    return tuple((i, PINNED - r) for i, r in enumerate(layout) if isinstance(r, int) and r <= PINNED)
+
+
+def shards(layout: Layout, sizes: Sequence[int]) -> int:
+    """Return the number of shards a layout divides a value into, on mesh axes of these sizes."""
+    return prod(size for size, role in zip(sizes, layout, strict=True) if role >= 0)
 
 
 Layout = tuple[int, ...]
@@ -186,7 +215,7 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
             assignment.update(dict.fromkeys(run, what))
             previous = run[-1]
     start = mesh.coordinates(view.start)
-    return tuple(assignment.get(i, at(start[i])) for i in range(len(mesh.sizes)))
+    return tuple(assignment.get(i, pinned_at(start[i])) for i in range(len(mesh.sizes)))
 
 
 def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
@@ -211,8 +240,8 @@ def role_name(what: GridRole) -> str:
         case str():
             return what
         case int():
-            if what <= PINNED:
-                return f"at {at(what)}"
+            if is_pinned(what):
+                return f"at {coordinate_of(what)}"
             return {COPY: "copy", SUM: "sum", REPEAT: "repeat"}.get(what, f"dim {what}")
         case _:
             return f"sum of {', '.join(sorted(what))}"
@@ -259,13 +288,13 @@ def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignme
     dims = [analysis.operand_dims[n] for n in names]
     out: list[GridRole] = []
     for roles in zip(*operands, strict=True):
-        variables: set[str | None] = {dims[i][r] for i, r in enumerate(roles) if r >= 0}
+        variables: set[str | None] = {dims[i][r] for i, r in enumerate(roles) if is_shard(r)}
         if None in variables or len(variables) > 1:
             return None
         if variables:
             variable = variables.pop()
             assert variable is not None
-            fits = all((r >= 0) == (variable in dims[i]) and (r in (COPY,) or r >= 0) for i, r in enumerate(roles))
+            fits = all(is_shard(r) == (variable in dims[i]) and (r == COPY or is_shard(r)) for i, r in enumerate(roles))
             if not fits:
                 return None
             out.append(variable)
@@ -305,7 +334,7 @@ def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]
     """The degrees an assignment gives the task grid's axes."""
     degrees: dict[GridRole, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):
-        if what != REPEAT and not (isinstance(what, int) and what <= PINNED):
+        if what != REPEAT and not is_pinned(what):
             degrees[what] = degrees.get(what, 1) * size
     return degrees
 
@@ -316,7 +345,7 @@ def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layou
 
     Given `out[v, e] = sum[b](..ids[b]..g[b, e])`, g and ids divided along b, and a result in addends, returns b.
     """
-    pinned = [at(coordinate) for _, coordinate in pins(result)]
+    pinned = [pinned_at(coordinate) for _, coordinate in pins(result)]
     may: list[GridRole] = [*analysis.splittable, COPY, REPEAT, *analysis.carriers, *pinned]
     out: list[GridRole] = []
     for axis, made in enumerate(result):
@@ -398,7 +427,7 @@ def _hints(node: Node, layouts: Mapping[Value, Layout]) -> Assignment:
     """For each mesh axis what the first operand that has a dim on it would make of it."""
     layout = layouts[node.operands[0]]
     dims = node.analysis.operand_dims[node.analysis.bound.operands[0].name]
-    return tuple(r if r <= PINNED else REPEAT if r < 0 or dims[r] is None else str(dims[r]) for r in layout)
+    return tuple(r if is_pinned(r) else REPEAT if not is_shard(r) or dims[r] is None else str(dims[r]) for r in layout)
 
 
 def _spread(node: Node, hints: Assignment, mesh: Mesh) -> Assignment:
@@ -444,7 +473,7 @@ def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
         # Inner axes leave a dim first and outer ones enter first, so that pieces stay contiguous.
         axes = [i for i, r in enumerate(layout) if r == old]
         if op in takes:
-            axes += [i for i, r in enumerate(layout) if r <= PINNED]
+            axes += [i for i, r in enumerate(layout) if is_pinned(r)]
         for axis in reversed(axes) if op in frees else axes:
             if left > 1 and left % mesh.sizes[axis] == 0:
                 layout[axis] = new

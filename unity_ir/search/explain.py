@@ -17,6 +17,7 @@ from rich.table import Table
 from unity_ir.cost.plan import PlanCost
 from unity_ir.cost.stats import WIDTH, bytes_text, divided, reshard_words, seconds_text
 from unity_ir.errors import UnityError
+from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Assignment, Mesh, pins
@@ -162,7 +163,7 @@ def _reshards(plan: PlanCost, node: Node) -> list[str]:
     lines: list[str] = []
     results: set[Value] = set(node.results)
     for reshard in plan.reshards:
-        moving = [m for m in (*reshard.forward, *reshard.backward) if m.kind != "retype"]
+        moving = [m for m in (*reshard.forward, *reshard.backward) if m.kind not in FREE]
         if moving and (node in reshard.users or reshard.value in results):
             side = "to it" if node in reshard.users else "from it"
             time = sum(plan.machine.move_time(m, reshard.value.type.dtype) for m in moving)

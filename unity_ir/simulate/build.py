@@ -11,7 +11,6 @@ and waited for at once. Halo exchanges are always waited for at once. The emitte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.plan import PlanCost, update_time
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, topological
-from unity_ir.pcg.sharding import Layout, dual
+from unity_ir.pcg.sharding import Layout, dual, shards
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.simulate.chains import Key, Task, arrivals, chain, stall
 from unity_ir.simulate.hops import Hop, Use, hops
@@ -342,5 +341,4 @@ class _Builder:
 
 def _piece_bytes(value: Value, layout: Layout, sizes: Sequence[int]) -> int:
     """Bytes of a value's piece on each device."""
-    parts = prod(s for s, role in zip(sizes, layout, strict=True) if role >= 0)
-    return value.type.elements // parts * ELEMENT_BYTES[value.type.dtype]
+    return value.type.elements // shards(layout, sizes) * ELEMENT_BYTES[value.type.dtype]

@@ -14,14 +14,15 @@ from unity_ir.pcg.graph import Node
 from unity_ir.pcg.materialise import degrees
 from unity_ir.pcg.sharding import (
     COPY,
-    PINNED,
     REPEAT,
     SUM,
     Assignment,
     GridRole,
     Mesh,
-    at,
+    is_pinned,
+    is_shard,
     operand_layout,
+    pinned_at,
     result_layout,
 )
 from unity_ir.pcg.types import TensorType
@@ -56,7 +57,7 @@ def _fits(
         tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands)
     )
     may = _roles(analysis)
-    if len(assignment) != len(mesh.sizes) or not all(what in may or _pinned(what) for what in assignment):
+    if len(assignment) != len(mesh.sizes) or not all(what in may or is_pinned(what) for what in assignment):
         return False
     if any(analysis.bound.extents[v] % degree for v, degree in degrees(assignment, mesh.sizes).items()):
         return False
@@ -67,14 +68,10 @@ def _fits(
     return all(_holds(type, layout, mesh) for type, layout in placed)
 
 
-def _pinned(what: GridRole) -> bool:
-    return isinstance(what, int) and what <= PINNED
-
-
 def _holds(type: TensorType, layout: tuple[int, ...], mesh: Mesh) -> bool:
     left = list(type.shape)
     for role, size in zip(layout, mesh.sizes, strict=True):
-        if role >= 0:
+        if is_shard(role):
             if left[role] % size:
                 return False
             left[role] //= size
@@ -104,6 +101,6 @@ def random_assignment(
         if pinned:
             for axis in range(len(mesh.sizes)) if axes is None else axes:
                 if random.random() < pinned:
-                    found[axis] = at(random.randrange(mesh.sizes[axis]))
+                    found[axis] = pinned_at(random.randrange(mesh.sizes[axis]))
         if fits(node, tuple(found), mesh):
             return tuple(found)

@@ -17,14 +17,12 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
+from unity_ir.pcg.collectives import BETWEEN_DEVICES, FREE
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import PINNED, REPEAT, GridRole, Layout, at, pins
+from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, is_pinned, pinned_at, pins
 
 TICKS = 10**12
 """Ticks per second. Times are whole picoseconds, so that equal means equal."""
-
-LOCAL_KINDS = ("slice", "zero_pad")
-"""Moves that are a kernel on each device, and cross no link."""
 
 Classes = tuple[int, ...]
 
@@ -100,7 +98,7 @@ class Streams:
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
         """What a move from a layout is on the streams."""
-        pinned, end = pins(before), min(move.target, PINNED)
+        pinned, end = pins(before), move.target if is_pinned(move.target) else None
         key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
         found = self._steps.get(key)
         if found is None:
@@ -114,11 +112,11 @@ class Streams:
     def _stepped(self, move: Move, pinned: tuple[tuple[int, int], ...], dtype: str) -> Step:
         before = [REPEAT] * len(self.machine.mesh.sizes)
         for axis, coordinate in pinned:
-            before[axis] = at(coordinate)
+            before[axis] = pinned_at(coordinate)
         taking = sorted({*self.where(before), *self.where(move.after(tuple(before), self.machine.mesh))})
         levels: tuple[int, ...] = ()
         groups = [(k,) for k in taking]
-        if move.kind not in (*LOCAL_KINDS, "retype"):
+        if move.kind in BETWEEN_DEVICES:
             levels = tuple(sorted({self.machine.axis_levels[a] for a in move.axes}))
             found: dict[tuple[int, ...], list[int]] = {}
             for k in taking:
@@ -132,7 +130,7 @@ class Streams:
         out: list[Step] = []
         at = source
         for move in moves:
-            if move.kind != "retype":
+            if move.kind not in FREE:
                 out.append(self.step(move, at, dtype))
             at = move.after(at, self.machine.mesh)
         return tuple(out)

@@ -41,6 +41,7 @@ from unity_ir.machine.load import PROFILE, load
 from unity_ir.machine.model import Machine
 from unity_ir.machine.profile import CollectiveRow, KernelRow, ProfileFile, open_profile
 from unity_ir.messages import tell
+from unity_ir.pcg.collectives import PROFILED
 from unity_ir.pcg.differentiate import differentiate, trained
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Optimizer
@@ -55,7 +56,6 @@ from unity_ir.tools.graphs import read_graphs
 if TYPE_CHECKING:
     from unity_ir.lowering.measure.operators import Call, Job
 
-MOVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "zero_pad")
 ELEMENTS = tuple(4**k for k in range(5, 12))
 """Of the pieces that collectives are measured on: 4 kB to 16 MB."""
 
@@ -158,7 +158,7 @@ def _configurations(
 def collectives(ranks: int) -> list[tuple[str, int, int]]:
     """(kind, members, elements) of those to measure."""
     members = [m for m in range(2, ranks + 1) if ranks % m == 0]
-    return [(kind, m, size) for m in members for size in ELEMENTS for kind in MOVES]
+    return [(kind, m, size) for m in members for size in ELEMENTS for kind in PROFILED]
 
 
 # --- measuring

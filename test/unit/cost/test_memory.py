@@ -16,7 +16,7 @@ from unity_ir.cost.memory import held
 from unity_ir.cost.plan import cost
 from unity_ir.pcg.graph import Graph, Optimizer, leaf
 from unity_ir.pcg.materialise import materialise
-from unity_ir.pcg.sharding import REPEAT, Layout, Mesh, at, layout_type, pins
+from unity_ir.pcg.sharding import REPEAT, Layout, Mesh, layout_type, pinned_at, pins
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
 
@@ -27,7 +27,7 @@ def test_what_counts_is_what_the_fullest_device_holds(seed: int, sizes: tuple[in
     random, mesh = Random(seed), Mesh(sizes)
 
     def layout() -> Layout:
-        return tuple(random.choice([0, REPEAT, at(random.randrange(size))]) for size in sizes)
+        return tuple(random.choice([0, REPEAT, pinned_at(random.randrange(size))]) for size in sizes)
 
     layouts = [layout() for _ in range(random.randint(1, 6))]
     nodes = [
@@ -53,7 +53,7 @@ def two_towers(small: int, large: int) -> Graph:
 
 def test_towers_on_two_devices_hold_what_the_larger_does():
     machine, graph = boxes(2), two_towers(4, 12)
-    places = [(at(int("12" in str(n.operands[0].shape))),) for n in graph.nodes() if n.is_compute]
+    places = [(pinned_at(int("12" in str(n.operands[0].shape))),) for n in graph.nodes() if n.is_compute]
     operators = [n for n in graph.nodes() if n.is_compute]
     plan = materialise(graph, dict(zip(operators, places, strict=True)), machine.mesh, {})
     memory = cost(plan, machine).memory

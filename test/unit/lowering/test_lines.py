@@ -24,7 +24,7 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
-from unity_ir.pcg.sharding import PINNED
+from unity_ir.pcg.sharding import is_pinned
 from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample
 
@@ -48,7 +48,7 @@ def said(program: Program, bucket: int) -> tuple[list[Event], list[str]]:
                 values.update((m.result, next(numbers)) for m in moves)
             case Wait(registers):
                 events.append(("wait", *(values[r] for r in registers)))
-            case Reshard(operand, result, "retype", _, source) if source > PINNED:
+            case Reshard(operand, result, "retype", _, source) if not is_pinned(source):
                 values[result] = values[found.held(operand)]
             case Reshard(operand, result) | Exchange(operand, result) as action:
                 kind = action.kind if crosses(action) else "local"

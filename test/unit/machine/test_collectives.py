@@ -18,17 +18,11 @@ from unity_ir.machine.collectives import SCHEDULES
 from unity_ir.machine.graph import Topology
 from unity_ir.machine.link_traffic import line
 from unity_ir.machine.load import presets
-from unity_ir.pcg.reshard import COLLECTIVES, HALO_EXCHANGES, KINDS, PINNED_KINDS
-
-ALL = (*COLLECTIVES, *HALO_EXCHANGES, *PINNED_KINDS)
-
-
-def test_every_move_has_algorithms():
-    assert set(ALL) == set(SCHEDULES)
+from unity_ir.pcg.collectives import BETWEEN_DEVICES, HALO_EXCHANGES, ON_DEVICE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", BETWEEN_DEVICES)
 @given(st.data())
 def test_no_estimate_beats_the_cut(kind: str, data: st.DataObject):
     machine = data.draw(machines(most=512))
@@ -46,13 +40,13 @@ def test_no_estimate_on_a_preset_beats_the_cut(name: str):
             sizes = {i: machine.levels[i].size for i in range(level, len(machine.levels))}
             if prod(sizes.values()) == 1:
                 continue
-            for kind in ALL:
+            for kind in BETWEEN_DEVICES:
                 least = machine.least_seconds(kind, sizes, 1e6)
                 assert min(b for _, b in machine.lines(kind, sizes)) * 1e6 >= least * (1 - 1e-9) > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", BETWEEN_DEVICES)
 @settings(max_examples=40)
 @given(st.data())
 def test_levels_and_graph_agree(kind: str, data: st.DataObject):
@@ -81,7 +75,7 @@ def test_levels_and_graph_agree(kind: str, data: st.DataObject):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", BETWEEN_DEVICES)
 @given(st.data())
 def test_more_bytes_and_faster_links(kind: str, data: st.DataObject):
     machine = data.draw(machines())
@@ -137,5 +131,5 @@ def test_lines_are_for_arrays():
 def test_moves_that_stay_on_a_device_cost_no_message():
     machine = boxes(2, overhead=1e-3)
     assert machine.move_seconds("retype", {0: 2}, 100, 100, 4) == 0.0
-    for kind in set(KINDS) - set(COLLECTIVES) - {"retype"}:
+    for kind in ON_DEVICE:
         assert machine.move_seconds(kind, {0: 2}, 0, 0, 4) == machine.device.launch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unity_ir.machine import Machine
 from unity_ir.pcg.coarse import Memo, plan_coarsely
 from unity_ir.pcg.reshard import Move, group_role, plan
-from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, at
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, is_shard, pinned_at, role_class, shards
 
 MACHINES = {sizes: boxes(*sizes, overhead=1e-6) for sizes in [(2, 2), (3, 2), (2, 4), (4, 4), (2, 2, 4), (8,), (16,)]}
 SHAPES = [(16,), (8, 16), (4, 6, 16), (64, 3), (2, 2, 2, 16)]
@@ -27,7 +27,7 @@ def problems(draw: st.DrawFn) -> tuple[Machine, tuple[int, ...], Layout, Layout]
     shape = draw(st.sampled_from(SHAPES))
     mesh = machine.mesh
     roles = (*range(len(shape)), COPY, SUM, REPEAT)
-    layout = st.tuples(*(st.sampled_from((*roles, *map(at, range(size)))) for size in mesh.sizes))
+    layout = st.tuples(*(st.sampled_from((*roles, *map(pinned_at, range(size)))) for size in mesh.sizes))
     layout = layout.filter(lambda x: legal(x, shape, mesh))
     return machine, shape, draw(layout), draw(layout)
 
@@ -39,16 +39,16 @@ def spent(machine: Machine, moves: tuple[Move, ...]) -> float:
 def coarsened(machine: Machine, shape: tuple[int, ...], source: Layout, target: Layout) -> float:
     """The cost by `plan`, on a mesh whose axes are those that go together; through the dims `plan_coarsely` says."""
     mesh = machine.mesh
-    ways = [(max(a, PINNED), max(b, PINNED), v) for a, b, v in zip(source, target, machine.axis_levels, strict=True)]
+    ways = [(role_class(a), role_class(b), v) for a, b, v in zip(source, target, machine.axis_levels, strict=True)]
     cuts = [i for i in range(len(ways)) if i == 0 or ways[i] != ways[i - 1] or len(ways) <= 3]
     runs = [tuple(range(a, b)) for a, b in pairwise([*cuts, len(ways)])]
     coarse = Mesh(tuple(prod(mesh.sizes[axis] for axis in run) for run in runs))
-    used = {role for role in (*source, *target) if role >= 0}
+    used = {role for role in (*source, *target) if is_shard(role)}
     free = [d for d in range(len(shape)) if d not in used and gcd(shape[d], mesh.devices) > 1]
     useful = used.union(free if len(ways) <= 3 else sorted(free, key=lambda d: -shape[d])[:1])
 
     def price(move: Move) -> float:
-        if move.target >= 0 and move.target not in useful:
+        if is_shard(move.target) and move.target not in useful:
             return inf
         sizes = machine.sizes_of([axis for run in move.axes for axis in runs[run]])
         return machine.move_seconds(move.kind, sizes, move.elements, move.elements_after, 4)
@@ -67,10 +67,10 @@ def test_the_cheapest_with_axes_that_go_together(problem: tuple[Machine, tuple[i
     )
     now = source
     for move in moves:
-        pieces = prod(s for s, r in zip(machine.mesh.sizes, now, strict=True) if r >= 0)
+        pieces = shards(now, machine.mesh.sizes)
         assert move.elements * pieces == prod(shape)
         assert move.source == group_role(now, move.axes, machine.mesh)
-        assert len({max(now[axis], PINNED) for axis in move.axes}) == 1
+        assert len({role_class(now[axis]) for axis in move.axes}) == 1
         now = move.after(now, machine.mesh)
         assert legal(now, shape, machine.mesh)
     assert now == target

@@ -18,13 +18,13 @@ from unity_ir.pcg.sharding import (
     REPEAT,
     SUM,
     Mesh,
-    at,
     axes_of,
     dual,
     layout_type,
     layout_view,
     mesh_of,
     piece_index,
+    pinned_at,
     pins,
     place,
     prime_factors,
@@ -43,7 +43,7 @@ MESHES = [(), (2,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (2, 2, 3), (2, 3, 2), (2,
 @settings(max_examples=300)
 def test_view_says_what_every_axis_does(sizes: tuple[int, ...], data: st.DataObject):
     mesh, order = Mesh(sizes), ("m", "n", COPY, frozenset({"x"}))
-    assignment = tuple(data.draw(st.sampled_from([*order, REPEAT, *map(at, range(size))])) for size in sizes)
+    assignment = tuple(data.draw(st.sampled_from([*order, REPEAT, *map(pinned_at, range(size))])) for size in sizes)
     view = view_of(assignment, order, mesh)
     used = [what for what in order if what in assignment]
     assert sorted(view.devices()) == [d for d in range(mesh.devices) if there(d, pins(assignment), mesh)]
@@ -107,9 +107,9 @@ def test_view_that_does_not_fit_the_machine_is_refused(view: View, message: str 
 def test_axes_a_view_leaves_out_are_pinned():
     mesh = Mesh((2, 3, 2))
     x = leaf("input", tensor_type((8,), "f32", (2,)), View(8, (((2, 1),),)), name="x").result
-    assert place(Graph("f", (), (x,)), mesh).layouts[x] == (at(1), at(1), 0)
+    assert place(Graph("f", (), (x,)), mesh).layouts[x] == (pinned_at(1), pinned_at(1), 0)
     y = apply("relu", [x]).result
-    assert place(Graph("f", (), (y,)), mesh).layouts[y] == (at(1), at(1), 0)
+    assert place(Graph("f", (), (y,)), mesh).layouts[y] == (pinned_at(1), pinned_at(1), 0)
 
 
 def test_view_that_does_not_fit_the_node_is_refused():

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unity_ir.machine import Machine
-from unity_ir.pcg.reshard import KINDS, Move, move_kind, moves, plan
-from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, at, dual, layout_type, pins
+from unity_ir.pcg.collectives import FROM_ONE, PLANNED
+from unity_ir.pcg.reshard import Move, move_kind, moves, plan
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, dual, layout_type, pinned_at, pins
 from unity_ir.search.layouts.space import Spaces
 
 MESHES = [(2,), (3,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (2, 2, 3)]
@@ -31,7 +32,7 @@ def problems(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], Layout, Layout]:
     mesh = Mesh(draw(st.sampled_from(MESHES)))
     shape = tuple(draw(st.lists(st.sampled_from([1, 2, 4, 6, 12, 24]), max_size=3)))
     roles = (*range(len(shape)), COPY, SUM, REPEAT)
-    layout = st.tuples(*(st.sampled_from((*roles, *map(at, range(size)))) for size in mesh.sizes))
+    layout = st.tuples(*(st.sampled_from((*roles, *map(pinned_at, range(size)))) for size in mesh.sizes))
     layout = layout.filter(lambda x: legal(x, shape, mesh))
     return mesh, shape, draw(layout), draw(layout)
 
@@ -62,7 +63,7 @@ def test_moves_are_just_those_that_work(sizes: tuple[int, ...], shape: tuple[int
             assert found.get(b) == (move if works else None)
         assert found.keys() <= set(legal_ones)
         kinds |= {m.kind for m in found.values()}
-    assert kinds == set(KINDS) - ({"all_to_all"} if len(shape) < 2 else set()) - (
+    assert kinds == set(PLANNED) - set(FROM_ONE) - ({"all_to_all"} if len(shape) < 2 else set()) - (
         {"slice", "all_gather", "reduce_scatter"} if not shape else set()
     )
 

@@ -11,7 +11,7 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
-from unity_ir.pcg.sharding import Assignment, at, pins
+from unity_ir.pcg.sharding import Assignment, pinned_at, pins
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.flexflow.mcmc import BEHIND, Settings, assignments_of, mcmc, told_apart
 from unity_ir.simulate.build import task_graph
@@ -36,7 +36,7 @@ def test_the_optimum_of_a_small_space(size: int):
     graph, machine = chain(size), boxes(2, overhead=1e-6)
     nodes = [n for n in graph.nodes() if n.is_compute]
     may: list[list[Assignment]] = [
-        [(what,) for what in (*roles(n), at(0), at(1)) if fits(n, (what,), machine.mesh)] for n in nodes
+        [(what,) for what in (*roles(n), pinned_at(0), pinned_at(1)) if fits(n, (what,), machine.mesh)] for n in nodes
     ]
     assert all(len(m) > 3 for m in may)
     least = min(

@@ -14,6 +14,7 @@ from unity_ir.lowering.measure import operators
 from unity_ir.machine import load
 from unity_ir.machine.profile import open_profile
 from unity_ir.models import from_text
+from unity_ir.pcg.collectives import PROFILED
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.search import run
@@ -149,7 +150,7 @@ def test_ranks_measure(tmp_path: Path):
     node = differentiate(run(from_text(MODEL), load("box:2"), "data-parallel").graph, Optimizer())
     calls = [operators.call_of(n) for n in node.nodes() if n.is_compute]
     jobs = [*calls, operators.update_call(64, "f32", Optimizer("adam"))]
-    jobs += [operators.Collective(kind, 2, 1024) for kind in unity_profile.MOVES]
+    jobs += [operators.Collective(kind, 2, 1024) for kind in PROFILED]
     with operators.Ranks(2, seconds=0.001) as ranks:
         for job in jobs:
             assert 0 < ranks.measure(job).seconds < 10

@@ -9,7 +9,7 @@ from unity_ir.lowering.pytorch.value import TORCH_DTYPES
 from unity_ir.lowering.rank.program import Program, Register
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
-from unity_ir.pcg.sharding import role_name
+from unity_ir.pcg.sharding import is_shard, role_name
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
 _COARSE = ("bool", "i32", "i64", "f64", "f32", "f16", "bf16")
@@ -75,7 +75,7 @@ def plan_text(
 
 def _spec(program: Program, register: Register, below: int | None = None) -> str:
     tensor = program.tensors[register]
-    roles = tuple(r if r >= 0 else role_name(r) for r in tensor.layout)
+    roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout)
     extra = "" if below is None else f", {below}"
     return f"Spec({tensor.shape!r}, {TORCH_DTYPES[tensor.dtype]}, {roles!r}{extra})"
 

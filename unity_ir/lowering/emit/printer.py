@@ -43,10 +43,11 @@ from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Bucket, Schedule, Wait
 from unity_ir.lowering.triton.expression import tdl_text
 from unity_ir.lowering.triton.optimizer import optimizer_launcher
 from unity_ir.lowering.triton.step import Compiled, Launcher
+from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
-from unity_ir.pcg.reshard import COLLECTIVES, PINNED_KINDS
-from unity_ir.pcg.sharding import PINNED, SUM, at, pins, role_name
+from unity_ir.pcg.reshard import role_kind
+from unity_ir.pcg.sharding import SUM, coordinate_of, is_pinned, is_shard, pins, role_name
 from unity_ir.tdl.syntax import Bound
 
 BACKWARD = "# --- backward"
@@ -392,40 +393,19 @@ class _Printer:
         assert old.source == made.source, f"two launchers are called {made.name}"
 
     def _reshard(self, operand: str, move: Reshard) -> str:
-        kind, axes, source, target = move.kind, move.axes, move.source, move.target
-        if kind in (*COLLECTIVES, *PINNED_KINDS):
-            self.groups.setdefault(axes)
-        if source <= PINNED:
-            held = self.program.tensors[move.operand]
-            local = f"{held.local(self.program.mesh)!r}, {TORCH_DTYPES[held.dtype]}"
-            match kind:
-                case "broadcast":
-                    return f"broadcast(ctx, {operand}, {at(source)}, {local}, {axes!r})"
-                case "scatter":
-                    return f"scatter(ctx, {operand}, {target}, {at(source)}, {local}, {axes!r})"
-                case "send":
-                    return f"send(ctx, {operand}, {at(source)}, {at(target)}, {local}, {axes!r})"
-                case _:
-                    return f"zero_elsewhere(ctx, {operand}, {at(source)}, {local}, {axes!r})"
-        match kind:
-            case "retype":
-                return operand
-            case "gather":
-                return f"gather(ctx, {operand}, {source}, {at(target)}, {axes!r})"
-            case "reduce":
-                return f"reduce(ctx, {operand}, {at(target)}, {axes!r})"
-            case "all_reduce":
-                return f"all_reduce(ctx, {operand}, {axes!r})"
-            case "all_gather":
-                return f"all_gather(ctx, {operand}, {source}, {axes!r})"
-            case "reduce_scatter":
-                return f"reduce_scatter(ctx, {operand}, {target}, {axes!r})"
-            case "all_to_all":
-                return f"all_to_all(ctx, {operand}, {source}, {target}, {axes!r})"
-            case "slice":
-                return f"keep_part(ctx, {operand}, {target}, {axes!r})"
-            case _:
-                return f"zero_pad(ctx, {operand}, {source if source >= 0 else None}, {axes!r})"
+        collective = COLLECTIVES[move.kind]
+        if collective.crosses_links:
+            self.groups.setdefault(move.axes)
+        call = collective.calls[role_kind(move.source), role_kind(move.target)]
+        if call is None:
+            return operand
+        held = self.program.tensors[move.operand]
+        words = {
+            "source": _dim_or_rank(move.source),
+            "target": _dim_or_rank(move.target),
+            "held": f"{held.local(self.program.mesh)!r}, {TORCH_DTYPES[held.dtype]}",
+        }
+        return f"{call.function}(ctx, {', '.join([operand, *(words[a] for a in call.arguments)])}, {move.axes!r})"
 
     # -- the update
 
@@ -450,6 +430,11 @@ class _Printer:
             given = ", ".join(map(repr, optimizer.settings.values()))
             out.append(f"{indent}{made.name}(weight, grads[name]{moments}, {given})  # {optimizer.name}")
         return "\n".join(out) + "\n"
+
+
+def _dim_or_rank(role: int) -> str:
+    """As an argument of the runtime: a sharded dim, the rank in the group that axes are pinned at, or None."""
+    return repr(role if is_shard(role) else coordinate_of(role) if is_pinned(role) else None)
 
 
 def _once(texts: Iterable[str]) -> str:

@@ -33,6 +33,7 @@ from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.plan_text import compared
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.triton.optimizer import optimizer_launcher
+from unity_ir.pcg.collectives import COLLECTIVES, ON_DEVICE
 from unity_ir.pcg.graph import Node, Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.parallel import piece
@@ -95,8 +96,9 @@ class Collective:
     @property
     def bytes(self) -> int:
         """As `Machine.move_seconds` counts them: of the piece before it, or, of a local move, after it."""
-        after = {"slice": self.elements // self.members, "zero_pad": self.elements * self.members}
-        return 4 * after.get(self.kind, self.elements)
+        source, target = COLLECTIVES[self.kind].profiled or (None, None)
+        after = self.elements * (1 if source is None else self.members) // (1 if target is None else self.members)
+        return 4 * (after if self.kind in ON_DEVICE else self.elements)
 
 
 Job = Call | Collective
@@ -327,15 +329,17 @@ class _Worker:
     def _move(self, job: Collective) -> Callable[[], object]:
         of = self._runtime(job.members)
         context, axes = of.context, (1,)
-        moves: dict[str, Callable[[torch.Tensor], object]] = {
-            "all_reduce": lambda x: of.all_reduce(context, x, axes).wait(),
-            "all_gather": lambda x: of.all_gather(context, x, 0, axes).wait(),
-            "reduce_scatter": lambda x: of.reduce_scatter(context, x, 0, axes).wait(),
-            "all_to_all": lambda x: of.all_to_all(context, x, 0, 1, axes).wait(),
-            "slice": lambda x: of.keep_part(context, x, 1, axes),
-            "zero_pad": lambda x: of.zero_pad(context, x, 1, axes),
-        }
-        return self._in_turn((Operand((job.elements // 64, 64), "f32"),), moves[job.kind])
+        call, dims = COLLECTIVES[job.kind].profiled_call()
+        function = getattr(of, call.function)
+
+        def moved(x: torch.Tensor) -> object:
+            return function(context, x, *dims, axes)
+
+        def received(x: torch.Tensor) -> object:
+            return function(context, x, *dims, axes).wait()
+
+        waits = COLLECTIVES[job.kind].crosses_links
+        return self._in_turn((Operand((job.elements // 64, 64), "f32"),), received if waits else moved)
 
     def _runtime(self, members: int) -> SimpleNamespace:
         """A program's moves, and this rank in a mesh whose second axis has so many members."""

@@ -39,7 +39,7 @@ from unity_ir.lowering.rank.program import (
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.reshard import group_role
-from unity_ir.pcg.sharding import COPY, REPEAT, Mesh, at, operand_layout, pins, result_layout, role_name
+from unity_ir.pcg.sharding import COPY, REPEAT, Mesh, operand_layout, pinned_at, pins, result_layout, role_name
 from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 
 
@@ -152,7 +152,7 @@ def _compute(
     attributes = operator.attributes(given)
     shapes, dtypes = tuple(tensors[r].shape for r in operands), tuple(tensors[r].dtype for r in operands)
     analysis = operator.bind(shapes, attributes, dtypes)
-    pinned = {at(coordinate): None for r in results for _, coordinate in pins(tensors[r].layout)}
+    pinned = {pinned_at(coordinate): None for r in results for _, coordinate in pins(tensors[r].layout)}
     may = (*analysis.splittable, COPY, REPEAT, *analysis.carriers, *pinned)
     by_name = {role_name(what): what for what in may}
     for word in op.over:

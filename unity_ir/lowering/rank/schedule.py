@@ -25,8 +25,8 @@ from unity_ir.lowering.rank.program import (
     Reshard,
     UpdateWeight,
 )
-from unity_ir.pcg.reshard import COLLECTIVES, PINNED_KINDS
-from unity_ir.pcg.sharding import PINNED, pins
+from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
+from unity_ir.pcg.sharding import is_pinned, pins
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 BUCKET_BYTES = 2**20
@@ -35,7 +35,7 @@ BUCKET_BYTES = 2**20
 BUCKET_MEMBERS = 16
 """At most so many, that the line stays readable."""
 
-SYNCS = ("all_reduce", "reduce_scatter")
+SYNCS = tuple(kind for kind in AMONG_ALL if COLLECTIVES[kind].reduces)
 """What ends in a gradient."""
 
 LAG = 8
@@ -87,7 +87,7 @@ class Schedule:
 def crosses(instruction: Instruction) -> bool:
     """Whether ranks talk to each other in it, so that its result has to be waited for."""
     return isinstance(instruction, Exchange) or (
-        isinstance(instruction, Reshard) and instruction.kind in (*COLLECTIVES, *PINNED_KINDS)
+        isinstance(instruction, Reshard) and instruction.kind in BETWEEN_DEVICES
     )
 
 
@@ -126,7 +126,7 @@ class _Scheduler:
                 case Compute():
                     self.maker.update(dict.fromkeys(instruction.results, len(self.computes)))
                     self.computes.append(instruction)
-                case Reshard(operand, result, "retype", _, _, target) if target > PINNED:
+                case Reshard(operand, result, "retype", _, _, target) if not is_pinned(target):
                     self.same[result] = self._held(operand)
                 case Reshard() | Exchange():
                     self.moves.append(instruction)

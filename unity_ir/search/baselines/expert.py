@@ -15,7 +15,7 @@ from unity_ir.budget import OutOfBudget, spend
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
-from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, Mesh, at
+from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, Mesh, pinned_at
 from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.baselines.follow import follow
 from unity_ir.tdl.counts import products
@@ -196,7 +196,7 @@ def by_layer(graph: Graph, machine: Machine) -> Iterator[Graph]:
                 return followed
             inner = Mesh(mesh.sizes[data:])
             device = layers[node] * inner.devices // count
-            return at(inner.coordinates(device)[axis - data])
+            return pinned_at(inner.coordinates(device)[axis - data])
 
         yield follow(graph, mesh, choose, batched(graph, mesh, range(data)))
 

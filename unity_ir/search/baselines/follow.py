@@ -13,13 +13,14 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import (
     COPY,
-    PINNED,
     REPEAT,
     SUM,
     Assignment,
     GridRole,
     Layout,
     Mesh,
+    is_pinned,
+    is_shard,
     result_layout,
 )
 from unity_ir.simulate.choices import fits
@@ -60,7 +61,7 @@ def follow(graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: int | N
             if value in outputs:
                 continue
             layouts[value] = _settled(value, made, mesh, settle)
-            if SUM in made or any(a >= 0 and a != b for a, b in zip(made, layouts[value], strict=True)):
+            if SUM in made or any(is_shard(a) and a != b for a, b in zip(made, layouts[value], strict=True)):
                 rests[value] = layouts[value]
     return materialise(graph, assignments, mesh, rests)
 
@@ -72,7 +73,7 @@ def _settled(value: Value, made: Layout, mesh: Mesh, settle: int | None) -> Layo
         return whole
     settled, left = list(whole), value.type.shape[settle]
     for axis, role in enumerate(whole):
-        if role <= PINNED:
+        if is_pinned(role):
             continue
         fits_there = left % mesh.sizes[axis] == 0
         settled[axis], left = (settle, left // mesh.sizes[axis]) if fits_there else (REPEAT, left)
@@ -95,7 +96,7 @@ def _followed(node: Node, axis: int, layouts: Mapping[Value, Layout]) -> str | N
     found: set[str | None] = set()
     for parameter, value in zip(node.analysis.bound.operands, node.operands, strict=True):
         layout = layouts.get(value)
-        if layout is not None and layout[axis] >= 0:
+        if layout is not None and is_shard(layout[axis]):
             found.add(node.analysis.operand_dims[parameter.name][layout[axis]])
     return found.pop() if len(found) == 1 else None
 
@@ -103,4 +104,4 @@ def _followed(node: Node, axis: int, layouts: Mapping[Value, Layout]) -> str | N
 def _pinned(node: Node, axis: int, layouts: Mapping[Value, Layout]) -> int | None:
     """Where the operands that flow are pinned, if all are."""
     roles = {layouts[v][axis] for v in node.operands if v in layouts}
-    return roles.pop() if len(roles) == 1 and max(roles) <= PINNED else None
+    return roles.pop() if len(roles) == 1 and all(map(is_pinned, roles)) else None

@@ -18,7 +18,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.materialise import materialise
-from unity_ir.pcg.sharding import Assignment, Layout, at
+from unity_ir.pcg.sharding import Assignment, Layout, pinned_at
 from unity_ir.search.choose.candidates import Plan, as_emitted, fits
 from unity_ir.search.flexflow.mcmc import assignments_of
 from unity_ir.search.unity import series_parallel
@@ -128,7 +128,7 @@ def _pinned(
             for node, part in _dealt(site, parts, simulation).items():
                 new = list(old[node])
                 for axis, coordinate in zip(axes, part, strict=True):
-                    new[axis] = at(coordinate)
+                    new[axis] = pinned_at(coordinate)
                 _assign(simulation, node, tuple(new))
             # What is long may be better off everywhere, after all.
             for branch in sorted(site, key=lambda b: -sum(simulation.ticks(n) for n in b)):

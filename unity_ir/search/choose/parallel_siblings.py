@@ -21,7 +21,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.materialise import materialise
-from unity_ir.pcg.sharding import PINNED, REPEAT, GridRole, at
+from unity_ir.pcg.sharding import REPEAT, GridRole, is_pinned, pinned_at
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.choose.candidates import Plan, as_emitted
@@ -68,7 +68,7 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
     scored: dict[int, Assignments] = {}
     by_axes: dict[tuple[int, ...], Simulation] = {}
     for assignments in _plans(graph, machine, optimizer, plan, sets):
-        axes = tuple(sorted({i for a in assignments.values() for i, r in enumerate(a) if _pinned(r)}))
+        axes = tuple(sorted({i for a in assignments.values() for i, r in enumerate(a) if is_pinned(r)}))
         made = Simulation(graph, machine, assignments, optimizer, axes=axes, like=by_axes.get(axes))
         by_axes.setdefault(axes, made)
         # Of plans equally fast one is enough: mostly they differ in what makes no difference.
@@ -141,10 +141,6 @@ def _has_matrix(node: Node) -> bool:
     return any(v.node.op == "weight" and len(v.shape) > 1 for v in node.operands)
 
 
-def _pinned(role: GridRole) -> bool:
-    return isinstance(role, int) and role <= PINNED
-
-
 def _alike(graph: Graph) -> list[list[Node]]:
     """Operators on matrices of weights, alike and none on the way to another, in sets of two or more."""
     above: dict[Node, frozenset[Node]] = {}
@@ -189,7 +185,7 @@ def _spread(
             coordinates.append(i % size)
             i //= size
         before = rest[node][:outer] if role is None else (role,) * outer
-        new[node] = (*before, *map(at, reversed(coordinates)))
+        new[node] = (*before, *map(pinned_at, reversed(coordinates)))
         if not fits(node, new[node], machine.mesh):
             return
     yield new

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from unity_ir.cost.halos import exchanges
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.reshard import Move, move_kind
-from unity_ir.pcg.sharding import REPEAT, SUM, GridRole, Mesh, dual, operand_role, result_role
+from unity_ir.pcg.sharding import REPEAT, SUM, GridRole, Mesh, dual, is_shard, operand_role, result_role, shards
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.layouts.axes import Floats
 from unity_ir.search.tofu.coarsen import Groups
@@ -184,7 +183,7 @@ class Axes:
                 layout = tuple(result_role(node.analysis, made, r) for r in (*before, what))
                 ends[layout[:-1], layout[-1]] = False
             for (earlier, role), reads in ends.items():
-                elements = value.type.elements // prod(s for s, r in zip(self.done, earlier, strict=True) if r >= 0)
+                elements = value.type.elements // shards(earlier, self.done)
                 for column, rest in enumerate(rests):
                     source, target = (rest, role) if reads else (role, rest)
                     moved = received(source, target, elements, size)
@@ -200,7 +199,7 @@ def received(source: int, target: int, elements: int, size: int) -> float:
     """Elements received in a group of `size` devices that hold `elements`, as one goes from a role to another."""
     if source == target:
         return 0.0
-    piece = elements // size if source >= 0 else elements
+    piece = elements // size if is_shard(source) else elements
     return Move(move_kind(source, target), (0,), source, target, size, piece).traffic(Mesh((size,)))
 
 

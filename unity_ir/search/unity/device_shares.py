@@ -15,7 +15,16 @@ from math import prod
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Node
-from unity_ir.pcg.sharding import REPEAT, Assignment, GridRole, at, operand_role, prime_factors, result_role
+from unity_ir.pcg.sharding import (
+    REPEAT,
+    Assignment,
+    GridRole,
+    is_shard,
+    operand_role,
+    pinned_at,
+    prime_factors,
+    result_role,
+)
 
 Share = tuple[int, ...]
 """Per mesh axis, the coordinates there are to use."""
@@ -51,7 +60,7 @@ def divisible(node: Node, degrees: Degrees) -> bool:
             for role, degree in degrees:
                 dim = role_of(analysis, i, role)
                 dims[dim] = max(1, dims[dim]) * degree
-            if any(dim >= 0 and value.shape[dim] % degree for dim, degree in dims.items()):
+            if any(is_shard(dim) and value.shape[dim] % degree for dim, degree in dims.items()):
                 return False
     return True
 
@@ -69,7 +78,7 @@ def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[
     wanted = Counter[tuple[int, int]]()
     for i, (_, degree) in enumerate(degrees):
         wanted.update((i, p) for p in prime_factors(degree))
-    pinned: Assignment = tuple(REPEAT if share[a] == size else at(0) for a, size in enumerate(sizes))
+    pinned: Assignment = tuple(REPEAT if share[a] == size else pinned_at(0) for a, size in enumerate(sizes))
     out: dict[Assignment, None] = {}
     for counts in _spread(list(classes.items()), wanted, len(degrees)):
         blocks = [_orders(list(axes), n, degrees) for axes, n in zip(classes.values(), counts, strict=True)]
@@ -137,7 +146,7 @@ def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterato
 
 def moved(assignment: Assignment, start: Sequence[int]) -> Assignment:
     """A view on the first coordinates of a share, on a share that starts elsewhere."""
-    return tuple(at(start[a]) if role == at(0) else role for a, role in enumerate(assignment))
+    return tuple(pinned_at(start[a]) if role == pinned_at(0) else role for a, role in enumerate(assignment))
 
 
 def devices(degrees: Degrees) -> int:

@@ -11,10 +11,11 @@ from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import repeats, work
 from unity_ir.machine.model import Machine
+from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.graph import Node, Optimizer, Value, leaf
 from unity_ir.pcg.materialise import degrees, resting
 from unity_ir.pcg.reshard import Move, move_kind, plan
-from unity_ir.pcg.sharding import PINNED, REPEAT, Assignment, Layout, Mesh, dual, operand_layout
+from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, dual, is_pinned, is_shard, operand_layout, shards
 from unity_ir.pcg.types import ELEMENT_BYTES, tensor_type
 
 PLANNED = ((4, 3), (99, 2))
@@ -56,13 +57,13 @@ class Prices:
         The planner's price, on a mesh in which neighbours of one level that do the same are one axis, and those that do
         nothing are left out; of few axes, those that repeat may help.
         """
-        touched = {r for a, b in zip(source, target, strict=True) if a != b for r in (a, b) if r >= 0}
+        touched = {r for a, b in zip(source, target, strict=True) if a != b for r in (a, b) if is_shard(r)}
         axes = list(
             zip(self.machine.mesh.sizes, self.machine.axis_levels, zip(source, target, strict=True), strict=True)
         )
         left = list(shape)
         for size, _, (a, b) in axes:
-            if a == b and a >= 0 and a not in touched:
+            if a == b and is_shard(a) and a not in touched:
                 left[a] //= size
         moving = _merged([a for a in axes if a[2][0] != a[2][1] or a[2][0] in touched])
         helped = _merged([a for a in axes if a[2][0] != a[2][1] or a[2][0] in {*touched, REPEAT}])
@@ -122,10 +123,6 @@ class Prices:
         return seconds
 
 
-ORDER = ("slice", "scatter", "reduce_scatter", "all_to_all", "send", "zero_pad", "reduce", "gather", "all_reduce")
-"""Moves in the order in which pieces stay small; all others come after."""
-
-
 def _one_by_one(
     source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, price: Callable[[Move], float]
 ) -> list[Move]:
@@ -133,9 +130,9 @@ def _one_by_one(
     del price
     pairs = dict.fromkeys((a, b) for a, b in zip(source, target, strict=True) if a != b)
     kinds = {pair: move_kind(*pair) for pair in pairs}
-    elements = prod(shape) // prod(s for s, r in zip(mesh.sizes, source, strict=True) if r >= 0)
+    elements = prod(shape) // shards(source, mesh.sizes)
     out: list[Move] = []
-    for pair in sorted(pairs, key=lambda p: ORDER.index(kinds[p]) if kinds[p] in ORDER else len(ORDER)):
+    for pair in sorted(pairs, key=lambda p: COLLECTIVES[kinds[p]].order):
         axes = tuple(i for i, (a, b) in enumerate(zip(source, target, strict=True)) if (a, b) == pair)
         move = Move(kinds[pair], axes, *pair, prod(mesh.sizes[i] for i in axes), elements)
         out.append(move)
@@ -150,7 +147,7 @@ _Axis = tuple[int, int, tuple[int, int]]
 def _merged(axes: list[_Axis]) -> list[_Axis]:
     out: list[_Axis] = []
     for size, level, pair in axes:
-        if out and out[-1][1:] == (level, pair) and min(pair) > PINNED:
+        if out and out[-1][1:] == (level, pair) and not any(map(is_pinned, pair)):
             out[-1] = (out[-1][0] * size, level, pair)
         else:
             out.append((size, level, pair))

@@ -1,0 +1,277 @@
+"""
+Declare every move between devices: one row per collective, read by planner, types, cost, search, lowering and profiles.
+
+A row says between which roles of mesh axes a collective leads, how many elements its groups receive, which function of
+the emitted runtime performs it, and of which two parallel operators it is the fusion (Unity, section 3.1). What stays
+elsewhere, by the row's name: the algorithms of NCCL and their messages (`machine.collectives`, `machine.transfers`),
+the cuts that bound them (`machine.bounds`), and the runtime's functions (`lowering/runtime/collectives.py`,
+`lowering/runtime/halos.py`).
+
+To add a collective, add a row; `test/unit/pcg/test_collectives.py` names each place that then lacks something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from unity_ir.errors import UnityError
+
+RoleKind = Literal["shard", "partial", "replicate", "pinned"]
+"""What planning distinguishes of a mesh axis's role: `replicate` stands for COPY and REPEAT, `shard` for any dim."""
+
+Members = Literal["all", "root", "neighbours", "none"]
+"""
+Which members of a group exchange messages: `all` with all others; `root`, one with each other one (or one with one);
+`neighbours` along a dim; or `none`, each device by itself.
+"""
+
+Ends = tuple[RoleKind, RoleKind]
+"""The roles of the moving axes before and after."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeCall:
+    """
+    A call of the emitted runtime: `function(ctx, x, *arguments, axes)`.
+
+    Arguments are `source` and `target` (a sharded dim; of pinned axes, the rank in the group that holds the value;
+    None for other roles), `held` (shape and dtype of the piece, which ranks without one must be given), and of halos
+    `dim`, `low` and `high`.
+    """
+
+    function: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """
+    A kind of move over groups of devices.
+
+    Given n devices in a group and the elements of a piece before the move (of halos, of the border that a device
+    between two others receives), `received` returns the elements that all devices of the group receive together when a
+    ring carries them. It is None where no link is crossed.
+    """
+
+    name: str
+    calls: Mapping[Ends, RuntimeCall | None]
+    """What the runtime calls for each pair of roles the collective leads between; None where there is nothing to do."""
+    members: Members
+    received: Callable[[int, int], int] | None
+    profiled: tuple[int | None, int | None] | None
+    """
+    The dims of a matrix that are sharded before and after the move that `unity-profile` measures (None: no dim is);
+    None for collectives that profiles do not hold, which the formulas of `machine` price in every case.
+    """
+    reduces: bool = False
+    """Whether values of several devices are added up."""
+    order: int = 99
+    """Its place where a reshard is priced as one collective per pair of roles: first those that shrink the pieces."""
+    fuses: tuple[tuple[str, str | None], ...] = ()
+    """
+    The chain of two parallel operators that it fuses, each with the attribute that holds its dim (None: it has none):
+    `(("combine", "dim"), ("partition", "to"))` is combine dim `dim`, then partition dim `to`.
+    """
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """The attributes of its parallel operator, as they are written: the dims of its chain, then the degree."""
+        return (*(dim for _, dim in self.fuses if dim is not None), "by")
+
+    def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
+        """
+        Return the runtime call that `unity-profile` measures, and the dims it gives it: `(0,)` for all_gather.
+
+        Raises `UnityError` for a collective that profiles do not hold.
+        """
+        if self.profiled is None:
+            raise UnityError(f"unity-profile: {self.name} is not measured; profiles hold {', '.join(PROFILED)}")
+        sharded = tuple(dim is not None for dim in self.profiled)
+        for ends, call in self.calls.items():
+            if call is not None and tuple(end == "shard" for end in ends) == sharded:
+                return call, tuple(dim for dim in self.profiled if dim is not None)
+        raise UnityError(
+            f"pcg/collectives.py: no roles of {self.name} fit the dims it is profiled with, {self.profiled}"
+        )
+
+    @property
+    def crosses_links(self) -> bool:
+        return self.members != "none"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it only renames roles: nothing is computed, copied or sent."""
+        return not any(self.calls.values())
+
+
+def _between(
+    sources: Iterable[RoleKind], targets: Iterable[RoleKind], call: RuntimeCall | None
+) -> dict[Ends, RuntimeCall | None]:
+    targets = tuple(targets)
+    return {(source, target): call for source in sources for target in targets}
+
+
+_BY_EVERYONE = (
+    Collective(
+        "all_reduce",
+        _between(["partial"], ["replicate"], RuntimeCall("all_reduce")),
+        "all",
+        lambda n, elements: 2 * elements * (n - 1),
+        profiled=(None, None),
+        reduces=True,
+        order=8,
+        fuses=(("reduce", None), ("replicate", None)),
+    ),
+    Collective(
+        "all_gather",
+        _between(["shard"], ["replicate"], RuntimeCall("all_gather", ("source",))),
+        "all",
+        lambda n, elements: elements * (n - 1) * n,
+        profiled=(0, None),
+        fuses=(("combine", "dim"), ("replicate", None)),
+    ),
+    Collective(
+        "reduce_scatter",
+        _between(["partial"], ["shard"], RuntimeCall("reduce_scatter", ("target",))),
+        "all",
+        lambda n, elements: elements * (n - 1),
+        profiled=(None, 0),
+        reduces=True,
+        order=2,
+        fuses=(("reduce", None), ("partition", "dim")),
+    ),
+    Collective(
+        "all_to_all",
+        _between(["shard"], ["shard"], RuntimeCall("all_to_all", ("source", "target"))),
+        "all",
+        lambda n, elements: elements * (n - 1),
+        profiled=(0, 1),
+        order=3,
+        fuses=(("combine", "dim"), ("partition", "to")),
+    ),
+)
+
+_ON_EACH_DEVICE = (
+    # Each device keeps its part.
+    Collective(
+        "slice",
+        _between(["replicate"], ["shard"], RuntimeCall("keep_part", ("target",))),
+        "none",
+        None,
+        profiled=(None, 1),
+        order=0,
+    ),
+    # A device's own part stays, the rest of its addend is zero.
+    Collective(
+        "zero_pad",
+        {
+            **_between(["replicate", "shard"], ["partial"], RuntimeCall("zero_pad", ("source",))),
+            **_between(["pinned"], ["partial"], RuntimeCall("zero_elsewhere", ("source", "held"))),
+        },
+        "none",
+        None,
+        profiled=(1, None),
+        order=5,
+    ),
+    # Between COPY and REPEAT, and where all but the pinned devices forget their copies.
+    Collective("retype", _between(["replicate"], ["replicate", "pinned"], None), "none", None, profiled=None),
+)
+
+_BY_ONE = (
+    Collective(
+        "broadcast",
+        _between(["pinned"], ["replicate"], RuntimeCall("broadcast", ("source", "held"))),
+        "root",
+        lambda n, elements: elements * (n - 1),
+        profiled=None,
+    ),
+    Collective(
+        "scatter",
+        _between(["pinned"], ["shard"], RuntimeCall("scatter", ("target", "source", "held"))),
+        "root",
+        lambda n, elements: elements * (n - 1) // n,
+        profiled=None,
+        order=1,
+    ),
+    Collective(
+        "gather",
+        _between(["shard"], ["pinned"], RuntimeCall("gather", ("source", "target"))),
+        "root",
+        lambda n, elements: elements * (n - 1),
+        profiled=None,
+        order=7,
+    ),
+    Collective(
+        "reduce",
+        _between(["partial"], ["pinned"], RuntimeCall("reduce", ("target",))),
+        "root",
+        lambda n, elements: elements * (n - 1),
+        profiled=None,
+        reduces=True,
+        order=6,
+    ),
+    Collective(
+        "send",
+        _between(["pinned"], ["pinned"], RuntimeCall("send", ("source", "target", "held"))),
+        "root",
+        lambda n, elements: elements,
+        profiled=None,
+        order=4,
+    ),
+)
+
+_BY_NEIGHBOURS = tuple(
+    Collective(
+        name,
+        _between(["shard"], ["shard"], RuntimeCall(name, ("dim", "low", "high"))),
+        "neighbours",
+        lambda n, border: border * (n - 1),
+        profiled=None,
+        reduces=name == "halo_reduce",
+    )
+    for name in ("halo", "halo_reduce")
+)
+"""
+What operators with windows ask for, not the planner: the axes keep the dim they divide. `halo` copies to each device
+the border its neighbours hold, `halo_reduce` adds the border's gradient to them.
+"""
+
+COLLECTIVES: Mapping[str, Collective] = {
+    row.name: row for row in (*_BY_EVERYONE, *_ON_EACH_DEVICE, *_BY_ONE, *_BY_NEIGHBOURS)
+}
+"""Every row by name."""
+
+
+def names(*members: Members) -> tuple[str, ...]:
+    """Given "root" returns ("broadcast", "scatter", "gather", "reduce", "send"): the collectives of these members."""
+    return tuple(name for name, row in COLLECTIVES.items() if row.members in members)
+
+
+AMONG_ALL = names("all")
+FROM_ONE = names("root")
+HALO_EXCHANGES = names("neighbours")
+BETWEEN_DEVICES = names("all", "root", "neighbours")
+"""The collectives that cross links."""
+
+ON_DEVICE = tuple(name for name, row in COLLECTIVES.items() if not row.crosses_links and not row.is_free)
+"""The moves that copy inside a device's memory. They are priced by the bytes after them, all others by those before."""
+
+PROFILED = tuple(name for name, row in COLLECTIVES.items() if row.profiled is not None)
+"""The moves that `unity-profile` measures, in this order."""
+
+FREE = tuple(name for name, row in COLLECTIVES.items() if row.is_free)
+PLANNED = tuple(name for name in COLLECTIVES if name not in HALO_EXCHANGES)
+"""The kinds of moves between layouts, which the reshard planner chooses from."""
+
+KIND_BETWEEN: Mapping[Ends, str] = {ends: name for name in PLANNED for ends in COLLECTIVES[name].calls}
+"""The collective for each pair of roles. Given ("partial", "shard") returns "reduce_scatter"."""
+
+FUSED = tuple(row for row in COLLECTIVES.values() if row.fuses)
+"""The collectives that parallel operators of the graph fuse into."""
+
+
+def fusion_of(first: str, second: str) -> Collective | None:
+    """Given "reduce" and "partition" returns the row of reduce_scatter; None where no collective does both."""
+    return next((row for row in FUSED if tuple(op for op, _ in row.fuses) == (first, second)), None)
