@@ -20,14 +20,12 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Assignment, Mesh, pins
-from unity_ir.search.exact.plan_graph import spelled
-from unity_ir.search.exact.solver import ExactPlan, Solver, Terms
+from unity_ir.search.exact.plan_graph import roles_of_axes
+from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.joint.best_first import JointPlan
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
-from unity_ir.search.memory.seconds_and_bytes import Ledger
-
-SHOWN = 24
-"""Alternatives listed."""
+from unity_ir.search.memory.seconds_and_bytes import CostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +84,13 @@ def named(graph: Graph, name: str) -> tuple[str, Node]:
 def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
     """For each way to divide an operator of the rewritten graph the best plan, best first."""
     graph, solver = found.rewritten, _solver(found)
-    terms = Terms(solver, graph, whole=node)
+    terms = FactorGraphBuilder(solver, graph, whole=node)
     table = solver.table(node, terms.with_gradient)
-    ledger = Ledger(solver, graph)
+    ledger = CostModel(solver, graph)
     groups, mesh = solver.spaces.groups, solver.spaces.machine.mesh
     classes: dict[str, list[int]] = {}
     for row in range(len(table)):
-        how = _class(spelled(groups, table.roles, table.counts[row]), mesh)
+        how = _class(roles_of_axes(groups, table.roles, table.counts[row]), mesh)
         classes.setdefault(how, []).append(row)
     out: list[Alternative] = []
     for how, rows in classes.items():
@@ -117,7 +115,7 @@ def _solver(found: JointPlan) -> Solver:
     return found.solver if found.price == 0 else found.solver.at(Price(1.0, found.price))
 
 
-def _alternative(how: str, node: Node, plan: ExactPlan, ledger: Ledger, price: float) -> Alternative:
+def _alternative(how: str, node: Node, plan: ExactPlan, ledger: CostModel, price: float) -> Alternative:
     choice = ledger.choice(plan)
     seconds, bytes = ledger.costs(choice)
     kernels, around = ledger.around(node, choice)
@@ -148,8 +146,8 @@ def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     if found.price:
         console.print(f"  memory is short: a GB more would save {seconds_text(found.price * 1e9)}, and counts as that")
     console.print(_table(ways, how))
-    if len(ways) > SHOWN:
-        console.print(f"  and {len(ways) - SHOWN} more, up to {seconds_text(ways[-1].seconds)}")
+    if len(ways) > limits().alternatives_shown:
+        console.print(f"  and {len(ways) - limits().alternatives_shown} more, up to {seconds_text(ways[-1].seconds)}")
     return out.getvalue().rstrip() + "\n"
 
 
@@ -175,7 +173,7 @@ def _table(ways: Sequence[Alternative], chosen: str) -> Table:
     for heading in ("  divided by", "kernels", "reshards", "best plan", "held", "more"):
         table.add_column(heading, justify="left" if heading == "  divided by" else "right")
     least = ways[0].priced
-    for way in ways[:SHOWN]:
+    for way in ways[: limits().alternatives_shown]:
         more = way.priced - least
         table.add_row(
             f"{'*' if way.divided == chosen else ' '} {way.divided}",

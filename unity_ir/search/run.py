@@ -14,20 +14,17 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.search.bounds.axis_counts import of_kernels
-from unity_ir.search.choose.candidates import Emitted
-from unity_ir.search.exact.shared_moves import SharedTerms, certain
+from unity_ir.search.choose.candidates import SimulatedPlans
+from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.joint.best_first import Progress
-from unity_ir.search.layouts.axes import EXACT_AXES
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import lacking, needed
 from unity_ir.search.result import SearchResult
-from unity_ir.search.strategy import Context, OptionValue, filled, strategy_named
-
-PASSES = 3
-"""Passes of messages, there and back, for a bound where a budget has ended."""
+from unity_ir.search.strategy import OptionValue, SearchContext, filled, strategy_named
 
 
 class DoesNotFit(UnityError):
@@ -37,10 +34,6 @@ class DoesNotFit(UnityError):
         super().__init__(message)
         self.result = result
         self.machine = machine
-
-
-OBJECTS = 100_000
-"""Allocations between garbage collections during a search: graphs and tables live long and hold few cycles."""
 
 
 def run(
@@ -75,7 +68,7 @@ def run(
     with _seldom_collected():
         try:
             with within(budget):
-                result = chosen.search(serial, machine, own, Context(optimizer, progress))
+                result = chosen.search(serial, machine, own, SearchContext(optimizer, progress))
         except KeyboardInterrupt:
             result = _at_hand(serial, machine, strategy, optimizer, budget)
         if budget.ended:
@@ -95,7 +88,7 @@ def run(
 def _seldom_collected() -> Generator[None]:
     """Collect garbage seldom, for the length of the `with` statement."""
     before = gc.get_threshold()
-    gc.set_threshold(max(before[0], OBJECTS) if before[0] else 0, *before[1:])
+    gc.set_threshold(max(before[0], limits().collected_objects) if before[0] else 0, *before[1:])
     try:
         yield
     finally:
@@ -120,7 +113,7 @@ def _baselines(serial: Graph, machine: Machine, optimizer: Optimizer) -> Iterato
     for name in ("data-parallel", "fsdp", "expert"):
         baseline = strategy_named(name)
         with suppress(UnityError):
-            found = baseline.search(serial, machine, filled(baseline, {}), Context(optimizer))
+            found = baseline.search(serial, machine, filled(baseline, {}), SearchContext(optimizer))
             yield found.graph, found.cost
 
 
@@ -132,7 +125,7 @@ def _ended(result: SearchResult, serial: Graph, machine: Machine, optimizer: Opt
     solver = None if result.joint is None else result.joint.solver
     result = replace(result, interrupted=True)
     if result.strategy in ("joint", "sequential") and machine.devices > 1:
-        emitted = Emitted(machine, optimizer)
+        emitted = SimulatedPlans(machine, optimizer)
         best = emitted.fastest([(result.graph, result.cost), *_baselines(serial, machine, optimizer)])
         if best[0] != result.graph:
             result = replace(result, graph=best[0], cost=best[1], derivation=(), bound=None, joint=None, proved=None)
@@ -140,7 +133,7 @@ def _ended(result: SearchResult, serial: Graph, machine: Machine, optimizer: Opt
         return result
     of = serial if result.joint is None else result.joint.rewritten
     if solver is None or solver.price != TIME:
-        solver = Solver(Spaces(machine), optimizer) if len(machine.mesh.sizes) <= EXACT_AXES else None
+        solver = Solver(Spaces(machine), optimizer) if len(machine.mesh.sizes) <= limits().exact_axes else None
     return replace(result, bound=max(of_kernels(of, machine, optimizer), _of_messages(of, solver)))
 
 
@@ -148,9 +141,9 @@ def _of_messages(graph: Graph, solver: Solver | None) -> float:
     """A bound by a few messages, where every axis has a role of its own; 0 elsewhere."""
     if solver is None or not solver.spaces.axis_by_axis:
         return 0.0
-    messages = Messages(SharedTerms(solver, graph).problem())
+    messages = Messages(SharedFactorGraphBuilder(solver, graph).problem())
     with within(Budget().part()), suppress(OutOfBudget):
-        for _ in range(PASSES):
+        for _ in range(limits().ended_passes):
             messages.forward()
             messages.backward()
     return certain(max(messages.bound, 0.0), graph, solver.spaces.machine)

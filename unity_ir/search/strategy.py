@@ -20,7 +20,7 @@ OptionValue = str | int | float | bool
 
 
 @dataclass(frozen=True)
-class Context:
+class SearchContext:
     """What every strategy is given beside its own options."""
 
     optimizer: Optimizer
@@ -47,7 +47,7 @@ class Strategy(Protocol):
         """A frozen dataclass of numbers, words and flags, each with a default: `--search=name,key=value` sets them."""
         ...
 
-    def search(self, graph: Graph, machine: Machine, options: Any, context: Context) -> SearchResult:
+    def search(self, graph: Graph, machine: Machine, options: Any, context: SearchContext) -> SearchResult:
         """
         A parallel graph for a serial one. Raises `UnityError` where there is none, and `KeyboardInterrupt` where Ctrl-C
         or the budget ends it before there is a plan.

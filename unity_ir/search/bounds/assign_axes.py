@@ -33,12 +33,7 @@ from unity_ir.pcg.sharding import (
 from unity_ir.search.exact.elimination import Factor, every, minimise_within
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.axes import AxisGroup, Floats, Ints
-
-ORDERS = 6
-"""Orders of runs that are looked at, for each operator and value."""
-
-ENTRIES = 5_000_000
-"""Entries of tables that choosing them may look at."""
+from unity_ir.search.layouts.limits import limits
 
 
 def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Iterator[Assignment]:
@@ -56,16 +51,12 @@ def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints)
         yield tuple(role for _, role in sorted(axis for part in choice for axis in part))
 
 
-PRICES = 2_000
-"""Pairs of layouts that the planner is asked about before giving up."""
-
-
 class _TooMany(Exception):
-    """More pairs than `PRICES`."""
+    """More pairs than `axis_prices`."""
 
 
 @dataclass
-class _Prices:
+class _MoveCosts:
     """Seconds between layouts, as the planner goes."""
 
     solver: Solver
@@ -77,7 +68,7 @@ class _Prices:
             return 0.0
         key = (value.type, source, target, training)
         if key not in self._seen:
-            if len(self._seen) == PRICES:
+            if len(self._seen) == limits().axis_prices:
                 raise _TooMany
             seconds = self._one_way(value, source, target)
             if training:
@@ -94,10 +85,10 @@ class _Prices:
         return np.array([[self.of(value, a, b, training) for b in needs] for a in made])
 
 
-def assign(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
+def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
     """The parallel graph of a plan that counts axes; None if there are too many ways to spell it out."""
     try:
-        return _Spelling(graph, plan, solver).graph()
+        return _AxisAssignment(graph, plan, solver).graph()
     except _TooMany:
         return None
 
@@ -112,9 +103,9 @@ class _Rest:
 _Key = Node | Value | _Rest
 
 
-class _Spelling:
+class _AxisAssignment:
     def __init__(self, serial: Graph, plan: ExactPlan, solver: Solver):
-        self.serial, self.solver, self.prices = serial, solver, _Prices(solver)
+        self.serial, self.solver, self.prices = serial, solver, _MoveCosts(solver)
         self.with_gradient = trained(serial)
         groups = solver.spaces.groups
         self.numbers: dict[_Key, int] = {}
@@ -128,12 +119,12 @@ class _Spelling:
 
     def _enter(self, key: _Key, ways: Iterable[Assignment]) -> None:
         self.numbers[key] = len(self.ways)
-        self.ways.append(list(islice(ways, ORDERS)))
+        self.ways.append(list(islice(ways, limits().axis_orders)))
 
     def graph(self) -> Graph | None:
         """Orders everywhere, and the graph that has them."""
         sizes = {i: len(ways) for i, ways in enumerate(self.ways)}
-        found = minimise_within(ENTRIES, sizes, list(self._factors()))
+        found = minimise_within(limits().axis_entries, sizes, list(self._factors()))
         if found is None:
             return None
         chosen = {key: self.ways[i][found[1][i]] for key, i in self.numbers.items()}

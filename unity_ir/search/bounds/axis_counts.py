@@ -24,55 +24,23 @@ from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.search.bounds.assign_axes import assign
-from unity_ir.search.bounds.ordered_axes import told
-from unity_ir.search.bounds.refine import begun, finer, stepwise
+from unity_ir.search.bounds.assign_axes import assign_axes
+from unity_ir.search.bounds.ordered_axes import with_axis_order
+from unity_ir.search.bounds.refine import refine_messages, refine_rows, two_way_cost
 from unity_ir.search.exact.elimination import Memo
-from unity_ir.search.exact.factor_graph import Problem
-from unity_ir.search.exact.shared_moves import ROUNDED, SharedTerms, certain, sharpened
-from unity_ir.search.exact.solver import BEST, Solver, among_best
+from unity_ir.search.exact.factor_graph import FactorGraph
+from unity_ir.search.exact.shared_moves import ROUNDED, SharedFactorGraphBuilder, certain, with_shared_moves
+from unity_ir.search.exact.solver import Solver, among_best
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.axes import AxisGroup
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME, Price
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import needed
 
-TABLES = 60_000_000
-"""Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
-
-STEPS = 6_000_000_000
-"""Sums in one pass of messages, about, up to which they are passed: some five seconds."""
-
-ROWS = 3_000_000
-"""Configurations of one operator, likewise."""
-
-PASSES = 4
-"""Passes of messages at most, there and back."""
-
-MERGES = (2, 1, 0)
-"""How coarsely dims are told apart (see `search/layouts/space.py`, `merged_dims`), one after the other."""
-
-CLOSE = 1e-7
-"""A plan this near the bound (as a part of it) is proved to be the fastest."""
-
-NEAR = 3e-3
-"""A bound this near a plan is not worth many more messages: ..."""
-
-CHEAP = 100_000_000
-"""... only such as take fewer steps."""
-
-ABOVE = (5e-3, 2e-2, 1e-1)
-"""How far above the bound orders of axes are told apart, as a part of it, one after the other."""
-
-SLOW = 2e-3
-"""A bound that passes raise by less, and that leaves half the rows, is not worth another."""
-
-FAR = 20
-"""Nor, where more dims can be told apart, one that a pass brings nearer by less than one in so many of what is left."""
-
 
 @dataclass(frozen=True)
-class Known:
+class KnownPlan:
     """What a plan of a serial graph takes and holds on a device; and what a byte is worth, where memory is short."""
 
     graph: Graph
@@ -105,17 +73,19 @@ class Bounds:
         if kind == "alone":
             return
         with_gradient = trained(graph)
-        for solver in [self.solver(merge) for merge in MERGES[:-1]] if kind == "messages" else [self.solver(0, False)]:
+        for solver in (
+            [self.solver(merge) for merge in limits().merges[:-1]] if kind == "messages" else [self.solver(0, False)]
+        ):
             for node in graph.nodes():
                 if node.is_compute:
                     solver.table(node, with_gradient)
                     yield
-            terms = SharedTerms(solver, graph)
+            terms = SharedFactorGraphBuilder(solver, graph)
             for link in terms.links if solver.stepwise else ():
                 yield
-                stepwise(link).ready()
+                two_way_cost(link).ready()
 
-    def __call__(self, known: Known) -> tuple[float, Graph | None]:
+    def __call__(self, known: KnownPlan) -> tuple[float, Graph | None]:
         """
         As `bound`; where memory is short, no plan that fits is below what this gives. Where the budget of this ends,
         the kernels alone are a bound.
@@ -132,7 +102,12 @@ class Bounds:
 
 
 def certified(
-    serial: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost, steps: int = STEPS
+    serial: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    plan: Graph,
+    priced: PlanCost,
+    steps: int = limits().pass_sums,
 ) -> tuple[Graph, PlanCost, float]:
     """A plan of a serial graph, or one found on the way that is faster and fits; its cost; a bound on all plans."""
     return bounded((plan, priced), bound(serial, machine, optimizer, priced.time, steps), optimizer)
@@ -156,7 +131,7 @@ def bound(
     machine: Machine,
     optimizer: Optimizer,
     known: float,
-    steps: int = STEPS,
+    steps: int = limits().pass_sums,
     bounds: Bounds | None = None,
 ) -> tuple[float, Graph | None]:
     """
@@ -171,10 +146,10 @@ def bound(
 def _kind(graph: Graph, machine: Machine) -> Literal["alone", "messages", "tables"]:
     """How a bound is found: by the sum of the kernels alone, by messages, or by tables of all pairs of layouts."""
     groups = Spaces(machine, by_count=True).groups
-    if machine.links or _rows(graph, groups) > ROWS:
+    if machine.links or _rows(graph, groups) > limits().count_rows:
         # Axes of a level are not alike where they have links of their own.
         return "alone"
-    return "tables" if _tables(graph, groups) <= TABLES else "messages"
+    return "tables" if _tables(graph, groups) <= limits().count_pairs else "messages"
 
 
 def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[float, Graph | None]:
@@ -187,13 +162,13 @@ def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[floa
             solver = bounds.solver(0, stepwise=False)
             # How much there is to eliminate decides how it goes on: that must not depend on other graphs.
             solver.memo = Memo()
-            found = sharpened(solver, graph, solver.solve(graph))
-            if known <= found.bound * (1 + CLOSE):
+            found = with_shared_moves(solver, graph, solver.solve(graph))
+            if known <= found.bound * (1 + limits().proved):
                 return found.bound, None
-            return _ordered(graph, bounds, found.bound, known, assign(graph, found, solver))
+            return _ordered(graph, bounds, found.bound, known, assign_axes(graph, found, solver))
 
 
-def bound_within(known: Known, bounds: Bounds, limit: float) -> float:
+def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     """
     Seconds that no placement of a serial graph that holds at most `limit` bytes on a device is below: the least
     `seconds + price * bytes`, less `price * limit`. What activations hold where they are brought is not counted.
@@ -201,7 +176,7 @@ def bound_within(known: Known, bounds: Bounds, limit: float) -> float:
     if _kind(known.graph, bounds.machine) == "alone":
         return 0.0
     priced = known.seconds + known.price * known.bytes
-    least = _messages(known.graph, bounds, priced, STEPS, Price(1.0, known.price))
+    least = _messages(known.graph, bounds, priced, limits().pass_sums, Price(1.0, known.price))
     return certain(least, known.graph, bounds.machine) - known.price * limit
 
 
@@ -211,28 +186,28 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     of finer ones only those with rows that may still be part of something better.
     """
     best = 0.0
-    coarse: tuple[SharedTerms, Messages] | None = None
-    for merge in MERGES:
-        terms = SharedTerms(bounds.solver(merge).at(price), graph)
+    coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
+    for merge in limits().merges:
+        terms = SharedFactorGraphBuilder(bounds.solver(merge).at(price), graph)
         problem = terms.problem()
         if coarse is not None:
-            left = finer(coarse[0], coarse[1].problem.rows, terms)
+            left = refine_rows(coarse[0], coarse[1].problem.rows, terms)
             if not all(map(len, left)):
                 return known
             problem = problem.among(left)
         if problem.steps() + _relaxing(problem) > steps:
             break
-        messages = Messages(problem) if coarse is None else begun(coarse[1], problem)
+        messages = Messages(problem) if coarse is None else refine_messages(coarse[1], problem)
         best = max(best, _passed(messages, known, merge > 0))
-        if known <= best * (1 + NEAR):
+        if known <= best * (1 + limits().near):
             break
         coarse = terms, messages
     return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)
 
 
-def _relaxing(problem: Problem) -> int:
+def _relaxing(problem: FactorGraph) -> int:
     """Sums it takes, about, to find the seconds between all layouts."""
-    spaces = {id(way.space): way.space for way in map(stepwise, problem.links)}
+    spaces = {id(way.space): way.space for way in map(two_way_cost, problem.links)}
     return sum(space.steps for space in spaces.values())
 
 
@@ -247,13 +222,13 @@ def _ordered(
     """
     machine, optimizer = bounds.machine, bounds.optimizer
     best = np.inf if plan is None else _seconds(plan, machine, optimizer)
-    terms = SharedTerms(bounds.solver(), graph)
-    for part in ABOVE:
-        if min(known, best) <= least * (1 + NEAR):
+    terms = SharedFactorGraphBuilder(bounds.solver(), graph)
+    for part in limits().order_margins:
+        if min(known, best) <= least * (1 + limits().near):
             break
         limit = min(known, best, least * (1 + part))
         counts = Messages(terms.problem())
-        found = told(terms, counts.problem) if _below(counts, limit) else None
+        found = with_axis_order(terms, counts.problem) if _below(counts, limit) else None
         if found is None:
             break
         problem, rows = found
@@ -262,9 +237,9 @@ def _ordered(
             least = max(least, limit)
             continue
         least = max(least, min(limit, orders.bound))
-        (seconds, chosen), _ = among_best(orders.problem, orders.slack, BEST)
+        (seconds, chosen), _ = among_best(orders.problem, orders.slack, limits().best_rows)
         counted = [int(of[row]) for of, row in zip(rows, chosen, strict=True)]
-        other = assign(graph, terms.chosen(counts.problem, seconds, counted, least), terms.solver)
+        other = assign_axes(graph, terms.chosen(counts.problem, seconds, counted, least), terms.solver)
         if other is not None and _seconds(other, machine, optimizer) < best:
             plan, best = other, _seconds(other, machine, optimizer)
     return least, plan
@@ -278,7 +253,7 @@ def _seconds(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
 
 def _below(messages: Messages, limit: float) -> bool:
     """Whether passes that drop what is above a limit leave any choice below it."""
-    for _ in range(PASSES):
+    for _ in range(limits().count_passes):
         rows = messages.rows
         for passed in (messages.forward, messages.backward):
             if passed(limit) >= limit:
@@ -294,15 +269,17 @@ def _passed(messages: Messages, known: float, coarse: bool) -> float:
     says whether it is found more finely yet.
     """
     limit, best = known * (1 + ROUNDED), messages.bound
-    for _ in range(PASSES):
+    for _ in range(limits().count_passes):
         rows, before = messages.rows, best
         for passed in (messages.forward, messages.backward):
             before, least = messages.bound, passed(limit)
-            if known <= least * (1 + CLOSE) or (known <= least * (1 + NEAR) and messages.problem.steps() > CHEAP):
+            if known <= least * (1 + limits().proved) or (
+                known <= least * (1 + limits().near) and messages.problem.steps() > limits().cheap_sums
+            ):
                 return min(known, messages.bound)
-        if coarse and FAR * (messages.bound - before) < known - messages.bound:
+        if coarse and limits().far * (messages.bound - before) < known - messages.bound:
             break
-        if messages.bound < best * (1 + SLOW) and 2 * messages.rows > rows:
+        if messages.bound < best * (1 + limits().slow_pass) and 2 * messages.rows > rows:
             break
         best = messages.bound
     return min(known, messages.bound)

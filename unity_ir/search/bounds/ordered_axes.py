@@ -20,25 +20,14 @@ import numpy as np
 from unity_ir.pcg.graph import Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, operand_role, result_role
 from unity_ir.search.exact.elimination import every
-from unity_ir.search.exact.factor_graph import NOWHERE, Between, Link, Port, Problem, port
-from unity_ir.search.exact.shared_moves import Part
-from unity_ir.search.exact.solver import Terms
-from unity_ir.search.exact.two_way import StepwiseBetween
+from unity_ir.search.exact.factor_graph import NOWHERE, DenseCost, Edge, FactorGraph, Port, port
+from unity_ir.search.exact.shared_moves import ScaledCost
+from unity_ir.search.exact.solver import FactorGraphBuilder
+from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts.axes import AxisGroup, Counts, Floats, Ints
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.operator_table import OperatorTable
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
-
-AXES = 20_000
-"""Layouts of a value, a role but REPEAT for every axis, up to which orders are told."""
-
-ROWS = 20_000
-"""Rows of a variable at most, ..."""
-
-PAIRS = 40_000_000
-"""... pairs of rows, of all different links together, ..."""
-
-SUMS = 600_000_000
-"""... and of moves and layouts from which to go, of one shape."""
 
 
 class OrderedSpace:
@@ -136,8 +125,8 @@ def _ways(counts: Counts, floats: int) -> int:
     """How many orders there are of axes [group, role]."""
     out = 1
     for group in counts.tolist():
-        told = [n for role, n in enumerate(group) if role != floats]
-        out *= factorial(sum(told)) // prod(map(factorial, told))
+        ordered = [n for role, n in enumerate(group) if role != floats]
+        out *= factorial(sum(ordered)) // prod(map(factorial, ordered))
     return out
 
 
@@ -150,8 +139,8 @@ def _spelled(groups: Sequence[AxisGroup], counts: Counts, floats: int) -> tuple[
         each: list[list[tuple[int, ...]]] = []
         for group in row.tolist():
             first = (floats,) * (group[floats] if floats >= 0 else 0)
-            told = tuple(0 if role == floats else n for role, n in enumerate(group))
-            each.append([(*first, *word) for word in _words(told)])
+            ordered = tuple(0 if role == floats else n for role, n in enumerate(group))
+            each.append([(*first, *word) for word in _words(ordered)])
         for choice in product(*each):
             roles = np.zeros(axes, dtype=np.int64)
             for group, word in zip(groups, choice, strict=True):
@@ -165,10 +154,10 @@ _End = tuple[int, Value, tuple[int, ...]]
 """A variable, a value that it makes or needs, and the role of the value for each of the variable's."""
 
 
-class _Told:
+class _AxisOrders:
     """What is left of a counted problem, with orders told apart. Rows of alike variables are spelled out once."""
 
-    def __init__(self, terms: Terms, problem: Problem):
+    def __init__(self, terms: FactorGraphBuilder, problem: FactorGraph):
         self.terms, self.counted = terms, problem
         self.solver = terms.solver
         self.on_axes = Spaces(self.solver.spaces.machine)
@@ -176,7 +165,7 @@ class _Told:
         self.spaces: dict[int, OrderedSpace] = {}
         self._rows: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._ports: dict[tuple[object, ...], tuple[Port, Ints, Ints]] = {}
-        self._betweens: dict[tuple[object, ...], Between] = {}
+        self._betweens: dict[tuple[object, ...], DenseCost] = {}
         self.counts: list[Counts] = []
         self.floats: list[int] = []
         for (key, number), rows in zip(terms.numbers.items(), problem.rows, strict=True):
@@ -227,7 +216,7 @@ class _Told:
         """Whether there are few enough layouts and rows."""
         axes = len(self.solver.spaces.machine.mesh.sizes)
         values = {value for link in self.ends for _, value, _ in link}
-        if any((len(value.shape) + 2) ** axes > AXES for value in values):
+        if any((len(value.shape) + 2) ** axes > limits().order_layouts for value in values):
             return False
         ways: dict[tuple[object, ...], int] = {}
         for number, (counts, floats) in enumerate(zip(self.counts, self.floats, strict=True)):
@@ -235,9 +224,12 @@ class _Told:
             if key not in ways:
                 ways[key] = sum(_ways(row, floats) for row in counts)
         links = {(self._key(a), self._key(b)) for (a, _, _), (b, _, _) in self.ends}
-        return max(ways.values(), default=0) <= ROWS and sum(ways[a] * ways[b] for a, b in links) <= PAIRS
+        return (
+            max(ways.values(), default=0) <= limits().order_rows
+            and sum(ways[a] * ways[b] for a, b in links) <= limits().order_pairs
+        )
 
-    def problem(self) -> Problem | None:
+    def problem(self) -> FactorGraph | None:
         """The sum to minimise; None if the cheapest moves would take too long."""
         for (_, value, _), _ in self.ends:
             if id(self.solver.space(value)) not in self.spaces:
@@ -251,14 +243,14 @@ class _Told:
             if way.training:
                 of.append(self._port(needs, way.training, link.needs)[2])
         sources = {of: np.unique(np.concatenate(some)) for of, some in wanted.items()}
-        if any(self.spaces[of].steps(some) > SUMS for of, some in sources.items()):
+        if any(self.spaces[of].steps(some) > limits().order_sums for of, some in sources.items()):
             return None
         for of, some in sources.items():
             self.spaces[of].fill(some)
         of = [self._spelled(n)[0] for n in range(len(self.counts))]
         seconds = [s[rows] for s, rows in zip(self.counted.seconds, of, strict=True)]
         links = [self._link(*each) for each in zip(self.counted.links, self.ends, strict=True)]
-        return Problem([np.arange(len(rows)) for rows in of], seconds, [every(len(rows)) for rows in of], links)
+        return FactorGraph([np.arange(len(rows)) for rows in of], seconds, [every(len(rows)) for rows in of], links)
 
     def counted_rows(self) -> list[Ints]:
         """Per variable, the counted row of each row."""
@@ -292,7 +284,7 @@ class _Told:
             self._ports[key] = found, somewhere // _MANY, somewhere % _MANY
         return self._ports[key]
 
-    def _link(self, link: Link, ends: tuple[_End, _End]) -> Link:
+    def _link(self, link: Edge, ends: tuple[_End, _End]) -> Edge:
         way, part = _whole(link)
         space = self.spaces[id(self.solver.space(ends[0][1]))]
         made, from_there, to_back = self._port(ends[0], way.training, None)
@@ -304,30 +296,30 @@ class _Told:
                 seconds = seconds + space.least(from_back, to_back).T
             nowhere = len(needs.layouts) - seconds.shape[1]
             seconds = np.hstack([np.zeros((len(seconds), nowhere)), part * seconds])
-            self._betweens[key] = Between(made, needs, seconds)
-        return Link(link.source, link.target, self._betweens[key])
+            self._betweens[key] = DenseCost(made, needs, seconds)
+        return Edge(link.source, link.target, self._betweens[key])
 
 
 _MANY = 1 << 31
 """More than there are layouts."""
 
 
-def _whole(link: Link) -> tuple[StepwiseBetween, float]:
+def _whole(link: Edge) -> tuple[TwoWayCost, float]:
     """What stands between two ports, and which part of it is paid."""
     way, part = link.between, 1.0
-    if isinstance(way, Part):
+    if isinstance(way, ScaledCost):
         way, part = way.whole, way.part
-    if not isinstance(way, StepwiseBetween):
+    if not isinstance(way, TwoWayCost):
         raise TypeError("search: orders are told apart where only messages are passed")
     return way, part
 
 
-def told(terms: Terms, problem: Problem) -> tuple[Problem, list[Ints]] | None:
+def with_axis_order(terms: FactorGraphBuilder, problem: FactorGraph) -> tuple[FactorGraph, list[Ints]] | None:
     """
     What is left of a problem of counted layouts (`terms`, stepwise, of `Spaces` by count), with orders told apart: a
     choice on axes costs no less than its orders here. And for each variable the counted row of each of its rows. None
     if there are too many.
     """
-    found = _Told(terms, problem)
+    found = _AxisOrders(terms, problem)
     orders = found.problem() if found.small() else None
     return None if orders is None else (orders, found.counted_rows())

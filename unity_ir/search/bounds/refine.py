@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 from unity_ir.cost.table import distinct
 from unity_ir.pcg.graph import Node, Value
-from unity_ir.search.exact.factor_graph import NOWHERE, Link, Port, Problem
-from unity_ir.search.exact.shared_moves import Part
-from unity_ir.search.exact.solver import Terms
+from unity_ir.search.exact.factor_graph import NOWHERE, Edge, FactorGraph, Port
+from unity_ir.search.exact.shared_moves import ScaledCost
+from unity_ir.search.exact.solver import FactorGraphBuilder
 from unity_ir.search.exact.trw_s import Messages
-from unity_ir.search.exact.two_way import StepwiseBetween
+from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts.axes import Ints
 from unity_ir.search.layouts.space import LayoutSpace
 
 
-def finer(coarse: Terms, rows: Sequence[Ints], terms: Terms) -> list[Ints]:
+def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], terms: FactorGraphBuilder) -> list[Ints]:
     """Per variable of the finer terms, its rows whose coarser ones are among `rows`, by variable of the coarser."""
     above: dict[tuple[int, int], Ints] = {}
     seen: dict[tuple[int, int, bytes], Ints] = {}
@@ -43,7 +43,7 @@ def finer(coarse: Terms, rows: Sequence[Ints], terms: Terms) -> list[Ints]:
     return out
 
 
-def begun(coarse: Messages, problem: Problem) -> Messages:
+def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     """
     Messages of a finer problem, begun as those of a coarser one ended: whatever that took from one side of a link and
     gave to the other leaves no part of the finer sum below what it left of the coarser.
@@ -62,7 +62,7 @@ def begun(coarse: Messages, problem: Problem) -> Messages:
         return seen[key]
 
     for number, (link, above) in enumerate(zip(problem.links, coarse.problem.links, strict=True)):
-        space, coarser = stepwise(link).space, stepwise(above).space
+        space, coarser = two_way_cost(link).space, two_way_cost(above).space
         of = id(space), id(coarser)
         if of not in into:
             into[of] = _merged(space, coarser)
@@ -71,15 +71,15 @@ def begun(coarse: Messages, problem: Problem) -> Messages:
     return messages
 
 
-def stepwise(link: Link) -> StepwiseBetween:
+def two_way_cost(link: Edge) -> TwoWayCost:
     """What stands between two ports, all of it. Raises `TypeError` where that is a table."""
-    way = link.between.whole if isinstance(link.between, Part) else link.between
-    if not isinstance(way, StepwiseBetween):
+    way = link.between.whole if isinstance(link.between, ScaledCost) else link.between
+    if not isinstance(way, TwoWayCost):
         raise TypeError("search: only messages are passed finer")
     return way
 
 
-def _layouts(value: Value, coarse: Terms, terms: Terms) -> Ints:
+def _layouts(value: Value, coarse: FactorGraphBuilder, terms: FactorGraphBuilder) -> Ints:
     """The number of each layout of a value with dims merged."""
     return _merged(terms.solver.space(value), coarse.solver.space(value))
 
@@ -94,7 +94,7 @@ def _merged(space: LayoutSpace, into: LayoutSpace) -> Ints:
     return into.find(counts)
 
 
-def _rows(node: Node, coarse: Terms, terms: Terms) -> Ints:
+def _rows(node: Node, coarse: FactorGraphBuilder, terms: FactorGraphBuilder) -> Ints:
     """The coarser row of each row of an operator."""
     fine = terms.solver.table(node, terms.with_gradient)
     table = coarse.solver.table(node, coarse.with_gradient)

@@ -21,14 +21,11 @@ from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.tofu.search import tofu
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
-
-AXES = 9
-"""Axes of a machine up to which Tofu's plans are looked at: each axis is cut by itself, and what it takes to go between
-such layouts of more axes is too long to find."""
 
 ByHand = Callable[[Graph, Machine, Optimizer, Callable[[Graph], PlanCost]], Graph]
 """What makes a plan; the last says what plans cost."""
@@ -44,11 +41,6 @@ BY_HAND: Mapping[str, ByHand] = {
 QUICK = ("data-parallel", "fsdp")
 """Those that need not look for degrees."""
 
-EMITTED = 300_000
-"""Work of an operator of a plan that is made, priced and simulated."""
-
-FASTER = 1 - 1e-6
-"""A plan that takes more than this part of another's time is no faster."""
 
 Plan = tuple[Graph, PlanCost]
 
@@ -66,9 +58,9 @@ def by_hand(
         return known[plan]
 
     for name in strategies:
-        if name == "tofu" and len(machine.mesh.sizes) > AXES:
+        if name == "tofu" and len(machine.mesh.sizes) > limits().tofu_axes:
             continue
-        spend(EMITTED * len(graph.nodes()))
+        spend(limits().work_candidate * len(graph.nodes()))
         try:
             plan = BY_HAND[name](graph, machine, optimizer, price)
         except UnityError:
@@ -94,7 +86,7 @@ def on_parts(priced: PlanCost) -> bool:
 
 
 @dataclass(frozen=True)
-class Offer:
+class Candidate:
     """A plan by hand, how long it takes, and what it needs."""
 
     graph: Graph
@@ -113,13 +105,13 @@ class Offer:
         return isfinite(self.emitted)
 
 
-def that_fit(offers: Iterable[Offer]) -> list[Offer]:
+def that_fit(offers: Iterable[Candidate]) -> list[Candidate]:
     """Those whose plans fit."""
     return [offer for offer in offers if offer.fits]
 
 
 @dataclass(frozen=True)
-class Hands:
+class Baselines:
     """
     Makes offers: asked for a serial graph, and whether only what needs no looking for degrees. An offer says no more
     than what is compared, so that it may come from another process.
@@ -128,19 +120,19 @@ class Hands:
     machine: Machine
     optimizer: Optimizer
 
-    def __call__(self, question: tuple[Graph, bool]) -> list[Offer]:
+    def __call__(self, question: tuple[Graph, bool]) -> list[Candidate]:
         graph, quick = question
-        offers: list[Offer] = []
+        offers: list[Candidate] = []
         with beside(), suppress(OutOfBudget):
             for name, plan in by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
                 needs = needed(*plan, self.optimizer)
                 emitted = as_emitted(plan, self.optimizer) if needs <= self.machine.device.memory else inf
-                offers.append(Offer(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
+                offers.append(Candidate(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
         return offers
 
 
 @dataclass
-class Emitted:
+class SimulatedPlans:
     """Which plans are fastest as emitted; each is simulated and priced once."""
 
     machine: Machine
@@ -151,24 +143,24 @@ class Emitted:
     def seconds(self, plan: Plan) -> float:
         """See `as_emitted`."""
         if plan[0] not in self._seconds:
-            spend(EMITTED * len(plan[0].nodes()))
+            spend(limits().work_candidate * len(plan[0].nodes()))
             self._seconds[plan[0]] = as_emitted(plan, self.optimizer)
         return self._seconds[plan[0]]
 
-    def plan(self, offer: Offer) -> Plan:
+    def plan(self, offer: Candidate) -> Plan:
         """The plan of an offer, and what it costs."""
         if offer.graph not in self._plans:
             self._plans[offer.graph] = offer.graph, cost(offer.graph, self.machine, self.optimizer)
         return self._plans[offer.graph]
 
-    def fastest(self, plans: Sequence[Plan], offers: Sequence[Offer] = ()) -> Plan:
+    def fastest(self, plans: Sequence[Plan], offers: Sequence[Candidate] = ()) -> Plan:
         """The plan that takes the least time as emitted: the first, unless another that fits the devices takes less."""
         best, *others = plans
         for plan in others:
-            if self.seconds(plan) < self.seconds(best) * FASTER and fits(*plan, self.optimizer):
+            if self.seconds(plan) < self.seconds(best) * limits().faster and fits(*plan, self.optimizer):
                 best = plan
         least, chosen = (self.seconds(best) if others or offers else 0.0), None
         for offer in offers:
-            if offer.emitted < least * FASTER:
+            if offer.emitted < least * limits().faster:
                 least, chosen = offer.emitted, offer
         return best if chosen is None else self.plan(chosen)

@@ -21,24 +21,13 @@ from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import Assignment, Layout, at
 from unity_ir.search.choose.candidates import Plan, as_emitted, fits
 from unity_ir.search.flexflow.mcmc import assignments_of
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity import series_parallel
 from unity_ir.search.unity.series_parallel import Flow, Parallel, Region
 from unity_ir.simulate.delta import Simulation
 
-PARTS = 8
-"""Parts of a machine at most: devices of different ones are simulated apart."""
 
-PROPOSALS = 1500
-"""Operators given another place, in all, at most; ..."""
-
-OPERATORS = 120_000
-"""... and times the operators of the graph, which it may take to simulate each: what bounds the time this takes."""
-
-LEAST = 1e-6
-"""A plan that is not faster by more than this part is not worth being harder to read."""
-
-
-def apart(
+def place_branches(
     graph: Graph,
     machine: Machine,
     optimizer: Optimizer,
@@ -54,9 +43,9 @@ def apart(
     if not sites:
         return None
     assignments = assignments_of(plan, machine)
-    least = as_emitted((plan, cost(plan, machine, optimizer)), optimizer) * (1 - LEAST)
+    least = as_emitted((plan, cost(plan, machine, optimizer)), optimizer) * (1 - limits().branch_gain)
     best: Plan | None = None
-    left = min(PROPOSALS, OPERATORS // len(assignments))
+    left = min(limits().branch_proposals, limits().branch_operators // len(assignments))
     for axes in _parts(machine):
         changed, used = _pinned(graph, machine, optimizer, assignments, sites, axes, left)
         left -= used
@@ -97,7 +86,7 @@ def _parts(machine: Machine) -> list[tuple[int, ...]]:
         if end + 1 < len(sizes) and machine.axis_levels[end] == machine.axis_levels[end + 1]:
             continue
         start = end
-        while start >= 0 and prod(sizes[start : end + 1]) <= PARTS:
+        while start >= 0 and prod(sizes[start : end + 1]) <= limits().branch_parts:
             out[tuple(range(start, end + 1))] = None
             start -= 1
     return list(out)

@@ -26,41 +26,17 @@ from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.choose.candidates import Plan, as_emitted
 from unity_ir.search.flexflow.mcmc import Assignments, Settings, assignments_of, mcmc
+from unity_ir.search.layouts.limits import limits
 from unity_ir.simulate.choices import fits, roles
 from unity_ir.simulate.delta import Simulation
 from unity_ir.simulate.streams import TICKS
 
-OPERATORS = 120
-"""Of graphs of more, simulating so many plans takes longer than the exact search."""
 
-BRANCHES = 16
-"""Devices told apart at most."""
-
-KEPT = 2
-"""Plans that are improved by a walk."""
-
-BUDGET = 4000
-"""Proposals of all walks."""
-
-PATIENCE = 16
-"""Proposals per operator that a walk waits for a better plan."""
-
-WORTH = 1.01
-"""Times the seconds of the plan, from which on no walk makes one faster."""
-
-TRIED = 512
-"""Assignments of an operator, all axes of a level alike, that are all tried, at most."""
-
-
-MUCH = 0.01
-"""Of all weights of a large graph, an operator's at least, for it to be tried in all ways."""
-
-
-def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
+def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
     """A plan of a serial graph with operators side by side, and its cost; None if none may be faster than `plan`."""
     if machine.devices == 1:
         return None
-    large = sum(n.is_compute for n in graph.nodes()) > OPERATORS
+    large = sum(n.is_compute for n in graph.nodes()) > limits().sibling_operators
     sets = [] if large else _alike(graph)
     odd = _odd(graph, large)
     if not sets and not odd:
@@ -74,14 +50,16 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
         # Of plans equally fast one is enough: mostly they differ in what makes no difference.
         scored.setdefault(made.makespan, assignments)
     now = as_emitted((plan, cost(plan, machine, optimizer)), optimizer)
-    if not scored or min(scored) / TICKS > WORTH * now:
+    if not scored or min(scored) / TICKS > limits().sibling_worth * now:
         seconds, assignments = _one_by_one(graph, machine, optimizer, plan, odd)
         if seconds >= now:
             return None
         found = materialise(graph, assignments, machine.mesh)
         return found, cost(found, machine, optimizer)
-    starts = {str(ticks): scored[ticks] for ticks in sorted(scored)[:KEPT]}
-    settings = Settings(budget=BUDGET, starts=(), pinning=0.5, patience=PATIENCE, beat=now)
+    starts = {str(ticks): scored[ticks] for ticks in sorted(scored)[: limits().sibling_plans]}
+    settings = Settings(
+        budget=limits().sibling_budget, starts=(), pinning=0.5, patience=limits().sibling_patience, beat=now
+    )
     found = mcmc(graph, machine, optimizer, settings, plans=starts).graph
     return found, cost(found, machine, optimizer)
 
@@ -95,7 +73,7 @@ def _one_by_one(
     levels = sorted(set(machine.axis_levels))
     for node in odd:
         may = roles(node)
-        if len(may) ** len(levels) > TRIED:
+        if len(may) ** len(levels) > limits().sibling_assignments:
             continue
         for way in product(may, repeat=len(levels)):
             assignment = tuple(way[levels.index(level)] for level in machine.axis_levels)
@@ -119,7 +97,7 @@ def _odd(graph: Graph, large: bool) -> list[Node]:
     odd = [n for n in nodes if kinds[_kind(n)] == 1]
     if not large:
         return odd
-    with_gradient, much = trained(graph), MUCH * sum(_size(n.result) for n in graph.weights())
+    with_gradient, much = trained(graph), limits().sibling_weights * sum(_size(n.result) for n in graph.weights())
 
     def first(node: Node) -> bool:
         others = [v for v in node.operands if v.node.op != "weight"]
@@ -172,7 +150,7 @@ def _plans(
     for rest in rests:
         for nodes in sets:
             for outer in range(len(sizes)):
-                if prod(sizes[outer:]) > BRANCHES:
+                if prod(sizes[outer:]) > limits().sibling_devices:
                     continue
                 for role in (None, REPEAT, *nodes[0].analysis.splittable):
                     yield from _spread(rest, nodes, machine, outer, role)

@@ -34,7 +34,7 @@ class _Process:
     """A file, so that nobody waits until an answer is read."""
 
 
-class Aside(Generic[Q, A]):
+class ForkedWorker(Generic[Q, A]):
     """
     A function that is asked now and answers later. A context manager.
 
@@ -55,7 +55,7 @@ class Aside(Generic[Q, A]):
         if self._beside and _processor_left():
             try:
                 # Ctrl-C between the fork and its first line would end up there.
-                with _later():
+                with _defer_interrupts():
                     self._fork()
             except OSError:
                 # No process is to be had, or no file: it is done in turn.
@@ -100,7 +100,7 @@ class Aside(Generic[Q, A]):
         return pickle.loads(os.pread(self._process.answers, size, start))
 
     def _end(self) -> None:
-        with _later():
+        with _defer_interrupts():
             if self._process is not None:
                 process, self._process = self._process, None
                 process.connection.close()
@@ -146,7 +146,7 @@ class Aside(Generic[Q, A]):
 
 
 @contextmanager
-def _later() -> Generator[None]:
+def _defer_interrupts() -> Generator[None]:
     """Ctrl-C waits until this is done. (Blocked signals would go to another thread, such as those of numpy.)"""
     before = signal.getsignal(signal.SIGINT)
     if before is None or threading.current_thread() is not threading.main_thread():

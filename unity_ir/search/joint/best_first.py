@@ -21,17 +21,9 @@ from unity_ir.rules.match import Index
 from unity_ir.rules.rule import Rule
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.shared_moves import certain, sharpened
+from unity_ir.search.exact.shared_moves import certain, with_shared_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
-
-MOST = 8
-"""Graphs that are rewritten once more or priced, at least, whatever the budget."""
-
-MATCHED = 3_000
-"""Work of looking for one rule at one operator."""
-
-REBUILT = 20_000
-"""Work of an operator in a graph that a rule makes."""
+from unity_ir.search.layouts.limits import limits
 
 Progress = Callable[[int, float], None]
 """Called with the graphs explored and the best time so far (seconds)."""
@@ -67,17 +59,17 @@ class JointPlan:
 
 
 @dataclass
-class Explored:
+class RewriteCache:
     """What the rules made of graphs, for the next search from the same graph, at another price."""
 
     alone: JointPlan | None = None
     everywhere: dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]] = field(
         default_factory=dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]]
     )
-    rewrites: dict[tuple[Value, ...], Kept] = field(default_factory=dict[tuple[Value, ...], "Kept"])
+    rewrites: dict[tuple[Value, ...], ReplayIterator] = field(default_factory=dict[tuple[Value, ...], "ReplayIterator"])
 
 
-class Kept:
+class ReplayIterator:
     """What an iterator gives, as often as it is asked for."""
 
     def __init__(self, given: Iterator[tuple[list[Application], Graph]]):
@@ -105,7 +97,7 @@ def joint(
     budget: int = 500,
     progress: Progress | None = None,
     solver: Solver | None = None,
-    explored: Explored | None = None,
+    explored: RewriteCache | None = None,
     like: Graph | None = None,
 ) -> JointPlan:
     """
@@ -117,9 +109,9 @@ def joint(
     whose number of groups of axes is taken (`groups.solve`), by default the source's. Ctrl-C ends it with
     the best plan so far; before there is one it raises `KeyboardInterrupt`.
     """
-    most = max(MOST, budget // max(1, sum(n.is_compute for n in graph.nodes())))
+    most = max(limits().least_graphs, budget // max(1, sum(n.is_compute for n in graph.nodes())))
     tie = count()
-    explored = explored or Explored()
+    explored = explored or RewriteCache()
     solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
     best: _Found = (plan.seconds, graph, plan, ())
     queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
@@ -165,7 +157,9 @@ def joint(
             seconds, _, candidate, derivation = heapq.heappop(queue)
             if seconds > alpha * best[0]:
                 break
-            for applied, after in explored.rewrites.setdefault(candidate.outputs, Kept(_rewrites(candidate, rules))):
+            for applied, after in explored.rewrites.setdefault(
+                candidate.outputs, ReplayIterator(_rewrites(candidate, rules))
+            ):
                 enter(after, (*derivation, *applied))
                 if len(seen) >= most:
                     break
@@ -191,7 +185,7 @@ def _sharpened(solver: Solver, best: _Found, ends: Sequence[_Found]) -> Iterator
     """What was found when operators share moves; `best` a little faster, so that it stands if others equal it."""
     for found in (best, *(end for end in ends if end is not best)):
         _, graph, plan, derivation = found
-        plan = sharpened(solver, graph, plan)
+        plan = with_shared_moves(solver, graph, plan)
         yield plan.seconds * (1 - 1e-9 * (found is best)), graph, plan, derivation
 
 
@@ -207,7 +201,7 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Applic
     Repeated layers mostly want the same rewrite; without the former, n of them would take n rounds.
     """
     nodes = len(graph.nodes())
-    spend(MATCHED * nodes * len(rules))
+    spend(limits().work_match * nodes * len(rules))
     index = Index(graph)
     matching = [rule for rule in rules if any(True for _ in rule.matches(graph, index=index))]
     for rule in matching:
@@ -216,13 +210,13 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Applic
             yield at, after
     for rule in matching:
         for place, after in rule.applications(graph, index=index):
-            spend(REBUILT * nodes)
+            spend(limits().work_rebuild * nodes)
             yield [Application(rule.name, place)], after
 
 
 def _everywhere(graph: Graph, rule: Rule, index: Index) -> tuple[list[Application], Graph]:
     """A rule applied as often as there are places for it at first: some make new places for themselves for ever."""
     most = sum(1 for _ in rule.matches(graph, index=index))
-    spend(REBUILT * len(graph.nodes()) * (1 + most))
+    spend(limits().work_rebuild * len(graph.nodes()) * (1 + most))
     at, after = rule.everywhere(graph, most=most)
     return [Application(rule.name, place) for place in at], after

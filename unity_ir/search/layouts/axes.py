@@ -46,11 +46,7 @@ class AxisGroup:
         return prod(n for _, n in self.levels)
 
 
-EXACT_AXES = 3
-"""Machines of up to so many axes are always searched axis by axis; of larger ones, neighbouring axes together."""
-
-
-def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
+def group_axes(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
     """The machine's axes, outermost first, in groups that end before the axes `cuts`."""
     edges = (0, *cuts, len(machine.mesh.sizes)) if machine.mesh.sizes else ()
     out: list[AxisGroup] = []
@@ -63,7 +59,7 @@ def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
     return tuple(out)
 
 
-def counted(machine: Machine) -> tuple[AxisGroup, ...]:
+def count_equal_axes(machine: Machine) -> tuple[AxisGroup, ...]:
     """The machine's axes, outermost first, with equal ones of a level in one group that is counted."""
     alike: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):

@@ -21,28 +21,17 @@ from unity_ir.search.layouts.axes import (
     Ints,
     Singles,
     code,
-    counted,
-    grouped,
+    count_equal_axes,
+    group_axes,
     role_counts,
     role_degrees,
 )
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.transitions import Moves, all_moves
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 FREE_MOVE = 1e-12
 """Seconds a free move counts, so that of equal plans the one with fewer moves wins, as in the planner."""
-
-
-DENSE = 256
-"""Layouts up to which shortest paths are found through one layout after the other rather than by relaxing moves."""
-
-
-CACHED = 2**17
-"""Numbers that a processor holds near by: tables are computed so many at a time."""
-
-
-SCATTERED = 20
-"""Of so many seconds between layouts less than one must have got less for these to be looked at one by one."""
 
 
 def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
@@ -135,7 +124,7 @@ class LayoutSpace:
         seconds = _columns(self._cheapest, there[sources], there[targets])
         if training:
             home = np.take(self._home, back[targets], axis=1) if len(sources) > len(self._home) else None
-            rows = max(1, CACHED // max(1, len(targets)))
+            rows = max(1, limits().cached_distances // max(1, len(targets)))
             for start in range(0, len(sources), rows):
                 at = slice(start, start + rows)
                 some = back[sources[at]]
@@ -154,7 +143,7 @@ class LayoutSpace:
         some, at = np.unique(self._there[sources], return_inverse=True)
         own, back = np.unique(self._back[sources], return_inverse=True)
         n = len(self._stays)
-        if "_cheapest" in self.__dict__ or n <= DENSE or 3 * len(some) > n:
+        if "_cheapest" in self.__dict__ or n <= limits().dense_paths or 3 * len(some) > n:
             return self.reshard(sources, np.arange(len(self)), training)
         seconds = np.take(self._from(some), self._there, axis=1)[at]
         if training:
@@ -272,7 +261,7 @@ class LayoutSpace:
     def _cheapest(self) -> Floats:
         """Seconds of the cheapest moves between the layouts of `_stays`: shortest paths."""
         n = len(self._stays)
-        if n > DENSE:
+        if n > limits().dense_paths:
             return self.from_layouts(np.arange(n))
         seconds = np.full((n, n), np.inf)
         np.fill_diagonal(seconds, 0.0)
@@ -304,7 +293,7 @@ class LayoutSpace:
                 found += of_move
                 to_all[target] = np.minimum(found, to_all[target], out=found)
             better = np.flatnonzero((to_all < before).reshape(-1))
-            if len(better) * SCATTERED < to_all.size:
+            if len(better) * limits().scattered < to_all.size:
                 self._settle(to_all.reshape(-1), better, len(sources), seconds, moves)
                 break
         return np.ascontiguousarray(to_all.T)
@@ -386,9 +375,9 @@ class Spaces:
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
         if self.by_count:
-            return counted(self.machine)
+            return count_equal_axes(self.machine)
         axes = len(self.machine.mesh.sizes)
-        return grouped(self.machine, *(range(1, axes) if self.cuts is None else self.cuts))
+        return group_axes(self.machine, *(range(1, axes) if self.cuts is None else self.cuts))
 
     @property
     def axis_by_axis(self) -> bool:

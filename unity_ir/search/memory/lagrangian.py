@@ -27,20 +27,18 @@ from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import pins
 from unity_ir.rules.derivation import Application
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.shared_moves import bounded, certain, shares, sharpened
-from unity_ir.search.exact.solver import CLOSE, ExactPlan, Solver
+from unity_ir.search.exact.shared_moves import bounded, certain, shares, with_shared_moves
+from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.joint.best_first import JointPlan
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import SPACE, Price
-from unity_ir.search.memory.peak_descent import within
-from unity_ir.search.memory.seconds_and_bytes import Choice, Ledger
+from unity_ir.search.memory.peak_descent import descend_to_limit
+from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
 from unity_ir.simulate.report import peak
-
-TRIES = 24
-"""Prices of a byte at most, for one limit."""
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FittingPlan:
     """A plan that fits, ..."""
 
     graph: Graph
@@ -68,7 +66,7 @@ class NothingFits(UnityError):
 
 
 @dataclass(frozen=True)
-class Smallest:
+class SmallestPlan:
     """The smallest plan known, which does not fit: what it needs per device, how long it takes, and what is advised."""
 
     needs: float
@@ -88,7 +86,7 @@ class Smallest:
 class Refused(UnityError):
     """No plan that fits was found for a graph and what rewrites make of it; plans by hand were not tried."""
 
-    def __init__(self, message: str, smallest: Smallest | None = None):
+    def __init__(self, message: str, smallest: SmallestPlan | None = None):
         super().__init__(message)
         self.smallest = smallest
 
@@ -117,7 +115,7 @@ class Solvers:
         return self._last
 
 
-class Curve:
+class LagrangianCurve:
     """
     The choices for a graph that are the least at some price, from the fastest to the smallest.
 
@@ -127,8 +125,8 @@ class Curve:
     def __init__(self, solvers: Solvers, graph: Graph, fastest: ExactPlan | None = None):
         """`fastest` is the choice without a limit, if it is known."""
         self.solvers, self.graph = solvers, graph
-        self.ledger = Ledger(solvers.solver, graph)
-        fastest = fastest or sharpened(solvers.solver, graph, solvers.solver.solve(graph))
+        self.ledger = CostModel(solvers.solver, graph)
+        fastest = fastest or with_shared_moves(solvers.solver, graph, solvers.solver.solve(graph))
         self.fastest = self.ledger.choice(fastest)
         self.lines = [(0.0, fastest.bound)]
         self.met = [self.fastest]
@@ -161,7 +159,7 @@ class Curve:
             self.met.append(self._at[price])
         return self._at[price]
 
-    def fitting(self, limit: float) -> Fitting:
+    def fitting(self, limit: float) -> FittingPlan:
         """The fastest choice found of at most `limit` bytes on each device. Raises `NothingFits`."""
         if self.bytes(self.fastest) <= limit:
             return self._found(self.fastest, limit)
@@ -173,9 +171,9 @@ class Curve:
         under = max((c for c in self.met if self.bytes(c) <= limit), key=self.bytes)
         good = [c for c in (*self.good, *self.met) if self.bytes(c) <= limit]
         best = _better(self.ledger, min(good, key=self.seconds), over, under, limit)
-        for _ in range(TRIES):
+        for _ in range(limits().byte_prices):
             (low, much), (high, few) = self.ledger.costs(over), self.ledger.costs(under)
-            if high <= low or self.seconds(best) <= self.bound(limit) * (1 + CLOSE):
+            if high <= low or self.seconds(best) <= self.bound(limit) * (1 + limits().close):
                 # Not slower and smaller: what does not fit was not the fastest but near the bound.
                 break
             price = (high - low) / (much - few)
@@ -191,13 +189,15 @@ class Curve:
         self.good.append(best)
         return self._found(best, limit)
 
-    def walked(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> Fitting | None:
+    def walked(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> FittingPlan | None:
         """A choice whose peak is within the limit, near one of those known, if there is one."""
         if self.bytes(self.smallest) > limit and not shares(self.graph):
             return None
         starts = sorted((*self.good, *self.met), key=self.bytes)
         operators = sum(n.is_compute for n in self.graph.nodes())
-        found = within(self.ledger, starts, operators, lambda c: need(self.ledger.plan(c, 0.0), self.graph), limit)
+        found = descend_to_limit(
+            self.ledger, starts, operators, lambda c: need(self.ledger.plan(c, 0.0), self.graph), limit
+        )
         if found is None:
             return None
         faster = self.ledger.improved(found, self.bytes(found))
@@ -208,11 +208,11 @@ class Curve:
         """What a byte costs where the bound is best."""
         return max(self.lines, key=lambda line: line[1] - line[0] * limit)[0]
 
-    def _found(self, choice: Choice, limit: float) -> Fitting:
+    def _found(self, choice: Choice, limit: float) -> FittingPlan:
         plan, bytes = self.ledger.plan(choice, 0.0), self.bytes(choice)
-        return Fitting(self.graph, plan, bytes, self.price(limit), tuple(self.lines))
+        return FittingPlan(self.graph, plan, bytes, self.price(limit), tuple(self.lines))
 
-    def sound(self, found: Fitting) -> Fitting:
+    def sound(self, found: FittingPlan) -> FittingPlan:
         """
         With what no choice is below when operators share moves: the line without a price and that at the plan's; all
         that the search went by, if in this graph they never do.
@@ -223,23 +223,19 @@ class Curve:
         return replace(found, lines=(self.lines[0], (found.price, least)))
 
 
-def fitting(solver: Solver, graph: Graph, limit: float) -> Fitting:
+def fitting(solver: Solver, graph: Graph, limit: float) -> FittingPlan:
     """The fastest choice found of at most `limit` bytes on each device, and what none is below."""
-    curve = Curve(Solvers(solver), graph)
+    curve = LagrangianCurve(Solvers(solver), graph)
     return curve.sound(curve.fitting(limit))
 
 
-def _better(ledger: Ledger, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
+def _better(ledger: CostModel, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
     """The fastest within the limit of the best so far, and of what lies between two choices and near that."""
     tried = [best, under]
     mixed = ledger.between(over, under, limit)
     if mixed is not None:
         tried.append(ledger.improved(mixed, limit))
     return min((c for c in tried if ledger.costs(c)[1] <= limit), key=lambda c: ledger.costs(c)[0])
-
-
-ROUNDS = 6
-"""Times the limit is tightened because the simulated peak is above what is held at the end of the forward."""
 
 
 def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
@@ -282,7 +278,7 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
     if need(fastest.plan, fastest.rewritten) <= limit:
         return fastest
     solvers = Solvers(solver)
-    first = Curve(solvers, source)
+    first = LagrangianCurve(solvers, source)
     if _states(source, solver) > limit:
         smallest_plan = first.ledger.plan(first.smallest, 0.0)
         raise _refused(need(smallest_plan, source), smallest_plan, source, solver)
@@ -297,11 +293,11 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
         rewritten = search(solvers.at(price))
         derivations.setdefault(rewritten.rewritten, rewritten.derivation)
         interrupted = rewritten.interrupted
-    curves |= {graph: Curve(solvers, graph) for graph in derivations if graph is not source}
+    curves |= {graph: LagrangianCurve(solvers, graph) for graph in derivations if graph is not source}
     smallest: tuple[float, ExactPlan] | None = None
     low, target = 0.0, float(limit)
 
-    def returned(found: Fitting) -> JointPlan:
+    def returned(found: FittingPlan) -> JointPlan:
         found = curves[found.graph].sound(found)
         bound = certain(found.bound(limit), found.graph, machine) if solver.spaces.axis_by_axis else None
         return replace(
@@ -315,7 +311,7 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
             interrupted=interrupted,
         )
 
-    for _ in range(ROUNDS):
+    for _ in range(limits().peak_rounds):
         found = _fastest(curves.values(), target)
         needs = need(found.plan, found.graph)
         if needs <= limit:
@@ -342,7 +338,7 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
     over = least > limit
     alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {_size(least)}; "
     advice = f"{alone if over else ''}use more devices or a smaller {'model' if over else 'batch'}"
-    smallest = Smallest(needs, plan.seconds, machine.device, advice)
+    smallest = SmallestPlan(needs, plan.seconds, machine.device, advice)
     return Refused(str(smallest), smallest)
 
 
@@ -370,21 +366,21 @@ def _states(graph: Graph, solver: Solver) -> float:
     return held / solver.spaces.machine.devices
 
 
-def _fastest(curves: Iterable[Curve], limit: float) -> Fitting:
+def _fastest(curves: Iterable[LagrangianCurve], limit: float) -> FittingPlan:
     """The fastest plan within the limit on any of the curves; the smallest where there is none."""
-    best: Fitting | None = None
-    smallest: Fitting | None = None
+    best: FittingPlan | None = None
+    smallest: FittingPlan | None = None
     for curve in curves:
         if best is not None:
             # At the price of the best so far: where that promises no more than there, it is not worth a search.
             curve.solve(best.price)
-            if curve.bound(limit) >= min(best.bound(limit), best.plan.seconds * (1 - CLOSE)) * (1 - 1e-9):
+            if curve.bound(limit) >= min(best.bound(limit), best.plan.seconds * (1 - limits().close)) * (1 - 1e-9):
                 continue
         try:
             found = curve.fitting(limit)
         except NothingFits as error:
             if smallest is None or error.bytes < smallest.bytes:
-                smallest = Fitting(curve.graph, error.plan, error.bytes, 0.0, ((0.0, error.fastest),))
+                smallest = FittingPlan(curve.graph, error.plan, error.bytes, 0.0, ((0.0, error.fastest),))
             continue
         if best is None or found.plan.seconds < best.plan.seconds * (1 - 1e-9):
             best = found

@@ -15,27 +15,13 @@ from random import Random
 import numpy as np
 
 from unity_ir.budget import spend
-from unity_ir.search.memory.seconds_and_bytes import Choice, Ledger
-
-PROPOSALS = 200
-"""Plans whose peak is looked at, at most, for graphs of up to ..."""
-
-SMALL = 120
-"""... so many operators: of larger ones, no single row makes a difference."""
-
-SIZED = 300_000
-"""Work of the simulated peak of a plan, for each of its variables."""
-
-KICK = 3
-"""Rows that are changed at once where no single one helps."""
-
-KICKS = 30
-"""How often."""
+from unity_ir.search.layouts.limits import limits
+from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
 
 
 @dataclass
-class _Walk:
-    ledger: Ledger
+class _Descent:
+    ledger: CostModel
     need: Callable[[Choice], int]
     limit: float
     proposals: int
@@ -44,7 +30,7 @@ class _Walk:
     def size(self, choice: Choice) -> tuple[float, float]:
         """The peak, and what is held at the end of the forward; the former only where the latter is within limits."""
         if choice not in self.known:
-            spend(SIZED * len(choice))
+            spend(limits().work_peak * len(choice))
             held = self.ledger.costs(choice)[1]
             self.proposals -= held <= self.limit
             self.known[choice] = (self.need(choice) if held <= self.limit else np.inf), held
@@ -68,13 +54,13 @@ class _Walk:
         return choice
 
 
-def within(
-    ledger: Ledger, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
+def descend_to_limit(
+    ledger: CostModel, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
 ) -> Choice | None:
     """A choice for a graph of so many operators that needs no more than the limit, if one is found."""
-    if operators > SMALL:
+    if operators > limits().peak_operators:
         return None
-    walk = _Walk(ledger, need, limit, PROPOSALS)
+    walk = _Descent(ledger, need, limit, limits().peak_proposals)
     ends: list[Choice] = []
     for start in dict.fromkeys(starts):
         for choice in (start, ledger.without_recompute(start)):
@@ -82,16 +68,16 @@ def within(
                 ends.append(walk.down(choice))
     random = Random(0)
     best = min(ends, key=walk.size, default=None)
-    for _ in range(KICKS):
+    for _ in range(limits().kicks):
         if best is None or walk.size(best)[0] <= limit or walk.proposals <= 0:
             break
         best = min(best, walk.down(_kicked(ledger, best, random)), key=walk.size)
     return best if best is not None and walk.size(best)[0] <= limit else None
 
 
-def _kicked(ledger: Ledger, choice: Choice, random: Random) -> Choice:
+def _kicked(ledger: CostModel, choice: Choice, random: Random) -> Choice:
     """A choice with other rows for a few variables."""
     rows = list(choice)
-    for v in random.sample(range(len(rows)), min(KICK, len(rows))):
+    for v in random.sample(range(len(rows)), min(limits().kick_rows, len(rows))):
         rows[v] = random.choice(np.flatnonzero(np.isfinite(ledger.bytes[v])).tolist())
     return tuple(rows)

@@ -17,12 +17,10 @@ import numpy.typing as npt
 from unity_ir.budget import spend
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.search.exact.factor_graph import NOWHERE
-from unity_ir.search.exact.recompute import Kept
-from unity_ir.search.exact.solver import ExactPlan, Solver, Terms
+from unity_ir.search.exact.recompute import SavedForBackward
+from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.layouts.axes import Floats, Ints
-
-CHANGED = 50_000
-"""Work of looking at all other rows of a variable."""
+from unity_ir.search.layouts.limits import limits
 
 Choice = tuple[int, ...]
 """For each variable of a ledger, its row."""
@@ -32,7 +30,7 @@ T = TypeVar("T", Ints, npt.NDArray[np.bool_])
 
 
 @dataclass(frozen=True, eq=False)
-class _Way:
+class _Edge:
     """A value between two variables: per row of each the layout made or needed, and what is between any two layouts."""
 
     source: int
@@ -59,7 +57,7 @@ class Rest:
 Key = Node | Value | Rest
 
 
-class Ledger:
+class CostModel:
     """
     The rows of every operator, relay and leaf of a graph; none is left out.
 
@@ -71,12 +69,12 @@ class Ledger:
         self.keys: list[Key] = []
         self.seconds: list[Floats] = []
         self.bytes: list[Floats] = []
-        self.ways: list[_Way] = []
+        self.ways: list[_Edge] = []
         self._numbers: dict[Key, int] = {}
         self._arriving: dict[int, Floats] = {}
-        terms = Terms(solver, graph)
+        terms = FactorGraphBuilder(solver, graph)
         self._terms = terms
-        keeps = Kept(graph)
+        keeps = SavedForBackward(graph)
         self._may_recompute = keeps.may_recompute
         for node in terms.nodes:
             if node.is_leaf:
@@ -118,7 +116,7 @@ class Ledger:
                     uses = terms.uses[value]
                     training, kept = terms.training(value, [user for user, _ in uses]), keeps.relayed(value, uses)
                     self._way(value, own, self._made(node, value), relay, every, training, kept)
-        self._touching: list[list[_Way]] = [[] for _ in self.keys]
+        self._touching: list[list[_Edge]] = [[] for _ in self.keys]
         for way in self.ways:
             self._touching[way.source].append(way)
             self._touching[way.target].append(way)
@@ -155,7 +153,7 @@ class Ledger:
             self._arriving[id(space)] = space.arriving(every, every)
         seconds = space.training if training else space.forward
         bytes = self._arriving[id(space)] if kept else np.broadcast_to(0.0, self._arriving[id(space)].shape)
-        self.ways.append(_Way(source, target, made, needs, seconds, bytes))
+        self.ways.append(_Edge(source, target, made, needs, seconds, bytes))
 
     def choice(self, plan: ExactPlan) -> Choice:
         """The rows of a plan."""
@@ -245,7 +243,7 @@ class Ledger:
         _, held = self._charged(choice)
         for _ in range(passes):
             changed = False
-            spend(CHANGED * len(rows))
+            spend(limits().work_change * len(rows))
             for v in range(len(rows)):
                 seconds, bytes = self._around(v, rows)
                 fits = held + bytes - bytes[rows[v]] <= limit

@@ -11,9 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from unity_ir.pcg.graph import Graph, Node, Value
-
-DEPTH = 3
-"""How far back an operator without weights looks for what tells it from others."""
+from unity_ir.search.layouts.limits import limits
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def coarsen(graph: Graph) -> Groups:
     values: dict[Value, int] = {}
     named: dict[Hashable, int] = {}
     for node in nodes:
-        key: Hashable = node if node.is_leaf else colour(node, DEPTH)
+        key: Hashable = node if node.is_leaf else colour(node, limits().coarsen_depth)
         if node.is_compute:
             operators[node] = numbers.setdefault(key, len(numbers))
         for value in node.results:

@@ -24,7 +24,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
 from unity_ir.search.exact.elimination import minimise, plain
 from unity_ir.search.tofu.coarsen import alone, coarsen
-from unity_ir.search.tofu.step import Axes, Step, group_sizes
+from unity_ir.search.tofu.step import StepBuilder, StepProblem, group_sizes
 
 VARIANTS = ("tofu", "tofu-all-row", "tofu-spartan", "tofu-equal-chop", "tofu-no-reduction")
 
@@ -40,7 +40,7 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
     """
     if variant not in VARIANTS:
         raise UnityError(f"tofu: unknown variant {variant!r}; known are {', '.join(VARIANTS)}")
-    axes = Axes(graph, coarsen(graph) if coarse else alone(graph), reduction=variant != "tofu-no-reduction")
+    axes = StepBuilder(graph, coarsen(graph) if coarse else alone(graph), reduction=variant != "tofu-no-reduction")
     mesh = machine.mesh
     sizes = (prod(mesh.sizes),) if variant == "tofu-equal-chop" and mesh.sizes else mesh.sizes
     solve = {"tofu-all-row": _all_row, "tofu-spartan": _spartan}.get(variant, fewest)
@@ -53,7 +53,7 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
     return materialise(graph, assignments, mesh, layouts)
 
 
-def fewest(step: Step) -> Choices:
+def fewest(step: StepProblem) -> Choices:
     """The optimum of the step."""
     count = len(step.operators)
     factors = [plain((i,), own) for i, own in enumerate(step.own)]
@@ -62,12 +62,12 @@ def fewest(step: Step) -> Choices:
     return [found[i] for i in range(count)], [found[count + j] for j in range(len(step.values))]
 
 
-def _all_row(step: Step) -> Choices:
+def _all_row(step: StepProblem) -> Choices:
     values = [0] * len(step.values)
     return [_best_operator(step, i, dict(enumerate(values))) for i in range(len(step.operators))], values
 
 
-def _spartan(step: Step) -> Choices:
+def _spartan(step: StepProblem) -> Choices:
     operators: dict[int, int] = {}
     values: dict[int, int] = {}
     around: dict[int, list[int]] = {}
@@ -91,7 +91,9 @@ def _spartan(step: Step) -> Choices:
     return [operators[i] for i in range(len(operators))], [values[j] for j in range(len(values))]
 
 
-def _operator_bytes(step: Step, operator: int, values: dict[int, int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _operator_bytes(
+    step: StepProblem, operator: int, values: dict[int, int]
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Bytes of each choice of an operator, with the values that are decided."""
     total = step.own[operator].copy()
     for (i, j), table in step.edges.items():
@@ -100,5 +102,5 @@ def _operator_bytes(step: Step, operator: int, values: dict[int, int]) -> np.nda
     return total
 
 
-def _best_operator(step: Step, operator: int, values: dict[int, int]) -> int:
+def _best_operator(step: StepProblem, operator: int, values: dict[int, int]) -> int:
     return int(_operator_bytes(step, operator, values).argmin())

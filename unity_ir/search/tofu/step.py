@@ -29,7 +29,7 @@ Roles = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class StepProblem:
     """
     The choices of one step: `operators` and `values` list, for every group, what it may do with the axis; `edges` has
     for an operator group and a value group the bytes of all their moves, a row per choice of the operators.
@@ -45,7 +45,7 @@ class Step:
 
 
 @dataclass
-class Axes:
+class StepBuilder:
     """Builds the steps of a graph; `done` are the sizes of the axes before, `operators` and `values` their roles."""
 
     graph: Graph
@@ -67,7 +67,7 @@ class Axes:
         self.operators = dict.fromkeys(self._of_operator, ())
         self.values = dict.fromkeys(self._of_value, ())
 
-    def step(self, size: int) -> Step:
+    def step(self, size: int) -> StepProblem:
         """The choices for an axis of `size` devices."""
         alike: dict[Hashable, tuple[list[GridRole], Floats]] = {}
         may: list[list[GridRole]] = []
@@ -99,9 +99,9 @@ class Axes:
                     known[key] = self._bytes(node, value, slots, made, gradient, may[group], rests[of], size)
                 edges[group, of] = edges.get((group, of), 0.0) + known[key]
         sizes = [self._of_value[g].type.elements * _item(self._of_value[g]) for g in sorted(self._of_value)]
-        return Step(may, rests, own, edges, sizes)
+        return StepProblem(may, rests, own, edges, sizes)
 
-    def choose(self, step: Step, size: int, operators: Iterable[int], values: Iterable[int]) -> None:
+    def choose(self, step: StepProblem, size: int, operators: Iterable[int], values: Iterable[int]) -> None:
         """Take one choice of every group for an axis."""
         for group, choice in enumerate(operators):
             self.operators[group] = (*self.operators[group], step.operators[group][choice])
@@ -208,7 +208,7 @@ def _item(value: Value) -> int:
     return ELEMENT_BYTES[value.type.dtype]
 
 
-def group_sizes(step: Step) -> Mapping[int, int]:
+def group_sizes(step: StepProblem) -> Mapping[int, int]:
     """The number of choices of every variable: operator groups first, then value groups."""
     counts = [*map(len, step.operators), *map(len, step.values)]
     return dict(enumerate(counts))

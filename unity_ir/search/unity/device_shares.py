@@ -16,15 +16,13 @@ from math import prod
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.sharding import REPEAT, Assignment, GridRole, at, operand_role, prime_factors, result_role
+from unity_ir.search.layouts.limits import limits
 
 Share = tuple[int, ...]
 """Per mesh axis, the coordinates there are to use."""
 
 Degrees = tuple[tuple[GridRole, int], ...]
 """What a PCG says of an operator: the degree of each index variable or set of carriers above 1, in TDL order."""
-
-MOST_VIEWS = 64
-"""Views of one operator that are tried; the first ones keep earlier index variables on outer axes."""
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -79,7 +77,7 @@ def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[
                 for axis, role in part:
                     assignment[axis] = role
             out[tuple(assignment)] = None
-            if len(out) == MOST_VIEWS:
+            if len(out) == limits().unity_views:
                 return tuple(out)
     return tuple(out)
 

@@ -25,29 +25,18 @@ from unity_ir.budget import spend
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import Assignment, Layout, operand_layout, result_layout
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity import series_parallel
 from unity_ir.search.unity.device_shares import Degrees, Share, moved, splits, views, whole
-from unity_ir.search.unity.series_parallel import Block, Edge, Flow, Parallel, Region
-from unity_ir.search.unity.view_costs import Prices
+from unity_ir.search.unity.series_parallel import Block, DirectEdge, Flow, Parallel, Region
+from unity_ir.search.unity.view_costs import ViewCosts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-TABLE = 100_000
-"""Work of a table of a region beside the moves it prices."""
-
-PAIR = 3_000
-"""Work of a move between two views."""
-
-SORTED = 20
-"""Work of an entry of the partial mappings of a block, which are made and sorted."""
-
-BEAM = 64
-"""Partial mappings of a block that are kept, for each view of its source."""
-
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class Subgraph:
     """
     A serial graph to map. Where it is cut out of a larger one, `entry` is the leaf that stands for the value that
     flows in, in one of `entries`; its first output leaves in one of `exits`. Empty where it is not cut.
@@ -59,7 +48,7 @@ class Piece:
     exits: tuple[Layout, ...] = ()
 
     @cached_property
-    def numbers(self) -> dict[Node | Edge, int]:
+    def numbers(self) -> dict[Node | DirectEdge, int]:
         """What a mapper calls its operators and edges; a piece is one mapper's."""
         return {}
 
@@ -85,7 +74,7 @@ class Piece:
                     found[value] = found.get(value, 0) + 1
         return found
 
-    def wires(self, edge: Edge) -> tuple[tuple[Value, int], ...]:
+    def wires(self, edge: DirectEdge) -> tuple[tuple[Value, int], ...]:
         """What an edge brings, and to which operand; the first output, to operand 0, at the end of a piece cut out."""
         if edge.target is None:
             value = self.graph.outputs[0] if self.exits else None
@@ -124,14 +113,14 @@ class Views:
         return len(self.seconds)
 
 
-NOTHING = Views(((),), np.zeros(1), (), ())
+NO_VIEWS = Views(((),), np.zeros(1), (), ())
 
 
 @dataclass
 class Mapper:
     """Maps candidates on one machine. Without `cache`, nothing is kept from one candidate to the next."""
 
-    prices: Prices
+    prices: ViewCosts
     cache: bool = True
     _numbers: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     _views: dict[Hashable, Views] = field(default_factory=dict[Hashable, Views])
@@ -141,13 +130,13 @@ class Mapper:
         """A small number for a structure; equal structures have equal ones."""
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def number_of(self, piece: Piece, node: Node) -> int:
+    def number_of(self, piece: Subgraph, node: Node) -> int:
         """Of an operator, but for its degrees."""
         if node not in piece.numbers:
             piece.numbers[node] = self.number(piece.keys[node])
         return piece.numbers[node]
 
-    def costs(self, piece: Piece, degrees: Mapping[Node, Degrees]) -> Floats:
+    def costs(self, piece: Subgraph, degrees: Mapping[Node, Degrees]) -> Floats:
         """Seconds of the fastest mapping for each [entry, exit]; one of each where the piece is not cut out."""
         if not self.cache:
             self.tables.clear()
@@ -155,12 +144,12 @@ class Mapper:
         return _Mapping(self, piece, degrees).costs()
 
     def views(
-        self, piece: Piece, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
+        self, piece: Subgraph, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
     ) -> dict[Node, Assignment]:
         """The fastest mapping for one of the entries and one of the exits."""
         return _Mapping(self, piece, degrees).chosen(entry, exit)
 
-    def of(self, piece: Piece, node: Node, degrees: Degrees, share: Share) -> Views:
+    def of(self, piece: Subgraph, node: Node, degrees: Degrees, share: Share) -> Views:
         """The views of an operator on a share."""
         key = (self.number_of(piece, node), degrees, share)
         if key not in self._views:
@@ -181,7 +170,7 @@ class Mapper:
 class _Mapping:
     """One candidate."""
 
-    def __init__(self, mapper: Mapper, piece: Piece, degrees: Mapping[Node, Degrees]):
+    def __init__(self, mapper: Mapper, piece: Subgraph, degrees: Mapping[Node, Degrees]):
         self.mapper = mapper
         self.piece = piece
         self.degrees = degrees
@@ -204,7 +193,7 @@ class _Mapping:
 
     def _structure(self, region: Region) -> Hashable:
         match region:
-            case Edge(source, target):
+            case DirectEdge(source, target):
                 ends = self._end(source, self.piece.entries), self._end(target, self.piece.exits)
                 return ("edge", *ends, self._wiring(region))
             case series_parallel.Sequence(left, middle, right):
@@ -222,7 +211,7 @@ class _Mapping:
             return layouts
         return self.mapper.number_of(self.piece, node), self.degrees.get(node, ())
 
-    def _wiring(self, edge: Edge) -> int:
+    def _wiring(self, edge: DirectEdge) -> int:
         numbers = self.piece.numbers
         if edge not in numbers:
             wires = self.piece.wires(edge)
@@ -236,7 +225,7 @@ class _Mapping:
     def views(self, node: Node | None, share: Share, of_end: Views) -> Views:
         if node is not None:
             return self.mapper.of(self.piece, node, self.degrees.get(node, ()), share)
-        return of_end if len(of_end) else NOTHING
+        return of_end if len(of_end) else NO_VIEWS
 
     def source(self, region: Region, share: Share) -> Views:
         return self.views(region.source, share, self.entry)
@@ -245,7 +234,7 @@ class _Mapping:
         return self.views(region.target, share, self.exit)
 
     def inside(self, node: Node, share: Share) -> Views:
-        return self.views(node, share, NOTHING)
+        return self.views(node, share, NO_VIEWS)
 
     def fits(self, region: Region, share: Share) -> bool:
         """Whether all operators of a region have a view on a share."""
@@ -258,16 +247,16 @@ class _Mapping:
         Seconds of what is inside a region that has a share, its ends left out, for each view of the source on `before`
         and of the target on `after`.
         """
-        key = (self.number(region), before, () if isinstance(region, Edge) else share, after)
+        key = (self.number(region), before, () if isinstance(region, DirectEdge) else share, after)
         tables = self.mapper.tables
         if key not in tables:
-            spend(TABLE)
+            spend(limits().work_region)
             tables[key] = self._table(region, before, share, after)
         return tables[key]
 
     def _table(self, region: Region, before: Share, share: Share, after: Share) -> Floats:
         match region:
-            case Edge():
+            case DirectEdge():
                 return self._edge(region, before, after)
             case series_parallel.Sequence(left, middle, right):
                 own = self.inside(middle, share).seconds
@@ -281,11 +270,11 @@ class _Mapping:
                 out[states[:, 0], states[:, -1]] = seconds
                 return out
 
-    def _edge(self, edge: Edge, before: Share, after: Share) -> Floats:
+    def _edge(self, edge: DirectEdge, before: Share, after: Share) -> Floats:
         source, target = self.source(edge, before), self.target(edge, after)
         out = np.zeros((len(source), len(target)))
         wires = self.piece.wires(edge)
-        spend(PAIR * len(source) * len(target) * len(wires))
+        spend(limits().work_view_pair * len(source) * len(target) * len(wires))
         for i, made in enumerate(zip(*source.makes, strict=True) if wires else ()):
             for j in range(len(target)):
                 # One value that is needed in one layout twice is brought there once.
@@ -325,7 +314,7 @@ class _Mapping:
             ends = i == len(region.inner)
             own = np.zeros(len(self.target(region, after))) if ends else of_each[i]
             total = seconds[:, None] + own[None]
-            spend(TABLE + SORTED * states.size * len(own))
+            spend(limits().work_region + limits().work_block_entry * states.size * len(own))
             for edge in region.edges:
                 if edge.target is node:
                     at = before if edge.source is region.source else share
@@ -340,7 +329,7 @@ class _Mapping:
                 *(column[n] for n in region.inner[: i + 1] if last_use.get(n, 0) > i),
                 *([i + 1] if ends else []),
             ]
-            states, seconds = _best(states, total.reshape(-1), live, None if ends else BEAM)
+            states, seconds = _best(states, total.reshape(-1), live, None if ends else limits().beam)
         return states, seconds
 
     # -- which views they are
@@ -363,7 +352,7 @@ class _Mapping:
         """The views inside a region whose share begins at `start`, for one view of each of its ends."""
         before, share, after = shares
         match region:
-            case Edge():
+            case DirectEdge():
                 return
             case series_parallel.Sequence(left, middle, right):
                 first, second = self.table(left, before, share, share), self.table(right, share, share, after)

@@ -18,7 +18,7 @@ from unity_ir.pcg.graph import Graph, Node
 
 
 @dataclass(frozen=True, eq=False)
-class Edge:
+class DirectEdge:
     source: Node | None
     target: Node | None
     inner: tuple[Node, ...] = ()
@@ -60,11 +60,11 @@ class Block:
     source: Node | None
     target: Node | None
     inner: tuple[Node, ...]
-    edges: tuple[Edge, ...]
+    edges: tuple[DirectEdge, ...]
     """Those between its operators and its ends, by the place of their target in `(*inner, target)`."""
 
 
-Region = Edge | Sequence | Parallel | Block
+Region = DirectEdge | Sequence | Parallel | Block
 
 
 class Flow:
@@ -124,7 +124,7 @@ def _region(
 ) -> Region:
     """What is between two ends; of a branch between them, without what goes there directly."""
     if not inner:
-        return Edge(source, target)
+        return DirectEdge(source, target)
     parts = flow.branches(inner)
     direct = target in flow.users[source] and not branch
     if len(parts) + direct == 1:
@@ -134,7 +134,7 @@ def _region(
     else:
         regions: list[Region] = [_region(flow, source, part, target, branch=True) for part in parts]
         if direct:
-            regions.append(Edge(source, target))
+            regions.append(DirectEdge(source, target))
         found = regions.pop()
         while regions:
             first = regions.pop()
@@ -160,7 +160,7 @@ def _block(flow: Flow, source: Node | None, inner: SequenceOf[Node], target: Nod
     members = set(inner)
     order = (*inner, target)
     edges = [
-        Edge(node, user)
+        DirectEdge(node, user)
         for node in (source, *inner)
         for user in flow.users[node]
         if user in members or (user is target and not (branch and node is source))

@@ -18,8 +18,8 @@ from unity_ir.pcg.sharding import Layout
 from unity_ir.rules.derivation import Application, apply_at
 from unity_ir.rules.rule import Rule
 from unity_ir.search.unity.device_shares import Degrees, divisors, views, whole
-from unity_ir.search.unity.machine_mapping import Floats, Flow, Piece
-from unity_ir.search.unity.substitutions import Candidate
+from unity_ir.search.unity.machine_mapping import Floats, Flow, Subgraph
+from unity_ir.search.unity.substitutions import CandidatePCG
 
 ENTRY = "what flows in"
 """The name of the leaf a part reads; no weight of a module has blanks in its name."""
@@ -30,30 +30,30 @@ class Selection:
     """Of one part, for each entry and exit, the seconds of its best candidate, and that."""
 
     seconds: Floats
-    candidates: list[list[Candidate]]
+    candidates: list[list[CandidatePCG]]
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """A part, and the candidate chosen for it."""
 
-    piece: Piece
-    candidate: Candidate
+    piece: Subgraph
+    candidate: CandidatePCG
 
 
 # --- cutting
 
 
-def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Piece]:
+def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Subgraph]:
     """The parts of a graph, in order; the whole as one where it cannot be cut."""
     cuts = _cuts(graph, rules, least)
     if not cuts:
-        return [Piece(graph)]
+        return [Subgraph(graph)]
     with_gradient = trained(graph)
     entries = [leaf("weight" if n in with_gradient else "input", n.types[0], name=ENTRY) for n in cuts]
     layouts = [partitionings(n.types[0].shape, machine) for n in cuts]
     new: dict[Value, Value] = {}
-    out: list[Piece] = []
+    out: list[Subgraph] = []
     ends = [*((n.result,) for n in cuts), graph.outputs]
     order = topological(graph.outputs)
     position = {n: i for i, n in enumerate([n for n in order if n.is_compute])}
@@ -74,7 +74,7 @@ def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> 
         inputs = tuple(n for n in topological(results) if n.op == "input")
         part = Graph(graph.name, inputs, results)
         into = layouts[i - 1] if i else ()
-        out.append(Piece(part, entry, into, layouts[i] if i < len(cuts) else ()))
+        out.append(Subgraph(part, entry, into, layouts[i] if i < len(cuts) else ()))
     return out
 
 
@@ -134,7 +134,7 @@ def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, D
     }
 
 
-def _joined(graph: Graph, graphs: Sequence[tuple[Piece, Graph]]) -> tuple[Graph, list[Mapping[Node, Node]]]:
+def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Graph, list[Mapping[Node, Node]]]:
     """Parts in sequence, each part's entry being what the one before it makes."""
     outputs: list[Value] = []
     nodes: list[Mapping[Node, Node]] = []
@@ -175,7 +175,7 @@ def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) ->
 # --- parts alike
 
 
-def structure(piece: Piece) -> object:
+def structure(piece: Subgraph) -> object:
     """Equal for parts that differ only in the names of their leaves."""
     nodes = topological(piece.graph.outputs)
     number = {n: i for i, n in enumerate(nodes)}
@@ -196,19 +196,19 @@ def structure(piece: Piece) -> object:
     )
 
 
-def carried_over(found: Selection, piece: Piece, rules: Sequence[Rule]) -> Selection:
+def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
     """What was selected in a part alike, in this one."""
     known = {rule.name: rule for rule in rules}
-    done: dict[Candidate, Candidate] = {}
+    done: dict[CandidatePCG, CandidatePCG] = {}
 
-    def carried(candidate: Candidate) -> Candidate:
+    def carried(candidate: CandidatePCG) -> CandidatePCG:
         if candidate not in done:
             graph = piece.graph
             for step in candidate.steps:
                 graph = apply_at(graph, known[step.rule], step.at, dict(step.given))
-            here = Piece(graph, piece.entry, piece.entries, piece.exits)
+            here = Subgraph(graph, piece.entry, piece.entries, piece.exits)
             pairs = zip(here.flow.nodes, candidate.piece.flow.nodes, strict=True)
-            done[candidate] = Candidate(here, {n: candidate.degrees.get(o, ()) for n, o in pairs}, candidate.steps)
+            done[candidate] = CandidatePCG(here, {n: candidate.degrees.get(o, ()) for n, o in pairs}, candidate.steps)
         return done[candidate]
 
     return Selection(found.seconds, [[carried(c) for c in row] for row in found.candidates])

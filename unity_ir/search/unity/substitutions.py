@@ -15,14 +15,14 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.rules.derivation import Application
 from unity_ir.rules.rule import Rule
 from unity_ir.search.unity.device_shares import Degrees, devices, divisible, divisors, roles
-from unity_ir.search.unity.machine_mapping import Piece
+from unity_ir.search.unity.machine_mapping import Subgraph
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class CandidatePCG:
     """A PCG, and the algebraic rules that led to it."""
 
-    piece: Piece
+    piece: Subgraph
     degrees: Mapping[Node, Degrees]
     steps: tuple[Application, ...] = ()
 
@@ -42,16 +42,16 @@ class Substitutions:
         default_factory=dict[tuple[Node, Degrees], tuple[Degrees, ...]]
     )
 
-    def of(self, candidate: Candidate) -> Iterator[Candidate]:
+    def of(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
         """What every substitution at every place makes of a candidate."""
         yield from self._algebraic(candidate)
         for node in candidate.piece.flow.nodes:
             for degrees in self.degrees(node, candidate.degrees.get(node, ())):
                 alone = {**candidate.degrees, node: degrees}
-                yield Candidate(candidate.piece, alone, candidate.steps)
+                yield CandidatePCG(candidate.piece, alone, candidate.steps)
                 onwards = self._onwards(candidate.piece, node, alone)
                 if len(onwards) > 1:
-                    yield Candidate(candidate.piece, {**alone, **onwards}, candidate.steps)
+                    yield CandidatePCG(candidate.piece, {**alone, **onwards}, candidate.steps)
 
     def degrees(self, node: Node, now: Degrees) -> tuple[Degrees, ...]:
         """What the parallelization rules of an operator make of its degrees."""
@@ -76,7 +76,7 @@ class Substitutions:
                         tried.add(degrees)
                         break
 
-    def _onwards(self, piece: Piece, node: Node, degrees: Mapping[Node, Degrees]) -> dict[Node, Degrees]:
+    def _onwards(self, piece: Subgraph, node: Node, degrees: Mapping[Node, Degrees]) -> dict[Node, Degrees]:
         """
         An operator and those after it that follow how it is divided, up to where its parts are summed up: between them
         combine and partition cancel.
@@ -96,7 +96,7 @@ class Substitutions:
                 del found[user]
         return found
 
-    def _algebraic(self, candidate: Candidate) -> Iterator[Candidate]:
+    def _algebraic(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
         piece = candidate.piece
         for rule in self.rules:
             at, after = rule.everywhere(piece.graph)
@@ -106,27 +106,27 @@ class Substitutions:
             for place, after in rule.applications(piece.graph):
                 yield self._rewritten(candidate, after, [Application(rule.name, place)])
 
-    def _rewritten(self, candidate: Candidate, after: Graph, steps: Sequence[Application]) -> Candidate:
+    def _rewritten(self, candidate: CandidatePCG, after: Graph, steps: Sequence[Application]) -> CandidatePCG:
         """The operators that remain keep their degrees; new ones have those of one they replace, or follow."""
         piece = candidate.piece
         same = corresponding(piece.graph, after)
         kept = {new: candidate.degrees.get(old, ()) for new, old in same.items()}
         old = set(same.values())
         gone = [n for n in piece.flow.nodes if n not in old]
-        rewritten = Piece(after, piece.entry, piece.entries, piece.exits)
+        rewritten = Subgraph(after, piece.entry, piece.entries, piece.exits)
         given = dict(kept)
         for node in rewritten.flow.nodes:
             if node in given:
                 continue
             alike = (candidate.degrees.get(g, ()) for g in gone if g.op == node.op)
             given[node] = next((d for d in alike if divisible(node, d)), self._following(node, given))
-        return Candidate(rewritten, given, (*candidate.steps, *steps))
+        return CandidatePCG(rewritten, given, (*candidate.steps, *steps))
 
     def _following(self, node: Node, given: Mapping[Node, Degrees]) -> Degrees:
         dims = {v: made(v, given[v.node]) for v in node.operands if v.node in given}
         return follow(node, dims, self.devices)
 
-    def alike(self, piece: Piece, dims: Mapping[Value, Sequence[int]]) -> Candidate:
+    def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
         """
         Substitutions at many places at once: a run of operators that all follow how what flows in is partitioned.
 
@@ -137,7 +137,7 @@ class Substitutions:
         for node in piece.flow.nodes:
             degrees[node] = follow(node, {v: known[v] for v in node.operands if v in known}, self.devices)
             known.update({v: made(v, degrees[node]) for v in node.results})
-        return Candidate(piece, degrees)
+        return CandidatePCG(piece, degrees)
 
 
 def made(value: Value, degrees: Degrees) -> Sequence[int]:

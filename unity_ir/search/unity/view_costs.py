@@ -16,19 +16,14 @@ from unity_ir.pcg.materialise import degrees, resting
 from unity_ir.pcg.reshard import Move, move_kind, plan
 from unity_ir.pcg.sharding import PINNED, REPEAT, Assignment, Layout, Mesh, dual, operand_layout
 from unity_ir.pcg.types import ELEMENT_BYTES, tensor_type
-
-PLANNED = ((4, 3), (99, 2))
-"""
-On a machine of up to so many axes, the axes of a mesh on which the planner is asked; on more, each pair of roles is one
-collective, for the planner's time grows with a power of the axes.
-"""
+from unity_ir.search.layouts.limits import limits
 
 FREE = 1e-12
 """Seconds a free move counts, so that of equal mappings the one with fewer moves wins."""
 
 
 @dataclass
-class Prices:
+class ViewCosts:
     """Prices on one machine; each is found once."""
 
     machine: Machine
@@ -37,7 +32,7 @@ class Prices:
 
     @cached_property
     def planned(self) -> int:
-        return next(n for most, n in PLANNED if len(self.machine.mesh.sizes) <= most)
+        return next(n for most, n in limits().planned_axes if len(self.machine.mesh.sizes) <= most)
 
     def move(self, shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, gradient: bool) -> float:
         """Seconds to bring a value from one layout to another, and, where it has one, its gradient back."""
