@@ -1,9 +1,9 @@
 """
-From a plan that counts equal axes to one that says which they are.
+Turn a plan that counts equal axes into one that names them.
 
-A counted plan says that two of a level's five axes divide the samples, and three the columns; which two is open. Each
-class of axes is cut into runs, one for each role it has, and the order of the runs is chosen: for every operator, relay
-and leaf at once, so that resharding costs least in all.
+A counted plan says that two of a level's five axes shard the samples and three the columns; which two is open. Each
+class of axes is cut into runs, one per role, and the order of the runs is chosen for every operator, relay and leaf at
+once, by elimination, so that resharding costs least.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from unity_ir.search.layouts.limits import limits
 
 
 def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Iterator[Assignment]:
-    """Ways to give each axis a role, so that each class of axes has every role as often as `counts` says."""
+    """Yield assignments in which each class of axes has every role as often as `counts` [class, role] says."""
     each: list[list[tuple[tuple[int, GridRole], ...]]] = []
     for group, row in zip(groups, counts.tolist(), strict=True):
         runs = [(name, count) for name, count in zip(names, row, strict=True) if count]
@@ -52,18 +52,18 @@ def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints)
 
 
 class _TooMany(Exception):
-    """More pairs than `axis_prices`."""
+    """Raised after `limits().axis_prices` pairs."""
 
 
 @dataclass
 class _MoveCosts:
-    """Seconds between layouts, as the planner goes."""
+    """Memo of the planner's seconds between layouts."""
 
     solver: Solver
     _seen: dict[tuple[object, ...], float] = field(default_factory=dict[tuple[object, ...], float])
 
     def of(self, value: Value, source: Layout, target: Layout, training: bool) -> float:
-        """Seconds from one layout to another, in training also of the gradient back."""
+        """Return seconds from one layout to another; in training also of the gradient back."""
         if source == target:
             return 0.0
         key = (value.type, source, target, training)
@@ -81,12 +81,12 @@ class _MoveCosts:
         return sum(machine.move_time(m, value.type.dtype) for m in plan_moves(value, source, target, machine))
 
     def between(self, value: Value, made: Iterable[Layout], needs: Sequence[Layout], training: bool) -> Floats:
-        """Likewise [made, needed]."""
+        """Return seconds [made, needed] between layouts."""
         return np.array([[self.of(value, a, b, training) for b in needs] for a in made])
 
 
 def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
-    """The parallel graph of a plan that counts axes; None if there are too many ways to spell it out."""
+    """Return the parallel graph of a plan that counts axes; None if there are too many pairs of orders to price."""
     try:
         return _AxisAssignment(graph, plan, solver).graph()
     except _TooMany:
@@ -95,7 +95,7 @@ def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """Where a leaf rests that is brought elsewhere for several users."""
+    """Key of the layout where a leaf with several users rests."""
 
     value: Value
 
@@ -122,7 +122,7 @@ class _AxisAssignment:
         self.ways.append(list(islice(ways, limits().axis_orders)))
 
     def graph(self) -> Graph | None:
-        """Orders everywhere, and the graph that has them."""
+        """Choose an order everywhere; return the graph that has them."""
         sizes = {i: len(ways) for i, ways in enumerate(self.ways)}
         found = minimise_within(limits().axis_entries, sizes, list(self._factors()))
         if found is None:
@@ -158,7 +158,7 @@ class _AxisAssignment:
         return self.ways[self.numbers[key]]
 
     def _link(self, value: Value, user: Node, needs: Sequence[Layout], training: bool) -> Factor:
-        """From where a value is found to where an operator needs it."""
+        """Return the factor between where a value is found and an operator that needs it."""
         if value in self.numbers:
             source: _Key = value
             made = [as_layout(way) for way in self._ways(value)]

@@ -1,9 +1,8 @@
 """
-Which rows of a problem are left when a coarser one, in which fewer dims are told apart, has dropped some.
+Carry pruning and messages from a coarse problem, with dims merged, to a finer one.
 
-What a row of the finer problem makes and needs is, with dims merged, what one of the coarser makes and needs; that
-costs no more, and what links cost there is no more either. So a choice with the finer row is no better than one with
-the coarser, and where no good choice has the coarser row, none has the finer. Nor need messages begin anew.
+Merging the dims of what a fine row makes and needs gives what some coarse row makes and needs, at no more cost; edges
+cost no more there either. So a coarse row that is in no good choice rules out its fine rows.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from unity_ir.search.layouts.space import LayoutSpace
 
 
 def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], terms: FactorGraphBuilder) -> list[Ints]:
-    """Per variable of the finer terms, its rows whose coarser ones are among `rows`, by variable of the coarser."""
+    """Return, per variable of the finer problem, the rows whose coarse rows are among `rows`."""
     above: dict[tuple[int, int], Ints] = {}
     seen: dict[tuple[int, int, bytes], Ints] = {}
     out: list[Ints] = []
@@ -45,8 +44,8 @@ def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], terms: FactorG
 
 def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     """
-    Messages of a finer problem, begun as those of a coarser one ended: whatever that took from one side of a link and
-    gave to the other leaves no part of the finer sum below what it left of the coarser.
+    Return messages of a finer problem that start from the coarse ones: coarse messages stay feasible on the fine
+    problem, so the bound cannot drop.
     """
     messages = Messages(problem)
     messages.last = messages.bound = coarse.last
@@ -54,7 +53,7 @@ def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     seen: dict[tuple[int, int], Ints] = {}
 
     def places(port: Port, above: Port, merged: Ints) -> Ints:
-        """Where the layouts of a port are among those of the coarser one."""
+        """Return the index in the coarse port of each layout of a port."""
         key = id(port), id(above)
         if key not in seen:
             somewhere = np.where(port.layouts == NOWHERE, NOWHERE, merged[port.layouts])
@@ -72,7 +71,7 @@ def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
 
 
 def two_way_cost(link: Edge) -> TwoWayCost:
-    """What stands between two ports, all of it. Raises `TypeError` where that is a table."""
+    """Return the unscaled two-way cost of an edge. Raises `TypeError` where the cost is a dense table."""
     way = link.between.whole if isinstance(link.between, ScaledCost) else link.between
     if not isinstance(way, TwoWayCost):
         raise TypeError("search: only messages are passed finer")
@@ -80,12 +79,12 @@ def two_way_cost(link: Edge) -> TwoWayCost:
 
 
 def _layouts(value: Value, coarse: FactorGraphBuilder, terms: FactorGraphBuilder) -> Ints:
-    """The number of each layout of a value with dims merged."""
+    """Return the merged layout of each layout of a value."""
     return _merged(terms.solver.space(value), coarse.solver.space(value))
 
 
 def _merged(space: LayoutSpace, into: LayoutSpace) -> Ints:
-    """The layouts of a space, with more dims merged."""
+    """Return the layout in `into`, which merges more dims, of each layout of a space."""
     counts = np.zeros((len(space), len(space.groups), into.roles), dtype=np.int8)
     dims = dict(zip(space.merged, into.merged, strict=True))
     for role in range(space.roles):
@@ -95,7 +94,7 @@ def _merged(space: LayoutSpace, into: LayoutSpace) -> Ints:
 
 
 def _rows(node: Node, coarse: FactorGraphBuilder, terms: FactorGraphBuilder) -> Ints:
-    """The coarser row of each row of an operator."""
+    """Return the coarse row of each row of an operator."""
     fine = terms.solver.table(node, terms.with_gradient)
     table = coarse.solver.table(node, coarse.with_gradient)
     layouts: list[Ints] = []

@@ -1,9 +1,8 @@
 """
-What others would do, as a floor: no plan by hand is left to be faster.
+Price and simulate the plans by hand as candidates, so that no baseline is faster than what a search returns.
 
-The exact search adds seconds up. An emitted program does communication beside kernels, as far as dependences allow: so
-says the simulator, by which plans are compared here. Where two take about as long, the sum and the simulator may
-disagree.
+The exact search adds seconds up. An emitted program overlaps communication with kernels as far as dependences allow;
+the simulator accounts for that, and plans are compared by its time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
 
 ByHand = Callable[[Graph, Machine, Optimizer, Callable[[Graph], PlanCost]], Graph]
-"""What makes a plan; the last says what plans cost."""
+"""Makes a plan by hand; the last argument prices plans."""
 
 BY_HAND: Mapping[str, ByHand] = {
     "data-parallel": lambda graph, machine, _, __: data_parallel(graph, machine),
@@ -36,10 +35,10 @@ BY_HAND: Mapping[str, ByHand] = {
     "expert": expert,
     "tofu": lambda graph, machine, _, __: tofu(graph, machine),
 }
-"""Plans by hand, by the name of their strategy."""
+"""Plans by hand, by strategy name."""
 
 QUICK = ("data-parallel", "fsdp")
-"""Those that need not look for degrees."""
+"""Those that search no degrees."""
 
 
 Plan = tuple[Graph, PlanCost]
@@ -48,7 +47,7 @@ Plan = tuple[Graph, PlanCost]
 def by_hand(
     graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = BY_HAND
 ) -> Iterator[tuple[str, Plan]]:
-    """The plans by hand of a serial graph, each once, with the name of their strategy, and what they cost."""
+    """Yield the distinct plans by hand of a serial graph, with strategy name and cost."""
     known: dict[Graph, PlanCost] = {}
     made = set[Graph]()
 
@@ -71,50 +70,50 @@ def by_hand(
 
 
 def as_emitted(plan: Plan, optimizer: Optimizer) -> float:
-    """Simulated seconds of an iteration, communication overlapped as in the program."""
+    """Return the simulated seconds of an iteration, with communication overlapped as in the program."""
     return simulate(task_graph(*plan, optimizer)).seconds
 
 
 def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
-    """Whether a device holds what a plan needs."""
+    """Return whether a plan fits a device's memory."""
     return needed(graph, priced, optimizer) <= priced.machine.device.memory
 
 
 def on_parts(priced: PlanCost) -> bool:
-    """Whether some operators are on a part of the machine only: no bound is of such plans."""
+    """Return whether some operators are on a part of the machine: no bound covers such plans."""
     return any(map(pins, priced.placement.assignments.values()))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan by hand, how long it takes, and what it needs."""
+    """A plan by hand, its seconds and its bytes."""
 
     graph: Graph
     name: str
     seconds: float
-    """Every move waited for."""
+    """Seconds with every move waited for."""
     emitted: float
-    """Infinite for a plan that does not fit."""
+    """Simulated seconds; infinite for a plan that does not fit."""
     on_parts: bool
     needs: int
     """Bytes per device."""
 
     @property
     def fits(self) -> bool:
-        """Whether a device holds what it needs."""
+        """Whether the plan fits a device's memory."""
         return isfinite(self.emitted)
 
 
 def that_fit(offers: Iterable[Candidate]) -> list[Candidate]:
-    """Those whose plans fit."""
+    """Return the candidates that fit."""
     return [offer for offer in offers if offer.fits]
 
 
 @dataclass(frozen=True)
 class Baselines:
     """
-    Makes offers: asked for a serial graph, and whether only what needs no looking for degrees. An offer says no more
-    than what is compared, so that it may come from another process.
+    Makes the baselines of a serial graph; the flag asks for `QUICK` ones only. Answers are small, so a worker can send
+    them.
     """
 
     machine: Machine
@@ -133,7 +132,7 @@ class Baselines:
 
 @dataclass
 class SimulatedPlans:
-    """Which plans are fastest as emitted; each is simulated and priced once."""
+    """Memo of plans' simulated time and cost."""
 
     machine: Machine
     optimizer: Optimizer
@@ -141,20 +140,20 @@ class SimulatedPlans:
     _plans: dict[Graph, Plan] = field(default_factory=dict[Graph, Plan])
 
     def seconds(self, plan: Plan) -> float:
-        """See `as_emitted`."""
+        """Return the simulated seconds of a plan (`as_emitted`)."""
         if plan[0] not in self._seconds:
             spend(limits().work_candidate * len(plan[0].nodes()))
             self._seconds[plan[0]] = as_emitted(plan, self.optimizer)
         return self._seconds[plan[0]]
 
     def plan(self, offer: Candidate) -> Plan:
-        """The plan of an offer, and what it costs."""
+        """Return the plan of a candidate, priced."""
         if offer.graph not in self._plans:
             self._plans[offer.graph] = offer.graph, cost(offer.graph, self.machine, self.optimizer)
         return self._plans[offer.graph]
 
     def fastest(self, plans: Sequence[Plan], offers: Sequence[Candidate] = ()) -> Plan:
-        """The plan that takes the least time as emitted: the first, unless another that fits the devices takes less."""
+        """Return the plan with the least simulated time: the first, unless another that fits is faster."""
         best, *others = plans
         for plan in others:
             if self.seconds(plan) < self.seconds(best) * limits().faster and fits(*plan, self.optimizer):

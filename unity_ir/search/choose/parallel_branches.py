@@ -1,10 +1,9 @@
 """
-Parallel branches on parts of the machine (Unity, section 5.2), where an iteration as emitted gets faster by it.
+Place parallel branches on disjoint parts of the machine (Unity, section 5.2), where that lowers the simulated time.
 
-The layout search has every operator on all devices: two branches are done one after the other. Here they are put on
-disjoint parts, which are axes pinned at a coordinate, and the simulator says what that takes. That it is one plan that
-is changed, place after place, and not all that are searched, keeps it short: most of what is on all devices is best
-left there.
+The layout search has every operator on all devices, so two branches run one after the other. Here they are pinned at
+different coordinates of some axes, and the simulator decides. Only one plan is changed, place after place, which keeps
+it short: most operators are best left on all devices.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def place_branches(
     places: Sequence[Mapping[Value, Layout]] = ({}, {}),
 ) -> Plan | None:
     """
-    A faster plan of a serial graph than `plan`, with some branches on parts of the machine; None if none was found.
+    Return a faster plan than `plan` with some branches on parts of the machine; None if none was found.
 
-    `places` are where the plan has values of the graph rest and relayed, if that is known.
+    `places` are the layouts where the plan's values rest and are relayed, if known.
     """
     sites = _sites(series_parallel.decompose(Flow(graph)))
     if not sites:
@@ -58,7 +57,7 @@ def place_branches(
 
 
 def _sites(region: Region) -> list[list[tuple[Node, ...]]]:
-    """The branches of every place where there are several, the outer ones first."""
+    """Return the branches of every place with several, the outer ones first."""
     match region:
         case series_parallel.Sequence(left, _, right):
             return [*_sites(left), *_sites(right)]
@@ -80,7 +79,7 @@ def _branches(region: Region) -> Iterator[Region]:
 
 
 def _parts(machine: Machine) -> list[tuple[int, ...]]:
-    """Sets of axes that cut a machine into parts: of every level its innermost ones, while parts are not too many."""
+    """Return sets of axes that cut the machine into parts: innermost axes of each level, while there are few parts."""
     sizes, out = machine.mesh.sizes, dict[tuple[int, ...], None]()
     for end in reversed(range(len(sizes))):
         if end + 1 < len(sizes) and machine.axis_levels[end] == machine.axis_levels[end + 1]:
@@ -101,7 +100,7 @@ def _pinned(
     axes: tuple[int, ...],
     left: int,
 ) -> tuple[Mapping[Node, Assignment], int]:
-    """The assignments with branches pinned on `axes` wherever that helps, and how many operators were moved about."""
+    """Return the assignments with branches pinned on `axes` wherever that helps, and the number of proposals made."""
     if not left:
         return assignments, 0
     simulation = Simulation(graph, machine, assignments, optimizer, axes=axes)
@@ -149,7 +148,7 @@ def _assign(simulation: Simulation, node: Node, assignment: Assignment) -> None:
 def _dealt(
     site: Sequence[tuple[Node, ...]], parts: Sequence[tuple[int, ...]], simulation: Simulation
 ) -> dict[Node, tuple[int, ...]]:
-    """A part for every operator of some branches: the longest branch first, each to where there is least to do."""
+    """Return a part for every operator: the longest branch first, each on the part with the least to do."""
     ticks = [sum(simulation.ticks(n) for n in branch) for branch in site]
     busy = [0] * len(parts)
     out: dict[Node, tuple[int, ...]] = {}
@@ -167,7 +166,7 @@ def _written(
     after: Mapping[Node, Assignment],
     places: Sequence[Mapping[Value, Layout]],
 ) -> Iterator[Graph]:
-    """The plans of assignments: values that nothing new has to do with rest and are relayed as before, or as if new."""
+    """Yield the plans of changed assignments: untouched values rest and are relayed as before; then as if new."""
     changed = {n for n, assignment in after.items() if assignment != before[n]}
     if not changed:
         return

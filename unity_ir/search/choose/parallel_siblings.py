@@ -1,11 +1,11 @@
 """
-Operators alike side by side, each on a part of the machine: embedding tables, towers, experts.
+Place equal operators side by side, each on a part of the machine: embedding tables, towers, experts.
 
-The exact search has all devices do the same. Where branches at once pay, a plan is put together from the exact one or
-one by hand, with alike operators that do not depend on each other pinned in turn along the innermost axes; the best few
-are improved by a short walk (`search/flexflow/mcmc.py`), scored by the simulator as emitted. Where they do not,
-operators that have no other like them are tried in all ways, one by one; of large graphs the first ones only, such as
-the embedding of a transformer: their gradients are moved last, when no kernels are left to hide that.
+The exact search has all devices do the same. Here a plan, the exact one or one by hand, gets equal independent
+operators pinned in turn along the innermost axes; the fastest few are improved by a short MCMC chain
+(`search/flexflow/mcmc.py`) on simulated time. Where that does not pay, operators unlike all others are tried in every
+way, one by one; in large graphs only the first ones, such as a transformer's embedding: their gradients are moved last,
+when no kernels are left to overlap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unity_ir.simulate.streams import TICKS
 
 
 def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
-    """A plan of a serial graph with operators side by side, and its cost; None if none may be faster than `plan`."""
+    """Return a plan with operators side by side, and its cost; None if none is likely to be faster than `plan`."""
     if machine.devices == 1:
         return None
     large = sum(n.is_compute for n in graph.nodes()) > limits().sibling_operators
@@ -47,7 +47,7 @@ def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: G
         axes = tuple(sorted({i for a in assignments.values() for i, r in enumerate(a) if _pinned(r)}))
         made = Simulation(graph, machine, assignments, optimizer, axes=axes, like=by_axes.get(axes))
         by_axes.setdefault(axes, made)
-        # Of plans equally fast one is enough: mostly they differ in what makes no difference.
+        # Keep one of equally fast plans: they mostly differ in what makes no difference.
         scored.setdefault(made.makespan, assignments)
     now = as_emitted((plan, cost(plan, machine, optimizer)), optimizer)
     if not scored or min(scored) / TICKS > limits().sibling_worth * now:
@@ -67,7 +67,10 @@ def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: G
 def _one_by_one(
     graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, odd: Sequence[Node]
 ) -> tuple[float, Assignments]:
-    """The plan, and of each odd operator the best assignment in turn, all axes of a level alike: seconds, and all."""
+    """
+    Improve a plan by the best assignment of each odd operator in turn, axes of a level alike; return seconds and
+    assignments.
+    """
     simulation = Simulation(graph, machine, assignments_of(plan, machine), optimizer)
     best = simulation.makespan
     levels = sorted(set(machine.axis_levels))
@@ -89,8 +92,8 @@ def _one_by_one(
 
 def _odd(graph: Graph, large: bool) -> list[Node]:
     """
-    Operators on matrices of weights that no other is alike to. Of a large graph those that read nothing with a gradient
-    and much of the weights: moves of small gradients are soon over.
+    Return the operators with weight matrices that are unlike all others. In a large graph, only those that read nothing
+    with a gradient and much of the weights.
     """
     nodes = [n for n in graph.nodes() if n.is_compute and _has_matrix(n)]
     kinds = Counter(map(_kind, nodes))
@@ -124,7 +127,7 @@ def _pinned(role: GridRole) -> bool:
 
 
 def _alike(graph: Graph) -> list[list[Node]]:
-    """Operators on matrices of weights, alike and none on the way to another, in sets of two or more."""
+    """Return sets of two or more equal, mutually independent operators with weight matrices."""
     above: dict[Node, frozenset[Node]] = {}
     sets: dict[object, list[Node]] = {}
     for node in graph.nodes():
@@ -139,7 +142,7 @@ def _alike(graph: Graph) -> list[list[Node]]:
 def _plans(
     graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, sets: Sequence[Sequence[Node]]
 ) -> Iterator[Assignments]:
-    """The plan and those by hand; each with a set spread over inner axes, and what else it does on the outer ones."""
+    """Yield the plan and those by hand, each with one set spread over inner axes and its roles on the outer ones."""
     rests = [assignments_of(plan, machine)]
     for by_hand in (lambda: data_parallel(graph, machine), lambda: expert(graph, machine, optimizer)):
         try:

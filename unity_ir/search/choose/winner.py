@@ -1,6 +1,8 @@
 """
-From what a search finds to the plan it gives: of that, the same with a part of its moves hidden, plans by hand, and
-those with operators on parts of the machine, the one that is fastest as emitted; and the bound.
+Re-rank candidates by simulated time; attach the bound.
+
+The candidates are the plan a search found, plans with a share of its weight moves hidden, plans by hand, and those with
+operators on parts of the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from unity_ir.search.result import SearchResult
 
 @contextmanager
 def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer) -> Generator[Chooser]:
-    """What is needed once a search by the strategy has found something; on large machines it is begun at once."""
+    """Yield the `Chooser` for a search; on large machines its workers start at once."""
     bounds, hands = Bounds(machine, optimizer), Baselines(machine, optimizer)
     large = len(machine.mesh.sizes) > limits().exact_axes
     with ExitStack() as stack:
@@ -46,7 +48,7 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
 
 @dataclass(frozen=True)
 class Chooser:
-    """What helps to settle on a plan; some of it in other processes."""
+    """Chooses the final plan; baselines and bounds may be computed in worker processes."""
 
     strategy: str
     serial: Graph
@@ -55,12 +57,10 @@ class Chooser:
     by_hand: ForkedWorker[tuple[Graph, bool], list[Candidate]]
     bounding: ForkedWorker[KnownPlan, tuple[float, Graph | None]]
     as_it_was: Callable[[], list[Candidate]] | None
-    """Plans by hand of the graph without rewrites."""
+    """Baselines of the graph without rewrites."""
 
     def result(self, found: JointPlan) -> SearchResult:
-        """
-        What is given for what a search found: the plan that is fastest as emitted of those named above, and the bound.
-        """
+        """Return the result for a plan found: the fastest candidate by simulated time, with its bound."""
         source = cache(lambda: self.source(found))
         result = _choose_and_bound(found, self, source)
         try:
@@ -73,13 +73,13 @@ class Chooser:
         return result
 
     def faster(self, now: SearchResult, other: SearchResult) -> SearchResult:
-        """The result that is faster as emitted."""
+        """Return the result with the lower simulated time."""
         best = self.emitted.fastest([(now.graph, now.cost), (other.graph, other.cost)])
         explored = now.explored + other.explored
         return replace(now if best[0] is now.graph else other, explored=explored, interrupted=other.interrupted)
 
     def source(self, found: JointPlan) -> list[Plan]:
-        """The plan of the graph without rewrites, if what was found is of another, and memory is not short."""
+        """Return the plan of the graph without rewrites, if the found one has rewrites and memory is not short."""
         if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
             return []
         plan = realise(self.serial, found.source, found.solver)
@@ -88,7 +88,7 @@ class Chooser:
         return [priced] if fits(*priced, self.emitted.optimizer) else []
 
     def instead(self, refused: Refused) -> SearchResult:
-        """The fastest plan by hand that fits, where the search found none. Raises `refused` if there is none."""
+        """Return the fastest plan by hand that fits, where the search found none. Raises `refused` if there is none."""
         known = self.by_hand.ask((self.serial, False))()
         offers = that_fit(known)
         if not offers:
@@ -101,7 +101,7 @@ class Chooser:
 
 
 def _with_rival(result: SearchResult, found: JointPlan, settle: Chooser) -> SearchResult:
-    """The result, unless the graph that is fastest on one device has a plan that is faster as emitted."""
+    """Return the result, or that of the graph that is fastest on one device, if its plan simulates faster."""
     rival, emitted = found.rival if found.price == 0 else None, settle.emitted
     if rival is None:
         return result
@@ -125,7 +125,7 @@ def _with_rival(result: SearchResult, found: JointPlan, settle: Chooser) -> Sear
 def _compare_unrewritten(
     result: SearchResult, source: Sequence[Plan], offers: Sequence[Candidate], settle: Chooser
 ) -> SearchResult:
-    """The result, unless one of the graph without rewrites, found or by hand, is faster as emitted."""
+    """Return the result, or a plan of the graph without rewrites, found or by hand, if it simulates faster."""
     emitted, now = settle.emitted, (result.graph, result.cost)
     best = emitted.fastest([now, *source], offers)
     if best is now:
@@ -141,8 +141,9 @@ def _choose_and_bound(
     found: JointPlan, settle: Chooser, meanwhile: Callable[[], object] = lambda: None
 ) -> SearchResult:
     """
-    The result with its bound: of what was found and the plans by hand, the fastest as emitted, and with branches on
-    parts of the machine, if it is faster so. `meanwhile` is done while plans by hand are made.
+    Return the fastest by simulated time of what was found, baselines and plans on parts, with its bound.
+
+    `meanwhile` runs while the worker makes baselines.
     """
     emitted, machine = settle.emitted, settle.machine
     optimizer = emitted.optimizer
@@ -186,7 +187,7 @@ def _choose_and_bound(
 
 
 def _in_parts(plan: Plan, is_own: bool, found: JointPlan, machine: Machine, emitted: SimulatedPlans) -> Plan:
-    """A plan (`is_own`: the one `found`), or a faster one with operators side by side or branches on parts."""
+    """Return a plan (`is_own`: the one `found`), or a faster one with siblings or branches on parts of the machine."""
     if not_kept(plan[0]):
         return plan
     rests = relays = dict[Value, Layout]()
@@ -198,17 +199,16 @@ def _in_parts(plan: Plan, is_own: bool, found: JointPlan, machine: Machine, emit
 
 
 def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[Plan]:
-    """
-    The fastest plans if parts of what moves weights and their gradients take cost nothing, being overlapped; where they
-    are others than `found`.
-    """
+    """Yield the optimal plans, other than `found`, for each share of the weight moves taken as overlapped."""
 
     def fastest(part: float) -> Graph:
         solver = found.solver.at(Price(hidden=part))
         return realise(found.rewritten, solver.solve(found.rewritten), solver)
 
     def between(low: Graph, parts: Sequence[float], high: Graph) -> list[Graph]:
-        """Of parts between those of which two plans are: what a plan takes is linear in the part that is hidden."""
+        """
+        Return plans for the shares between two; a plan's cost is linear in the share, so equal ends need no search.
+        """
         if not parts or low == high:
             return []
         middle = fastest(parts[-1])

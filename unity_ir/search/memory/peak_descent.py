@@ -1,9 +1,9 @@
 """
-A choice that fits, where those that hold little at the end of the forward have their peak elsewhere.
+Local search on simulated peak memory.
 
-The peak is no sum over operators, so it is walked down: from several choices one row after the other is changed, as
-long as the peak gets less, or what is held at the end of the forward at the same peak; then from the smallest of these
-with a few rows changed at random.
+It serves where choices that hold little at the end of the forward have their peak elsewhere. The peak is no sum over
+operators, so it is descended: from several choices, change one row after the other while the peak falls, or, at equal
+peak, the bytes held at the end of the forward; then again from the smallest with a few rows changed at random.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class _Descent:
     known: dict[Choice, tuple[float, float]] = field(default_factory=dict[Choice, tuple[float, float]])
 
     def size(self, choice: Choice) -> tuple[float, float]:
-        """The peak, and what is held at the end of the forward; the former only where the latter is within limits."""
+        """
+        Return the peak and the bytes held at the end of the forward; the peak is infinite where the latter exceed the
+        limit.
+        """
         if choice not in self.known:
             spend(limits().work_peak * len(choice))
             held = self.ledger.costs(choice)[1]
@@ -37,7 +40,7 @@ class _Descent:
         return self.known[choice]
 
     def down(self, choice: Choice) -> Choice:
-        """Where no other row of one variable is smaller, or that fits."""
+        """Return a local minimum below `choice`, or the first choice that fits."""
         size, changed = self.size(choice), True
         while changed:
             changed = False
@@ -57,7 +60,7 @@ class _Descent:
 def descend_to_limit(
     ledger: CostModel, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
 ) -> Choice | None:
-    """A choice for a graph of so many operators that needs no more than the limit, if one is found."""
+    """Return a choice that needs at most `limit` bytes; None if none is found or the graph is large."""
     if operators > limits().peak_operators:
         return None
     walk = _Descent(ledger, need, limit, limits().peak_proposals)
@@ -76,7 +79,7 @@ def descend_to_limit(
 
 
 def _kicked(ledger: CostModel, choice: Choice, random: Random) -> Choice:
-    """A choice with other rows for a few variables."""
+    """Return the choice with random rows for a few variables."""
     rows = list(choice)
     for v in random.sample(range(len(rows)), min(limits().kick_rows, len(rows))):
         rows[v] = random.choice(np.flatnonzero(np.isfinite(ledger.bytes[v])).tolist())

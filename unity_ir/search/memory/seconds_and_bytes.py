@@ -1,8 +1,8 @@
 """
-What any choice for a graph costs, in seconds and in bytes apart, and better choices near those at hand.
+Compute the seconds and the bytes of any choice for a graph, and improve choices by local search.
 
-The exact search minimises one sum. Under a limit of bytes it finds choices on either side of the limit; what lies
-between them is looked for here: the first operators as in the one and the others as in the other, then one by one.
+The exact search minimises one sum. Under a limit of bytes it finds choices on either side of the limit; this module
+looks between them: the first operators as in one choice and the others as in the other, then single changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unity_ir.search.layouts.axes import Floats, Ints
 from unity_ir.search.layouts.limits import limits
 
 Choice = tuple[int, ...]
-"""For each variable of a ledger, its row."""
+"""The row of each variable of a `CostModel`."""
 
 
 T = TypeVar("T", Ints, npt.NDArray[np.bool_])
@@ -31,7 +31,7 @@ T = TypeVar("T", Ints, npt.NDArray[np.bool_])
 
 @dataclass(frozen=True, eq=False)
 class _Edge:
-    """A value between two variables: per row of each the layout made or needed, and what is between any two layouts."""
+    """An edge: per row of either variable the layout made or needed, and the cost [made, needed]."""
 
     source: int
     target: int
@@ -41,7 +41,7 @@ class _Edge:
     bytes: Floats
 
     def at(self, source: int | slice, target: int | slice) -> tuple[Floats, Floats]:
-        """Seconds and bytes for a row of each, or for one of one and all of the other."""
+        """Return seconds and bytes for a row of each end, or for one row of one end and all of the other."""
         made, needs = self.made[source], self.needs[target]
         there = needs != NOWHERE
         return self.seconds[made, needs] * there, self.bytes[made, needs] * there
@@ -49,7 +49,7 @@ class _Edge:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Where a leaf with several uses rests, before it is brought to where those find it."""
+    """Key of the layout where a leaf with several uses rests, before it is brought to its relay."""
 
     leaf: Value
 
@@ -59,9 +59,9 @@ Key = Node | Value | Rest
 
 class CostModel:
     """
-    The rows of every operator, relay and leaf of a graph; none is left out.
+    Seconds and bytes of every row of every operator, relay and leaf; no row is dropped.
 
-    Operators that may be computed again have their rows twice.
+    Operators that may be recomputed have their rows twice: saved, then recomputed.
     """
 
     def __init__(self, solver: Solver, graph: Graph):
@@ -127,7 +127,7 @@ class CostModel:
         return len(self.solver.table(node, self._terms.with_gradient))
 
     def _twice(self, node: Node, of_rows: T) -> T:
-        """For the rows that keep their results and then for those that do not."""
+        """Return `of_rows` for the saved rows and, where the operator may be recomputed, for the recomputed ones."""
         return cast(T, np.concatenate([of_rows, of_rows])) if node in self._may_recompute else of_rows
 
     def _enter(self, key: Key, seconds: Floats, bytes: Floats) -> int:
@@ -156,7 +156,7 @@ class CostModel:
         self.ways.append(_Edge(source, target, made, needs, seconds, bytes))
 
     def choice(self, plan: ExactPlan) -> Choice:
-        """The rows of a plan."""
+        """Return the rows of a plan."""
         return tuple(self._row(key, plan) for key in self.keys)
 
     def _row(self, key: Key, plan: ExactPlan) -> int:
@@ -169,7 +169,7 @@ class CostModel:
                 return plan.layouts[key]
 
     def plan(self, choice: Choice, bound: float) -> ExactPlan:
-        """The plan of a choice."""
+        """Return the plan of a choice."""
         rows = {key: row % self._rows(key) for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node)}
         again = frozenset(
             key for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node) and row >= self._rows(key)
@@ -180,7 +180,7 @@ class CostModel:
         return ExactPlan(self.costs(choice)[0], rows, layouts, rests, again, bound, every, every)
 
     def costs(self, choice: Choice) -> tuple[float, float]:
-        """Seconds and bytes, as `cost.plan` has them: users that find a value in one layout share it."""
+        """Return seconds and bytes as `cost.plan` counts them: users of a value in one layout share its move."""
         seconds, bytes = self._charged(choice)
         for ways in self._shared:
             alike: dict[int, list[tuple[float, float]]] = {}
@@ -194,7 +194,7 @@ class CostModel:
         return seconds, bytes
 
     def _charged(self, choice: Choice) -> tuple[float, float]:
-        """Likewise, but every user pays: what the search adds up, and changes one by one."""
+        """Return seconds and bytes with every user paying for its moves: what the local search changes."""
         seconds = sum(float(s[row]) for s, row in zip(self.seconds, choice, strict=True))
         bytes = sum(float(b[row]) for b, row in zip(self.bytes, choice, strict=True))
         for way in self.ways:
@@ -203,13 +203,15 @@ class CostModel:
         return seconds, bytes
 
     def around(self, node: Node, choice: Choice) -> tuple[float, float]:
-        """Seconds of an operator, and of the values to and from it."""
+        """Return the seconds of an operator, and of the values to and from it."""
         variable, row = self._numbers[node], choice[self._numbers[node]]
         own = float(self.seconds[variable][row])
         return own, float(self._around(variable, choice)[0][row]) - own
 
     def between(self, one: Choice, other: Choice, limit: float) -> Choice | None:
-        """The fastest choice within the limit that is as one up to some variable, and as the other from there on."""
+        """
+        Return the fastest choice within the limit that takes one choice up to some variable and the other from there.
+        """
         best: tuple[float, Choice] | None = None
         for first, last in ((one, other), (other, one)):
             seconds, bytes = self._mixed(first, last)
@@ -221,7 +223,7 @@ class CostModel:
         return best and best[1]
 
     def _mixed(self, first: Choice, last: Choice) -> tuple[Floats, Floats]:
-        """Seconds and bytes of the choices that begin with 0, 1, ... of the rows of the first."""
+        """Return seconds and bytes of the choices that take 0, 1, ... of their first rows from `first`."""
         steps = np.zeros((2, len(self.keys) + 2))
         for v in range(len(self.keys)):
             for i, column in enumerate((self.seconds[v], self.bytes[v])):
@@ -238,7 +240,7 @@ class CostModel:
         return seconds, bytes
 
     def improved(self, choice: Choice, limit: float, passes: int = 4) -> Choice:
-        """A choice within the limit that no other row of one variable makes faster, or what some passes come to."""
+        """Return a local optimum within the limit (no single row makes it faster), or where `passes` passes end."""
         rows = list(choice)
         _, held = self._charged(choice)
         for _ in range(passes):
@@ -258,20 +260,20 @@ class CostModel:
         return tuple(rows)
 
     def smallest_rows(self, variable: int, choice: Choice) -> list[int]:
-        """The other rows a variable may have beside these of the others, those that hold least first."""
+        """Return the other feasible rows of a variable, fewest bytes first, given the rows of the others."""
         _, bytes = self._around(variable, choice)
         return [
             int(row) for row in np.argsort(bytes, kind="stable") if np.isfinite(bytes[row]) and row != choice[variable]
         ]
 
     def without_recompute(self, choice: Choice) -> Choice:
-        """The same rows, but that nothing is computed again."""
+        """Return the same rows with nothing recomputed."""
         return tuple(
             row % self._rows(key) if isinstance(key, Node) else row for key, row in zip(self.keys, choice, strict=True)
         )
 
     def _around(self, variable: int, rows: Sequence[int]) -> tuple[Floats, Floats]:
-        """Of each row of a variable: its seconds and bytes, and those of the values to and from it."""
+        """Return, per row of a variable, seconds and bytes including the values to and from it."""
         seconds, bytes = self.seconds[variable], self.bytes[variable]
         for way in self._touching[variable]:
             if way.source == variable:
