@@ -1,6 +1,4 @@
-"""
-Why an operator does what it does in a plan: what its choice costs, and the best plan with every other choice forced.
-"""
+"""Explain an operator's choice in a plan: its cost, and the best plan with every alternative forced."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from unity_ir.search.memory.seconds_and_bytes import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The best plan in which an operator is divided in one way."""
+    """The best plan with an operator divided in one way."""
 
     divided: str
     kernels: float
@@ -42,11 +40,11 @@ class Alternative:
     bytes: float
     """... and what it holds on a device."""
     priced: float
-    """Seconds, and what the bytes cost if memory is short: what alternatives are compared by."""
+    """Seconds plus the price of its bytes if memory is short; alternatives are ranked by it."""
 
 
 def operators(graph: Graph) -> dict[str, Node]:
-    """The operators by the names the printed graph gives them: `matmul0`, `relu0`, `matmul1`."""
+    """Return the operators by their names in the printed graph: `matmul0`, `relu0`, `matmul1`."""
     counts: Counter[str] = Counter()
     found: dict[str, Node] = {}
     for node in graph.nodes():
@@ -82,7 +80,7 @@ def named(graph: Graph, name: str) -> tuple[str, Node]:
 
 
 def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
-    """For each way to divide an operator of the rewritten graph the best plan, best first."""
+    """Return, for each way to divide an operator of the rewritten graph, the best plan; best first."""
     graph, solver = found.rewritten, _solver(found)
     terms = FactorGraphBuilder(solver, graph, whole=node)
     table = solver.table(node, terms.with_gradient)
@@ -111,7 +109,7 @@ def _class(how: Assignment, mesh: Mesh) -> str:
 
 
 def _solver(found: JointPlan) -> Solver:
-    """The solver that prices bytes as the plan's memory does."""
+    """Return the solver with the plan's price of bytes."""
     return found.solver if found.price == 0 else found.solver.at(Price(1.0, found.price))
 
 
@@ -124,9 +122,9 @@ def _alternative(how: str, node: Node, plan: ExactPlan, ledger: CostModel, price
 
 def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     """
-    The choice made for an operator of a searched graph, and the cost of the best plan with each alternative forced.
+    Return the text that explains an operator's choice, with the cost of each alternative.
 
-    Raises `UnityError` for an operator there is not.
+    Raises `UnityError` for an unknown operator.
     """
     name, node = named(found.rewritten, name)
     placed = _placed(found.graph)[node]
@@ -152,7 +150,7 @@ def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
 
 
 def _placed(graph: Graph) -> dict[Node, Node]:
-    """The operators of a parallel graph by those of its erasure."""
+    """Map the operators of the erasure to those of the parallel graph."""
     return {serial: node for node, serial in erase_with(graph)[1].items() if node.is_compute}
 
 

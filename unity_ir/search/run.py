@@ -28,7 +28,7 @@ from unity_ir.search.strategy import OptionValue, SearchContext, filled, strateg
 
 
 class DoesNotFit(UnityError):
-    """The plan of a strategy that was asked for by name does not fit the machine's memory; here it is."""
+    """Raised where the plan of the strategy asked for does not fit the machine's memory; carries the result."""
 
     def __init__(self, message: str, result: SearchResult, machine: Machine):
         super().__init__(message)
@@ -86,7 +86,7 @@ def run(
 
 @contextmanager
 def _seldom_collected() -> Generator[None]:
-    """Collect garbage seldom, for the length of the `with` statement."""
+    """Raise the garbage collector's threshold for the length of the `with` statement."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], limits().collected_objects) if before[0] else 0, *before[1:])
     try:
@@ -96,7 +96,7 @@ def _seldom_collected() -> Generator[None]:
 
 
 def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer, budget: Budget) -> SearchResult:
-    """The fastest baseline that fits, for a search that has found nothing yet. Raises `UnityError` if there is none."""
+    """Return the fastest baseline that fits, for a search that found nothing. Raises `UnityError` if there is none."""
     best: SearchResult | None = None
     for plan, priced in _baselines(serial, machine, optimizer):
         fits = needed(plan, priced, optimizer) <= machine.device.memory
@@ -109,7 +109,7 @@ def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimize
 
 
 def _baselines(serial: Graph, machine: Machine, optimizer: Optimizer) -> Iterator[tuple[Graph, PlanCost]]:
-    """The plans that are made at once, and what they cost."""
+    """Yield the baselines, and their costs."""
     for name in ("data-parallel", "fsdp", "expert"):
         baseline = strategy_named(name)
         with suppress(UnityError):
@@ -119,8 +119,8 @@ def _baselines(serial: Graph, machine: Machine, optimizer: Optimizer) -> Iterato
 
 def _ended(result: SearchResult, serial: Graph, machine: Machine, optimizer: Optimizer) -> SearchResult:
     """
-    The result of a search whose budget ended: a baseline that fits, where that is faster as emitted, as it would have
-    been compared with at the end; a bound by kernels alone, where none was found.
+    Complete the result of a search whose budget ended: take a baseline that fits if it simulates faster; bound by
+    kernels or a few messages if there is no bound.
     """
     solver = None if result.joint is None else result.joint.solver
     result = replace(result, interrupted=True)
@@ -138,7 +138,7 @@ def _ended(result: SearchResult, serial: Graph, machine: Machine, optimizer: Opt
 
 
 def _of_messages(graph: Graph, solver: Solver | None) -> float:
-    """A bound by a few messages, where every axis has a role of its own; 0 elsewhere."""
+    """Return a lower bound in seconds by a few message passes, where every axis has its own role; 0 elsewhere."""
     if solver is None or not solver.spaces.axis_by_axis:
         return 0.0
     messages = Messages(SharedFactorGraphBuilder(solver, graph).problem())

@@ -71,7 +71,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Chain:
-    """What one chain did."""
+    """Statistics of one chain."""
 
     start: str
     first: float
@@ -195,7 +195,7 @@ def _starts(
 
 
 def assignments_of(plan: Graph, machine: Machine) -> dict[Node, Assignment]:
-    """What every operator of a plan's erasure does with the mesh's axes."""
+    """Return every operator's assignment, by the operators of the plan's erasure."""
     placement = place(plan, machine.mesh)
     found: dict[Node, Assignment] = {}
 
@@ -217,7 +217,7 @@ def _shift(progress: Callable[[int, float], None], by: int) -> Callable[[int, fl
 
 
 class _ChainSearch:
-    """What all chains share: costs once known, and which operators are alike."""
+    """State shared by all chains: memoised costs, and classes of equal operators."""
 
     def __init__(
         self,
@@ -295,18 +295,18 @@ class _ChainSearch:
         )
 
     def _patience(self, made: int, best: int) -> int:
-        """Proposals that a chain whose best takes so many ticks waits for a better plan."""
+        """Return the proposals that a chain whose best takes `best` ticks waits for a better plan."""
         settings, operators = self.settings, len(self.alike)
         if settings.beat is None:
             return max(settings.patience * operators, made // 2)
         return (settings.patience if best < settings.beat * TICKS else limits().mcmc_behind) * operators
 
     def late(self) -> bool:
-        """Whether time is up."""
+        """Return whether the time limit has passed."""
         return self.settings.seconds is not None and perf_counter() - self.start > self.settings.seconds
 
     def shaken(self, assignments: Assignments) -> Assignments:
-        """A plan with some assignments drawn anew."""
+        """Return a plan with some assignments drawn anew."""
         random = self.random
         return {
             node: self._any(node) if random.random() < limits().mcmc_shaken else assignment
@@ -329,7 +329,7 @@ class _ChainSearch:
         return found
 
     def _draw(self, simulation: Simulation, pins_some: bool) -> tuple[Node, Assignment]:
-        """An operator and an assignment of it."""
+        """Draw an operator and an assignment of it."""
         random = self.random
         node = random.choice(simulation.nodes)
         if self.space is not None:

@@ -34,7 +34,7 @@ Choices = tuple[list[int], list[int]]
 
 def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = True) -> Graph:
     """
-    The parallel graph of a serial one with the fewest bytes moved, one axis at a time.
+    Return the parallel graph with the fewest bytes moved, one axis at a time.
 
     Raises `UnityError` for an unknown variant.
     """
@@ -54,7 +54,7 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
 
 
 def fewest(step: StepProblem) -> Choices:
-    """The optimum of the step."""
+    """Return the optimal choices of a step, by elimination."""
     count = len(step.operators)
     factors = [plain((i,), own) for i, own in enumerate(step.own)]
     factors += [plain((i, count + j), table) for (i, j), table in step.edges.items()]
@@ -76,7 +76,7 @@ def _spartan(step: StepProblem) -> Choices:
     for j in sorted(range(len(step.values)), key=lambda j: (-step.sizes[j], j)):
 
         def bytes(choice: int, j: int = j) -> float:
-            """Of the operators around a tensor, each as is best then."""
+            """Return the bytes of the operators around a tensor, each at its best choice given the tensor's."""
             trial = {**values, j: choice}
             decided = sum(float(step.edges[i, j][operators[i], choice]) for i in around.get(j, ()) if i in operators)
             free = (i for i in around.get(j, ()) if i not in operators)
@@ -94,7 +94,7 @@ def _spartan(step: StepProblem) -> Choices:
 def _operator_bytes(
     step: StepProblem, operator: int, values: dict[int, int]
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Bytes of each choice of an operator, with the values that are decided."""
+    """Return the bytes [choice] of an operator, given the values decided so far."""
     total = step.own[operator].copy()
     for (i, j), table in step.edges.items():
         if i == operator and j in values:

@@ -1,15 +1,15 @@
 """
-The fastest machine mapping of a PCG, by dynamic programming over its sequences and branches (Unity, section 5.2).
+Find the fastest machine mapping of a PCG by dynamic programming over sequences and branches (Unity, section 5.2).
 
-A PCG is a serial graph and the degrees of its operators; a mapping gives each operator a view. Everything is a table
-over the views of the two ends of a region (`search.unity.series_parallel`):
+A PCG is a serial graph and the degrees of its operators; a mapping gives each operator a view. Each region
+(`search.unity.series_parallel`) has a table over the views of its two ends:
 
-    edge       what it costs to bring a value from one view to the other, and its gradient back
+    edge       the cost of moving a value from one view to the other, and its gradient back
     sequence   min over the views of the operator in the middle of  left + operator + right
     parallel   min of  first + rest, both with the whole share,  and  max(first, rest), each with a part of it
     block      a beam over the operators in order; the paper has no answer for graphs that are not series-parallel
 
-Tables are kept by structure, so that subgraphs alike, of one candidate or of several, are costed once.
+Tables are memoised by structure, so equal subgraphs, of one candidate or of several, are costed once.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True, eq=False)
 class Subgraph:
     """
-    A serial graph to map. Where it is cut out of a larger one, `entry` is the leaf that stands for the value that
-    flows in, in one of `entries`; its first output leaves in one of `exits`. Empty where it is not cut.
+    A serial graph to map.
+
+    Where it is cut out of a larger one, `entry` is the leaf that stands for the value flowing in, in one of `entries`;
+    its first output leaves in one of `exits`. Empty where it is not cut.
     """
 
     graph: Graph
@@ -49,7 +51,7 @@ class Subgraph:
 
     @cached_property
     def numbers(self) -> dict[Node | DirectEdge, int]:
-        """What a mapper calls its operators and edges; a piece is one mapper's."""
+        """Numbers of its operators and edges; a subgraph belongs to one mapper."""
         return {}
 
     @cached_property
@@ -66,7 +68,7 @@ class Subgraph:
 
     @cached_property
     def uses(self) -> Mapping[Value, int]:
-        """How many operators read each leaf that belongs to the piece."""
+        """The number of operators that read each leaf of the subgraph."""
         found: dict[Value, int] = {}
         for node in self.flow.nodes:
             for value in dict.fromkeys(node.operands):
@@ -75,7 +77,10 @@ class Subgraph:
         return found
 
     def wires(self, edge: DirectEdge) -> tuple[tuple[Value, int], ...]:
-        """What an edge brings, and to which operand; the first output, to operand 0, at the end of a piece cut out."""
+        """
+        Return the values an edge carries and to which operand; the first output, to operand 0, at the exit of a cut
+        subgraph.
+        """
         if edge.target is None:
             value = self.graph.outputs[0] if self.exits else None
             return ((value, 0),) if value is not None and value.node is edge.source else ()
@@ -84,7 +89,7 @@ class Subgraph:
 
     @cached_property
     def keys(self) -> Mapping[Node, Hashable]:
-        """All that the price of an operator depends on, but its degrees."""
+        """Key of each operator: all that its cost depends on except its degrees."""
         return {
             node: (
                 node.op,
@@ -101,7 +106,7 @@ class Subgraph:
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """What an end of a region may be: the views of an operator on a share, and what it costs and needs under each."""
+    """The views of an operator on a share, and its cost and layouts under each."""
 
     assignments: tuple[Assignment, ...]
     seconds: Floats
@@ -127,17 +132,17 @@ class Mapper:
     tables: dict[Hashable, Floats] = field(default_factory=dict[Hashable, Floats])
 
     def number(self, key: Hashable) -> int:
-        """A small number for a structure; equal structures have equal ones."""
+        """Return a number for a structure; equal structures have equal ones."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def number_of(self, piece: Subgraph, node: Node) -> int:
-        """Of an operator, but for its degrees."""
+        """Return the number of an operator's structure, degrees left out."""
         if node not in piece.numbers:
             piece.numbers[node] = self.number(piece.keys[node])
         return piece.numbers[node]
 
     def costs(self, piece: Subgraph, degrees: Mapping[Node, Degrees]) -> Floats:
-        """Seconds of the fastest mapping for each [entry, exit]; one of each where the piece is not cut out."""
+        """Return the seconds [entry, exit] of the fastest mapping; [1, 1] where the subgraph is not cut."""
         if not self.cache:
             self.tables.clear()
             self._views.clear()
@@ -146,11 +151,11 @@ class Mapper:
     def views(
         self, piece: Subgraph, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
     ) -> dict[Node, Assignment]:
-        """The fastest mapping for one of the entries and one of the exits."""
+        """Return the fastest mapping for one entry and one exit."""
         return _Mapping(self, piece, degrees).chosen(entry, exit)
 
     def of(self, piece: Subgraph, node: Node, degrees: Degrees, share: Share) -> Views:
-        """The views of an operator on a share."""
+        """Return the views of an operator on a share."""
         key = (self.number_of(piece, node), degrees, share)
         if key not in self._views:
             machine = self.prices.machine
@@ -168,7 +173,7 @@ class Mapper:
 
 
 class _Mapping:
-    """One candidate."""
+    """Maps one candidate."""
 
     def __init__(self, mapper: Mapper, piece: Subgraph, degrees: Mapping[Node, Degrees]):
         self.mapper = mapper
@@ -186,7 +191,7 @@ class _Mapping:
     # -- what things are
 
     def number(self, region: Region) -> int:
-        """Of a region: equal ones are alike in all that matters here."""
+        """Return the number of a region's structure; equal ones have equal tables."""
         if region not in self._ids:
             self._ids[region] = self.mapper.number(self._structure(region))
         return self._ids[region]
@@ -237,15 +242,14 @@ class _Mapping:
         return self.views(node, share, NO_VIEWS)
 
     def fits(self, region: Region, share: Share) -> bool:
-        """Whether all operators of a region have a view on a share."""
+        """Return whether all operators of a region have a view on a share."""
         return all(len(self.inside(n, share)) for n in region.inner)
 
     # -- what they cost
 
     def table(self, region: Region, before: Share, share: Share, after: Share) -> Floats:
         """
-        Seconds of what is inside a region that has a share, its ends left out, for each view of the source on `before`
-        and of the target on `after`.
+        Return the seconds [source view on `before`, target view on `after`] of a region on a share, without its ends.
         """
         key = (self.number(region), before, () if isinstance(region, DirectEdge) else share, after)
         tables = self.mapper.tables
@@ -288,7 +292,7 @@ class _Mapping:
     def _ways(
         self, region: Parallel, before: Share, share: Share, after: Share
     ) -> list[tuple[Floats, tuple[int, Share, Share] | None]]:
-        """The two sides one after the other with the whole share, and at once, each with a part of it."""
+        """Return the table of both sides in sequence on the whole share, and of each split with both at once."""
         first, rest = region.first, region.rest
         ways: list[tuple[Floats, tuple[int, Share, Share] | None]] = [
             (self.table(first, before, share, after) + self.table(rest, before, share, after), None)
@@ -302,7 +306,10 @@ class _Mapping:
         return ways
 
     def _block(self, region: Block, before: Share, share: Share, after: Share) -> tuple[Ints, Floats]:
-        """The best partial mappings found: a view per column, the source's first, the target's last; their seconds."""
+        """
+        Return the best partial mappings by beam search: a view per column (source first, target last), and their
+        seconds.
+        """
         order = (*region.inner, region.target)
         column: dict[Node | None, int] = {n: i + 1 for i, n in enumerate(region.inner)}
         column[region.source] = 0
@@ -335,7 +342,7 @@ class _Mapping:
     # -- which views they are
 
     def chosen(self, entry: int, exit: int) -> dict[Node, Assignment]:
-        """The view of every operator."""
+        """Return the view of every operator."""
         found: dict[Node, Assignment] = {}
         start = (0,) * len(self.share)
         self._choose(self.piece.region, (self.share, self.share, self.share), (entry, exit), start, found)
@@ -349,7 +356,7 @@ class _Mapping:
         start: Sequence[int],
         found: dict[Node, Assignment],
     ) -> None:
-        """The views inside a region whose share begins at `start`, for one view of each of its ends."""
+        """Choose the views inside a region whose share begins at `start`, given one view of each of its ends."""
         before, share, after = shares
         match region:
             case DirectEdge():
@@ -378,7 +385,7 @@ class _Mapping:
 
 
 def _best(states: Ints, seconds: Floats, live: Sequence[int], beam: int | None) -> tuple[Ints, Floats]:
-    """Of partial mappings alike in their live columns the fastest; of each view of the source so many."""
+    """Return the fastest of the mappings equal in their live columns; at most `beam` for each view of the source."""
     order = np.argsort(seconds, kind="stable")
     order = order[np.isfinite(seconds[order])]
     states, seconds = states[order], seconds[order]

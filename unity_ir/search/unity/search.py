@@ -1,7 +1,9 @@
 """
-Unity's search as its paper has it (section 5): substitutions are selected in each part of a graph (this file, 5.1),
-each candidate costed by its fastest machine mapping (`search.unity.machine_mapping`, 5.2), and parts are put
-together for the best partitioning of the tensors between them (`search.unity.split`, 5.3).
+Unity's search as its paper has it (section 5).
+
+Substitutions are selected in each part of a graph (this file, 5.1), each candidate costed by its fastest machine
+mapping (`search.unity.machine_mapping`, 5.2), and parts are joined by the best partitioning of the tensors between them
+(`search.unity.split`, 5.3).
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True)
 class UnityPlan:
-    """What the search found; `seconds` is what it believes an iteration takes, branches at once counted once."""
+    """The search's result; `seconds` is its own estimate, in which branches at once count once."""
 
     graph: Graph
     seconds: float
@@ -78,7 +80,7 @@ def unity(
     options: Options | None = None,
     progress: Progress | None = None,
 ) -> UnityPlan:
-    """The parallel graph Unity's search finds for a serial one."""
+    """Return the parallel graph that Unity's search finds for a serial one."""
     search = _UnitySearch(machine, rules, optimizer, options or Options(), progress)
     candidate, seconds = search.run(graph)
     with within(None):
@@ -106,7 +108,7 @@ class _UnitySearch:
         self._found: dict[object, Selection] = {}
 
     def run(self, graph: Graph) -> tuple[CandidatePCG, float]:
-        """The best candidate of a whole graph."""
+        """Return the best candidate of a whole graph and its seconds."""
         operators = sum(n.is_compute for n in graph.nodes())
         self.budget = self.options.budget or min(MOST, max(FEWEST, limits().unity_candidates // max(1, operators)))
         pieces = parts(graph, self.machine, self.rules, self.options.least) if self.options.split else [Subgraph(graph)]
@@ -124,7 +126,9 @@ class _UnitySearch:
         raise AssertionError("what is not rewritten is derived by no step")
 
     def _combine(self, pieces: Sequence[Subgraph], rules: Sequence[Rule]) -> list[Chosen]:
-        """For every partitioning of every tensor between parts the best before it; then back from the end."""
+        """
+        Choose a candidate for every part by dynamic programming over the partitionings of the tensors between them.
+        """
         found = [self.select(p, rules) for p in pieces]
         best = np.zeros(len(found[0].seconds))
         via: list[tuple[int, ...]] = []
@@ -141,7 +145,9 @@ class _UnitySearch:
         return out[::-1]
 
     def select(self, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
-        """Substitutions selected in one part, for all its entries and exits; parts alike are searched once."""
+        """
+        Return the substitutions selected in one part, for all its entries and exits; equal parts are searched once.
+        """
         key = (structure(piece), len(rules))
         known = self._found.get(key) if self.options.cache else None
         found = carried_over(known, piece, rules) if known is not None else self._select(piece, rules)
@@ -150,8 +156,10 @@ class _UnitySearch:
 
     def _select(self, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
         """
-        The queue of section 5.1, for all pairs of partitionings at once: a candidate's priority is how near it comes to
-        the best of the pair it suits best, then how little it costs for any. Where the budget ends, the best so far.
+        Run the queue of section 5.1 for all pairs of partitionings at once.
+
+        A candidate's priority is its ratio to the best of the pair it suits best, then its least cost over the pairs.
+        Where the budget ends, the incumbents stand.
         """
         alpha, budget = self.options.alpha, self.budget * max(1, len(piece.flow.nodes))
         substitutions = Substitutions(rules, self.machine.devices)
@@ -201,7 +209,7 @@ class _UnitySearch:
         return Selection(best, of)
 
     def _runs(self, piece: Subgraph, substitutions: Substitutions) -> Iterator[CandidatePCG]:
-        """What flows in partitioned in every way, and all that follows it."""
+        """Yield candidates in which the input is partitioned in every way and all that follows it."""
         sizes = self.machine.mesh.sizes
         inputs = [n.result for n in piece.graph.nodes() if n.op == "input" and n is not piece.entry]
         for degree in divisors(self.machine.devices)[1:] if piece.entry is None else ():

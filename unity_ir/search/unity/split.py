@@ -1,8 +1,8 @@
 """
-Graph splitting (Unity, section 5.3): a graph cut where one tensor holds it together, and put together again.
+Split a graph where one tensor connects its parts, and join the parts again (Unity, section 5.3).
 
-Cuts are at operators that all paths go through, where they disrupt the fewest substitutions, every part having at
-least so many operators. A part reads the tensor that flows into it from a leaf, its entry.
+Cuts are at operators that all paths go through, where they disrupt the fewest substitutions, every part having a
+minimum number of operators. A part reads the tensor that flows into it from a leaf, its entry.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from unity_ir.search.unity.machine_mapping import Floats, Flow, Subgraph
 from unity_ir.search.unity.substitutions import CandidatePCG
 
 ENTRY = "what flows in"
-"""The name of the leaf a part reads; no weight of a module has blanks in its name."""
+"""Name of the leaf that a part reads; no weight of a module has blanks in its name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Of one part, for each entry and exit, the seconds of its best candidate, and that."""
+    """The seconds [entry, exit] of a part's best candidates, and these."""
 
     seconds: Floats
     candidates: list[list[CandidatePCG]]
@@ -45,7 +45,7 @@ class Chosen:
 
 
 def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Subgraph]:
-    """The parts of a graph, in order; the whole as one where it cannot be cut."""
+    """Return the parts of a graph, in order; the whole as one where it cannot be cut."""
     cuts = _cuts(graph, rules, least)
     if not cuts:
         return [Subgraph(graph)]
@@ -79,7 +79,9 @@ def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> 
 
 
 def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
-    """Where to cut: between any two cuts at least so many operators, at the places that disrupt fewest rules."""
+    """
+    Return the operators to cut after: at least `least` operators between any two, where cuts disrupt the fewest rules.
+    """
     flow = Flow(graph)
     nodes = flow.nodes
     place = {n: i for i, n in enumerate(nodes)}
@@ -92,7 +94,7 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
     possible = [place[n] for n in flow.cuts(None, nodes, None) if len(n.types) == 1 and n.result not in graph.outputs]
 
     def between(begin: int, end: int) -> list[int]:
-        """Of `nodes[begin:end]`: a cut ends a part."""
+        """Return the cuts within `nodes[begin:end]`; a cut ends a part."""
         may = [i for i in possible if begin + least <= i + 1 <= end - least]
         if not may:
             return []
@@ -104,8 +106,10 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
 
 def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
     """
-    The partitionings of a tensor between parts, no replicas: whole; one dim divided by any degree; two, which take all
-    devices. Each has one view; the mapping of the whole chooses again.
+    Return the partitionings of a tensor between parts, without replicas, each with one view.
+
+    They are: whole; one dim by any degree; two dims that together take all devices. The mapping of the whole chooses
+    views again.
     """
     found: dict[tuple[tuple[int, int], ...], None] = {(): None}
     for degree in divisors(machine.devices)[1:]:
@@ -125,7 +129,7 @@ def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
 
 
 def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, Degrees]]:
-    """The whole graph of the parts' candidates, and the degrees of its operators."""
+    """Return the joined graph of the parts' candidates, and the degrees of its operators."""
     whole, degrees = _joined(graph, [(c.piece, c.candidate.piece.graph) for c in chosen])
     return whole, {
         new: c.candidate.degrees.get(old, ())
@@ -135,7 +139,7 @@ def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, D
 
 
 def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Graph, list[Mapping[Node, Node]]]:
-    """Parts in sequence, each part's entry being what the one before it makes."""
+    """Join parts in sequence, each part's entry being the output of the one before."""
     outputs: list[Value] = []
     nodes: list[Mapping[Node, Node]] = []
     for piece, part in graphs:
@@ -155,7 +159,10 @@ def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Gra
 
 
 def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[Application, ...] | None:
-    """The parts' derivations as one of the whole graph, which numbers operators otherwise; None if there is none."""
+    """
+    Return the parts' derivations as one of the whole graph, whose operators are numbered otherwise; None if there is
+    none.
+    """
     known = {rule.name: rule for rule in rules}
     now = [(c.piece, c.piece.graph) for c in chosen]
     whole, out = graph, list[Application]()
@@ -176,7 +183,7 @@ def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) ->
 
 
 def structure(piece: Subgraph) -> object:
-    """Equal for parts that differ only in the names of their leaves."""
+    """Return a key, equal for parts that differ only in the names of their leaves."""
     nodes = topological(piece.graph.outputs)
     number = {n: i for i, n in enumerate(nodes)}
     return (
@@ -197,7 +204,7 @@ def structure(piece: Subgraph) -> object:
 
 
 def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
-    """What was selected in a part alike, in this one."""
+    """Return the selection of an equal part, carried over to this one."""
     known = {rule.name: rule for rule in rules}
     done: dict[CandidatePCG, CandidatePCG] = {}
 

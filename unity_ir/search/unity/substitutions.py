@@ -1,8 +1,8 @@
 """
-Candidates and what substitutions make of them (Unity, sections 4 and 5.1).
+Generate candidates by substitutions (Unity, sections 4 and 5.1).
 
-A candidate PCG is held as a serial graph and the degrees of its operators. Its parallel operators follow: between
-neighbours divided alike a combine and the partition after it have cancelled.
+A candidate PCG is a serial graph and the degrees of its operators. Its parallel operators follow: between neighbours
+sharded alike a combine and the partition after it have cancelled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CandidatePCG:
 
 @dataclass(frozen=True, eq=False)
 class Substitutions:
-    """All that are tried: algebraic rules, and each operator divided along each index variable by each degree."""
+    """The substitutions: algebraic rules, and each operator sharded along each index variable by each degree."""
 
     rules: Sequence[Rule]
     devices: int
@@ -43,7 +43,7 @@ class Substitutions:
     )
 
     def of(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
-        """What every substitution at every place makes of a candidate."""
+        """Yield the candidates that every substitution at every place makes."""
         yield from self._algebraic(candidate)
         for node in candidate.piece.flow.nodes:
             for degrees in self.degrees(node, candidate.degrees.get(node, ())):
@@ -54,7 +54,7 @@ class Substitutions:
                     yield CandidatePCG(candidate.piece, {**alone, **onwards}, candidate.steps)
 
     def degrees(self, node: Node, now: Degrees) -> tuple[Degrees, ...]:
-        """What the parallelization rules of an operator make of its degrees."""
+        """Return the degrees that parallelization rules make of an operator's."""
         if (node, now) not in self._ways:
             self._ways[node, now] = tuple(self._degrees(node, now))
         return self._ways[node, now]
@@ -107,7 +107,10 @@ class Substitutions:
                 yield self._rewritten(candidate, after, [Application(rule.name, place)])
 
     def _rewritten(self, candidate: CandidatePCG, after: Graph, steps: Sequence[Application]) -> CandidatePCG:
-        """The operators that remain keep their degrees; new ones have those of one they replace, or follow."""
+        """
+        Return the rewritten candidate: remaining operators keep their degrees; new ones take those of one replaced, or
+        follow.
+        """
         piece = candidate.piece
         same = corresponding(piece.graph, after)
         kept = {new: candidate.degrees.get(old, ()) for new, old in same.items()}
@@ -141,13 +144,13 @@ class Substitutions:
 
 
 def made(value: Value, degrees: Degrees) -> Sequence[int]:
-    """The degree of each dim of an operator's result."""
+    """Return the degree of each dim of an operator's result."""
     by = {role: d for role, d in degrees if isinstance(role, str)}
     return [by.get(v, 1) if v is not None else 1 for v in value.node.analysis.result_dims[value.index]]
 
 
 def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> Degrees:
-    """The degrees an operator has that takes its operands as they are divided; none where they do not agree."""
+    """Return the degrees of an operator that follows its operands' sharding; none where they disagree."""
     analysis, known = node.analysis, roles(node)
     wanted: dict[str, int] = {}
     for parameter, value in zip(analysis.bound.operands, node.operands, strict=True):
@@ -160,7 +163,7 @@ def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> 
 
 
 def corresponding(before: Graph, after: Graph) -> dict[Node, Node]:
-    """The operators of a graph after a rewrite that are those before it, on other operands or the same."""
+    """Map operators after a rewrite to those before it, on the same or other operands."""
     found: dict[Node, Node] = {}
     existed = {n for n in before.nodes() if n.is_compute}
     stack = [(a.node, b.node) for a, b in zip(after.outputs, before.outputs, strict=True)]
