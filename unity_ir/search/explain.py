@@ -1,6 +1,4 @@
-"""
-Why an operator does what it does in a plan: what its choice costs, and the best plan with every other choice forced.
-"""
+"""Explain an operator's choice in a plan: its cost, and the best plan with every alternative forced."""
 
 from __future__ import annotations
 
@@ -21,19 +19,17 @@ from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Assignment, Mesh, pins
-from unity_ir.search.exact.plan_graph import spelled
-from unity_ir.search.exact.solver import ExactPlan, Solver, Terms
+from unity_ir.search.exact.plan_graph import roles_of_axes
+from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.joint.best_first import JointPlan
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
-from unity_ir.search.memory.seconds_and_bytes import Ledger
-
-SHOWN = 24
-"""Alternatives listed."""
+from unity_ir.search.memory.seconds_and_bytes import CostModel
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The best plan in which an operator is divided in one way."""
+    """The best plan with an operator divided in one way."""
 
     divided: str
     kernels: float
@@ -45,11 +41,11 @@ class Alternative:
     bytes: float
     """... and what it holds on a device."""
     priced: float
-    """Seconds, and what the bytes cost if memory is short: what alternatives are compared by."""
+    """Seconds plus the price of its bytes if memory is short; alternatives are ranked by it."""
 
 
 def operators(graph: Graph) -> dict[str, Node]:
-    """The operators by the names the printed graph gives them: `matmul0`, `relu0`, `matmul1`."""
+    """Return the operators by their names in the printed graph: `matmul0`, `relu0`, `matmul1`."""
     counts: Counter[str] = Counter()
     found: dict[str, Node] = {}
     for node in graph.nodes():
@@ -85,15 +81,15 @@ def named(graph: Graph, name: str) -> tuple[str, Node]:
 
 
 def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
-    """For each way to divide an operator of the rewritten graph the best plan, best first."""
+    """Return, for each way to divide an operator of the rewritten graph, the best plan; best first."""
     graph, solver = found.rewritten, _solver(found)
-    terms = Terms(solver, graph, whole=node)
+    terms = FactorGraphBuilder(solver, graph, whole=node)
     table = solver.table(node, terms.with_gradient)
-    ledger = Ledger(solver, graph)
+    ledger = CostModel(solver, graph)
     groups, mesh = solver.spaces.groups, solver.spaces.machine.mesh
     classes: dict[str, list[int]] = {}
     for row in range(len(table)):
-        how = _class(spelled(groups, table.roles, table.counts[row]), mesh)
+        how = _class(roles_of_axes(groups, table.roles, table.counts[row]), mesh)
         classes.setdefault(how, []).append(row)
     out: list[Alternative] = []
     for how, rows in classes.items():
@@ -114,11 +110,11 @@ def _class(how: Assignment, mesh: Mesh) -> str:
 
 
 def _solver(found: JointPlan) -> Solver:
-    """The solver that prices bytes as the plan's memory does."""
+    """Return the solver with the plan's price of bytes."""
     return found.solver if found.price == 0 else found.solver.at(Price(1.0, found.price))
 
 
-def _alternative(how: str, node: Node, plan: ExactPlan, ledger: Ledger, price: float) -> Alternative:
+def _alternative(how: str, node: Node, plan: ExactPlan, ledger: CostModel, price: float) -> Alternative:
     choice = ledger.choice(plan)
     seconds, bytes = ledger.costs(choice)
     kernels, around = ledger.around(node, choice)
@@ -127,9 +123,9 @@ def _alternative(how: str, node: Node, plan: ExactPlan, ledger: Ledger, price: f
 
 def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     """
-    The choice made for an operator of a searched graph, and the cost of the best plan with each alternative forced.
+    Return the text that explains an operator's choice, with the cost of each alternative.
 
-    Raises `UnityError` for an operator there is not.
+    Raises `UnityError` for an unknown operator.
     """
     name, node = named(found.rewritten, name)
     placed = _placed(found.graph)[node]
@@ -149,13 +145,13 @@ def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     if found.price:
         console.print(f"  memory is short: a GB more would save {seconds_text(found.price * 1e9)}, and counts as that")
     console.print(_table(ways, how))
-    if len(ways) > SHOWN:
-        console.print(f"  and {len(ways) - SHOWN} more, up to {seconds_text(ways[-1].seconds)}")
+    if len(ways) > limits().alternatives_shown:
+        console.print(f"  and {len(ways) - limits().alternatives_shown} more, up to {seconds_text(ways[-1].seconds)}")
     return out.getvalue().rstrip() + "\n"
 
 
 def _placed(graph: Graph) -> dict[Node, Node]:
-    """The operators of a parallel graph by those of its erasure."""
+    """Map the operators of the erasure to those of the parallel graph."""
     return {serial: node for node, serial in erase_with(graph)[1].items() if node.is_compute}
 
 
@@ -176,7 +172,7 @@ def _table(ways: Sequence[Alternative], chosen: str) -> Table:
     for heading in ("  divided by", "kernels", "reshards", "best plan", "held", "more"):
         table.add_column(heading, justify="left" if heading == "  divided by" else "right")
     least = ways[0].priced
-    for way in ways[:SHOWN]:
+    for way in ways[: limits().alternatives_shown]:
         more = way.priced - least
         table.add_row(
             f"{'*' if way.divided == chosen else ' '} {way.divided}",

@@ -1,4 +1,4 @@
-"""What a search returns."""
+"""Define the result of a search."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class SearchResult:
     explored: int = 1
     """Graphs whose optimal parallelization was computed."""
     seconds: float = 0.0
-    """How long the search took."""
+    """Seconds the search took."""
     joint: JointPlan | None = None
     """What the joint search found, which `search.explain` explains."""
     interrupted: bool = False
     """Whether it ended early, by Ctrl-C or its budget: this is the best plan until then."""
     budget: Budget | None = None
-    """What it might take, and took."""
+    """Work allowed and spent."""
     proved: PlanCost | None = None
-    """What the plan nearest to the bound costs, where another is faster as emitted."""
+    """Cost of the plan nearest to the bound, where another is faster as emitted."""
 
     @property
     def gap(self) -> float | None:
-        """How far above the bound the plan nearest to it is, as a fraction."""
+        """Relative gap between the bound and the plan nearest to it."""
         return None if not self.bound else (self.proved or self.cost).time / self.bound - 1

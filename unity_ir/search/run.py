@@ -14,33 +14,26 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.search.bounds.axis_counts import of_kernels
-from unity_ir.search.choose.candidates import Emitted
-from unity_ir.search.exact.shared_moves import SharedTerms, certain
+from unity_ir.search.choose.candidates import SimulatedPlans
+from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.joint.best_first import Progress
-from unity_ir.search.layouts.axes import EXACT_AXES
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import lacking, needed
 from unity_ir.search.result import SearchResult
-from unity_ir.search.strategy import Context, OptionValue, filled, strategy_named
-
-PASSES = 3
-"""Passes of messages, there and back, for a bound where a budget has ended."""
+from unity_ir.search.strategy import OptionValue, SearchContext, filled, strategy_named
 
 
 class DoesNotFit(UnityError):
-    """The plan of a strategy that was asked for by name does not fit the machine's memory; here it is."""
+    """Raised where the plan of the strategy asked for does not fit the machine's memory; carries the result."""
 
     def __init__(self, message: str, result: SearchResult, machine: Machine):
         super().__init__(message)
         self.result = result
         self.machine = machine
-
-
-OBJECTS = 100_000
-"""Allocations between garbage collections during a search: graphs and tables live long and hold few cycles."""
 
 
 def run(
@@ -75,7 +68,7 @@ def run(
     with _seldom_collected():
         try:
             with within(budget):
-                result = chosen.search(serial, machine, own, Context(optimizer, progress))
+                result = chosen.search(serial, machine, own, SearchContext(optimizer, progress))
         except KeyboardInterrupt:
             result = _at_hand(serial, machine, strategy, optimizer, budget)
         if budget.ended:
@@ -93,9 +86,9 @@ def run(
 
 @contextmanager
 def _seldom_collected() -> Generator[None]:
-    """Collect garbage seldom, for the length of the `with` statement."""
+    """Raise the garbage collector's threshold for the length of the `with` statement."""
     before = gc.get_threshold()
-    gc.set_threshold(max(before[0], OBJECTS) if before[0] else 0, *before[1:])
+    gc.set_threshold(max(before[0], limits().collected_objects) if before[0] else 0, *before[1:])
     try:
         yield
     finally:
@@ -103,7 +96,7 @@ def _seldom_collected() -> Generator[None]:
 
 
 def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimizer, budget: Budget) -> SearchResult:
-    """The fastest baseline that fits, for a search that has found nothing yet. Raises `UnityError` if there is none."""
+    """Return the fastest baseline that fits, for a search that found nothing. Raises `UnityError` if there is none."""
     best: SearchResult | None = None
     for plan, priced in _baselines(serial, machine, optimizer):
         fits = needed(plan, priced, optimizer) <= machine.device.memory
@@ -116,23 +109,23 @@ def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimize
 
 
 def _baselines(serial: Graph, machine: Machine, optimizer: Optimizer) -> Iterator[tuple[Graph, PlanCost]]:
-    """The plans that are made at once, and what they cost."""
+    """Yield the baselines, and their costs."""
     for name in ("data-parallel", "fsdp", "expert"):
         baseline = strategy_named(name)
         with suppress(UnityError):
-            found = baseline.search(serial, machine, filled(baseline, {}), Context(optimizer))
+            found = baseline.search(serial, machine, filled(baseline, {}), SearchContext(optimizer))
             yield found.graph, found.cost
 
 
 def _ended(result: SearchResult, serial: Graph, machine: Machine, optimizer: Optimizer) -> SearchResult:
     """
-    The result of a search whose budget ended: a baseline that fits, where that is faster as emitted, as it would have
-    been compared with at the end; a bound by kernels alone, where none was found.
+    Complete the result of a search whose budget ended: take a baseline that fits if it simulates faster; bound by
+    kernels or a few messages if there is no bound.
     """
     solver = None if result.joint is None else result.joint.solver
     result = replace(result, interrupted=True)
     if result.strategy in ("joint", "sequential") and machine.devices > 1:
-        emitted = Emitted(machine, optimizer)
+        emitted = SimulatedPlans(machine, optimizer)
         best = emitted.fastest([(result.graph, result.cost), *_baselines(serial, machine, optimizer)])
         if best[0] != result.graph:
             result = replace(result, graph=best[0], cost=best[1], derivation=(), bound=None, joint=None, proved=None)
@@ -140,17 +133,17 @@ def _ended(result: SearchResult, serial: Graph, machine: Machine, optimizer: Opt
         return result
     of = serial if result.joint is None else result.joint.rewritten
     if solver is None or solver.price != TIME:
-        solver = Solver(Spaces(machine), optimizer) if len(machine.mesh.sizes) <= EXACT_AXES else None
+        solver = Solver(Spaces(machine), optimizer) if len(machine.mesh.sizes) <= limits().exact_axes else None
     return replace(result, bound=max(of_kernels(of, machine, optimizer), _of_messages(of, solver)))
 
 
 def _of_messages(graph: Graph, solver: Solver | None) -> float:
-    """A bound by a few messages, where every axis has a role of its own; 0 elsewhere."""
+    """Return a lower bound in seconds by a few message passes, where every axis has its own role; 0 elsewhere."""
     if solver is None or not solver.spaces.axis_by_axis:
         return 0.0
-    messages = Messages(SharedTerms(solver, graph).problem())
+    messages = Messages(SharedFactorGraphBuilder(solver, graph).problem())
     with within(Budget().part()), suppress(OutOfBudget):
-        for _ in range(PASSES):
+        for _ in range(limits().ended_passes):
             messages.forward()
             messages.backward()
     return certain(max(messages.bound, 0.0), graph, solver.spaces.machine)

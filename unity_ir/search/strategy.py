@@ -1,4 +1,4 @@
-"""What a search strategy is: a name, options with defaults, and a search. Each of `search/strategies/` holds some."""
+"""Define a search strategy: a name, options with defaults, and a search. Modules of `search/strategies/` hold them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OptionValue = str | int | float | bool
 
 
 @dataclass(frozen=True)
-class Context:
-    """What every strategy is given beside its own options."""
+class SearchContext:
+    """Inputs of every strategy besides its own options."""
 
     optimizer: Optimizer
-    """What the plan will be trained with: its state takes memory."""
+    """Optimizer the plan will be trained with: its state takes memory."""
     progress: Progress | None = None
     """Called with the number of graphs explored and the seconds of the best plan so far."""
 
@@ -47,17 +47,19 @@ class Strategy(Protocol):
         """A frozen dataclass of numbers, words and flags, each with a default: `--search=name,key=value` sets them."""
         ...
 
-    def search(self, graph: Graph, machine: Machine, options: Any, context: Context) -> SearchResult:
+    def search(self, graph: Graph, machine: Machine, options: Any, context: SearchContext) -> SearchResult:
         """
-        A parallel graph for a serial one. Raises `UnityError` where there is none, and `KeyboardInterrupt` where Ctrl-C
-        or the budget ends it before there is a plan.
+        Return a parallel graph for a serial one.
+
+        Raises `UnityError` where there is none, and `KeyboardInterrupt` where Ctrl-C or the budget ends it before there
+        is a plan.
         """
         ...
 
 
 @cache
 def all_strategies() -> dict[str, Strategy]:
-    """Every strategy by name; the default first, the others in the order of their modules."""
+    """Return every strategy by name; the default first, the others in the order of their modules."""
     folder = Path(__file__).with_name("strategies")
     modules = [import_module(f"unity_ir.search.strategies.{m.name}") for m in iter_modules([str(folder)])]
     found = [strategy for module in modules for strategy in module.STRATEGIES]
@@ -65,7 +67,7 @@ def all_strategies() -> dict[str, Strategy]:
 
 
 def strategy_named(name: str) -> Strategy:
-    """The strategy of that name. Raises `UnityError` if there is none."""
+    """Return the strategy of that name. Raises `UnityError` if there is none."""
     found = all_strategies().get(name)
     if found is None:
         raise UnityError(f"search: unknown strategy {name!r}; known are {', '.join(all_strategies())}")
@@ -73,7 +75,7 @@ def strategy_named(name: str) -> Strategy:
 
 
 def option_types(strategy: Strategy) -> dict[str, type]:
-    """The type of each option of a strategy, without `None`."""
+    """Return the type of each option of a strategy, without `None`."""
     hints = get_type_hints(strategy.options)
     return {
         f.name: next(t for t in (*get_args(hints[f.name]), hints[f.name]) if t is not type(None))
@@ -83,7 +85,7 @@ def option_types(strategy: Strategy) -> dict[str, type]:
 
 def filled(strategy: Strategy, given: Mapping[str, OptionValue]) -> Any:
     """
-    The options of a strategy with what is given set.
+    Return a strategy's options with `given` set.
 
     Raises `UnityError` for an option it does not have, naming the strategies that do.
     """

@@ -14,7 +14,8 @@ from unity_ir import models
 from unity_ir.pcg.graph import Graph
 from unity_ir.search import run
 from unity_ir.search.choose import worker
-from unity_ir.search.choose.worker import Aside
+from unity_ir.search.choose.worker import ForkedWorker
+from unity_ir.search.layouts.limits import limited
 
 WAYS = pytest.mark.parametrize("beside", [True, False])
 
@@ -32,7 +33,7 @@ def square(number: int) -> tuple[int, int]:
 
 @WAYS
 def test_each_question_has_its_answer(beside: bool):
-    with Aside(square, beside=beside) as squares:
+    with ForkedWorker(square, beside=beside) as squares:
         answers = [squares.ask(number) for number in range(3)]
         found = [answer() for answer in reversed(answers)]
     assert [n for n, _ in found] == [4, 1, 0]
@@ -41,7 +42,7 @@ def test_each_question_has_its_answer(beside: bool):
 
 @WAYS
 def test_what_the_function_raises_is_raised(beside: bool):
-    with Aside[str, int](int, beside=beside) as numbers:
+    with ForkedWorker[str, int](int, beside=beside) as numbers:
         one, wrong, two = map(numbers.ask, ("1", "one", "2"))
         assert one() == 1
         with pytest.raises(ValueError, match="one"):
@@ -60,10 +61,10 @@ def test_what_is_done_ahead_ends_when_something_is_asked():
     def count(_: None) -> int:
         return len(done)
 
-    with Aside(count, ahead()) as counts:
+    with ForkedWorker(count, ahead()) as counts:
         assert counts.ask(None)() > 0
     assert not done
-    with Aside(count, ahead(), beside=False) as counts:
+    with ForkedWorker(count, ahead(), beside=False) as counts:
         assert counts.ask(None)() == 0
 
 
@@ -77,7 +78,7 @@ def gone(process: int) -> bool:
 
 
 def test_no_process_is_left():
-    with Aside(square) as squares:
+    with ForkedWorker(square) as squares:
         _, process = squares.ask(1)()
         assert not gone(process)
     assert gone(process)
@@ -85,7 +86,7 @@ def test_no_process_is_left():
     def forever(_: int) -> None:
         signal.pause()
 
-    with Aside(forever) as never:
+    with ForkedWorker(forever) as never:
         assert never._process is not None
         process = never._process.number
         never.ask(1)
@@ -93,7 +94,7 @@ def test_no_process_is_left():
 
 
 def test_a_process_that_others_end_is_not_missed():
-    with Aside(square) as squares:
+    with ForkedWorker(square) as squares:
         assert squares._process is not None
         os.kill(squares._process.number, signal.SIGKILL)
         assert squares.ask(3)() == (9, os.getpid())
@@ -103,11 +104,11 @@ def test_nor_one_that_is_not_there_to_wait_for():
     """As in programs that ignore SIGCHLD, or wait for whatever ends."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        with Aside(square) as squares:
+        with ForkedWorker(square) as squares:
             assert squares.ask(3)()[1] != os.getpid()
     finally:
         signal.signal(signal.SIGCHLD, before)
-    with Aside(square) as squares:
+    with ForkedWorker(square) as squares:
         assert squares._process is not None
         os.kill(squares._process.number, signal.SIGKILL)
         os.waitpid(squares._process.number, 0)
@@ -120,7 +121,7 @@ def test_where_no_process_is_to_be_had_it_is_done_in_turn(name: str, monkeypatch
 
     monkeypatch.setattr(os, name, refused)
     before = len(os.listdir("/proc/self/fd"))
-    with Aside(square) as squares:
+    with ForkedWorker(square) as squares:
         assert squares.ask(3)() == (9, os.getpid())
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -138,7 +139,7 @@ def test_ctrl_c_at_the_fork_leaves_no_process(monkeypatch: pytest.MonkeyPatch):
     # Shells have what they start beside them ignore the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt), Aside(square):
+        with pytest.raises(KeyboardInterrupt), ForkedWorker(square):
             pass
     finally:
         signal.signal(signal.SIGINT, before)
@@ -147,13 +148,13 @@ def test_ctrl_c_at_the_fork_leaves_no_process(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_nobody_waits_for_answers_to_be_read():
-    with Aside[bytes, bytes](bytes) as many:
+    with ForkedWorker[bytes, bytes](bytes) as many:
         answers = [many.ask(bytes([n]) * 100_000) for n in range(20)]
         assert [answer()[0] for answer in answers] == list(range(20))
 
 
 def test_ctrl_c_is_for_the_first_process():
-    with Aside(square) as squares:
+    with ForkedWorker(square) as squares:
         assert squares._process is not None
         os.kill(squares._process.number, signal.SIGINT)
         assert squares.ask(3)()[1] != os.getpid()
@@ -171,13 +172,12 @@ def test_with_other_threads_or_one_processor_there_is_none(monkeypatch: pytest.M
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tables", "messages"])
 def test_a_search_is_the_same_in_one_process(kind: str, monkeypatch: pytest.MonkeyPatch):
-    if kind == "messages":
-        monkeypatch.setattr("unity_ir.search.bounds.axis_counts.TABLES", -1)
-    monkeypatch.setattr("unity_ir.search.exact.axis_groups.ROWS", 0)
+    changes = {"group_rows": 0} | ({"count_pairs": -1} if kind == "messages" else {})
     graph, machine = models.build("mlp", layers=4), boxes(16, overhead=1e-6)
-    both = run(graph, machine)
-    monkeypatch.setattr(worker, "_processor_left", lambda: False)
-    alone = run(graph, machine)
+    with limited(**changes):
+        both = run(graph, machine)
+        monkeypatch.setattr(worker, "_processor_left", lambda: False)
+        alone = run(graph, machine)
     assert (both.graph, both.bound, both.gap) == (alone.graph, alone.bound, alone.gap)
     assert both.bound is not None
 

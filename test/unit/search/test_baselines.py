@@ -21,7 +21,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
 from unity_ir.search.tofu.coarsen import alone, coarsen
 from unity_ir.search.tofu.search import VARIANTS, fewest, tofu
-from unity_ir.search.tofu.step import Axes
+from unity_ir.search.tofu.step import StepBuilder
 
 BASELINES = ("data-parallel", "fsdp", "expert", *VARIANTS)
 MODELS = ("bert_large", "gpt2", "llama3_8b", "dlrm", "xdl", "rnnlm", "nmt", "alexnet", "moe")
@@ -97,7 +97,7 @@ def test_a_step_of_tofu_moves_the_fewest_bytes():
     checked = 0
     for seed in range(40):
         graph = random_graph(Random(seed), 3, dims=(2, 4))
-        axes = Axes(graph, alone(graph))
+        axes = StepBuilder(graph, alone(graph))
         step = axes.step(2)
         counts = [*map(len, step.operators), *map(len, step.values)]
         if np.prod(counts) > 20000:

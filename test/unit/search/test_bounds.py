@@ -16,33 +16,34 @@ from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Optimizer, erase
 from unity_ir.search.exact import solver as exact
 from unity_ir.search.exact.axis_groups import first_cuts, groups_for, solve
-from unity_ir.search.exact.elimination import Axis, Factor, Memo, every, minimise, minimise_within, plain
-from unity_ir.search.exact.factor_graph import Between, Link, Problem, port, undominated
+from unity_ir.search.exact.elimination import Factor, Memo, Projection, every, minimise, minimise_within, plain
+from unity_ir.search.exact.factor_graph import DenseCost, Edge, FactorGraph, port, undominated
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.axes import Floats
+from unity_ir.search.layouts.limits import limited, limits
 from unity_ir.search.layouts.space import Spaces
 
 SGD = Optimizer()
 MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, overhead=1e-6), boxes(2, 2, 2)]
 
 
-def random_problem(seed: int) -> Problem:
+def random_problem(seed: int) -> FactorGraph:
     """A few variables, links between some of them; rows that look alike through a link, and links beside each other."""
     random = np.random.default_rng(seed)
     sizes = [int(random.integers(1, 5)) for _ in range(int(random.integers(1, 6)))]
-    links: list[Link] = []
+    links: list[Edge] = []
     for _ in range(int(random.integers(0, 8)) if len(sizes) > 1 else 0):
         source, target = sorted(int(v) for v in random.choice(len(sizes), 2, replace=False))
         made, needs = (port(random.integers(0, 3, sizes[v])) for v in (source, target))
         table = random.integers(0, 9, (len(made.layouts), len(needs.layouts))).astype(float)
-        links.append(Link(source, target, Between(made, needs, table)))
+        links.append(Edge(source, target, DenseCost(made, needs, table)))
     seconds = [random.integers(0, 9, n).astype(float) for n in sizes]
-    return Problem([np.arange(n) for n in sizes], seconds, [every(n) for n in sizes], links)
+    return FactorGraph([np.arange(n) for n in sizes], seconds, [every(n) for n in sizes], links)
 
 
-def total(problem: Problem, choice: tuple[int, ...]) -> float:
+def total(problem: FactorGraph, choice: tuple[int, ...]) -> float:
     """What a choice of row positions costs."""
     alone = sum(float(s[x]) for s, x in zip(problem.seconds, choice, strict=True))
     return alone + sum(
@@ -51,7 +52,7 @@ def total(problem: Problem, choice: tuple[int, ...]) -> float:
     )
 
 
-def choices(problem: Problem) -> list[tuple[int, ...]]:
+def choices(problem: FactorGraph) -> list[tuple[int, ...]]:
     return list(product(*(range(len(r)) for r in problem.rows)))
 
 
@@ -91,10 +92,12 @@ def test_two_passes_are_exact_on_a_chain(seed: int):
     sizes = [int(random.integers(1, 5)) for _ in range(5)]
     rows = [np.arange(n) for n in sizes]
     links = [
-        Link(v, v + 1, Between(port(rows[v]), port(rows[v + 1]), random.integers(0, 9, sizes[v : v + 2]).astype(float)))
+        Edge(
+            v, v + 1, DenseCost(port(rows[v]), port(rows[v + 1]), random.integers(0, 9, sizes[v : v + 2]).astype(float))
+        )
         for v in range(4)
     ]
-    problem = Problem(rows, [random.integers(0, 9, n).astype(float) for n in sizes], list(map(every, sizes)), links)
+    problem = FactorGraph(rows, [random.integers(0, 9, n).astype(float) for n in sizes], list(map(every, sizes)), links)
     messages = Messages(problem)
     messages.forward()
     messages.backward()
@@ -126,7 +129,7 @@ def test_elimination_through_axes_with_a_memo(seed: int):
 def test_a_memo_tells_arrangements_of_the_same_tables_apart(seed: int):
     random, memo = np.random.default_rng(seed), Memo()
     tables = [random.integers(0, 9, (3, 3)).astype(float) for _ in range(2)]
-    axes = [Axis(random.permutation(3), 3) for _ in range(2)]
+    axes = [Projection(random.permutation(3), 3) for _ in range(2)]
     for _ in range(4):
         factors: list[Factor] = []
         for _ in range(3):
@@ -143,7 +146,7 @@ def test_a_memo_tells_arrangements_of_the_same_tables_apart(seed: int):
 
 
 def test_elimination_gives_up_beyond_its_limit():
-    rows = Axis(np.arange(5), 5)
+    rows = Projection(np.arange(5), 5)
     table = Factor((0, 1), (rows, rows), np.ones((5, 5)))
     assert minimise_within(24, {0: 5, 1: 5}, [table]) is None
     assert minimise_within(30, {0: 5, 1: 5}, [table]) is not None
@@ -163,7 +166,7 @@ def test_rows_that_others_stand_in_for_are_in_no_better_choice(seed: int):
     np.testing.assert_array_equal(cost_of[alive].min(axis=0), cost_of.min(axis=0))
 
 
-def plain_minimum(problem: Problem) -> float:
+def plain_minimum(problem: FactorGraph) -> float:
     """Elimination of everything without axes, memo, bounds."""
     return minimise(
         {v: len(r) for v, r in enumerate(problem.rows)},
@@ -183,15 +186,13 @@ def test_messages_find_what_elimination_finds(machine: Machine, seed: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "undominated", lambda seconds, ends: np.ones(len(seconds), dtype=bool))
         solver = Solver(Spaces(machine), SGD)
-        expected = plain_minimum(exact.Terms(solver, graph).problem())
+        expected = plain_minimum(exact.FactorGraphBuilder(solver, graph).problem())
     found = Solver(Spaces(machine), SGD).solve(graph)
     assert found.seconds == found.bound == pytest.approx(expected, abs=1e-12)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "WHOLE", 0)
-        patch.setattr(exact, "ENTRIES", 2000)
+    with limited(whole_entries=0, pruned_entries=2000):
         near = Solver(Spaces(machine), SGD).solve(graph)
     assert near.bound <= expected + 1e-12
-    assert expected - 1e-12 <= near.seconds <= near.bound * (1 + exact.CLOSE) or near.seconds >= expected - 1e-12
+    assert expected - 1e-12 <= near.seconds <= near.bound * (1 + limits().close) or near.seconds >= expected - 1e-12
     plan = realise(graph, near, solver)
     assert cost(plan, machine, SGD).time == pytest.approx(near.seconds, abs=1e-9)
 
@@ -201,8 +202,7 @@ def test_messages_find_what_elimination_finds(machine: Machine, seed: int):
 def test_groups_of_axes_make_real_plans(seed: int):
     machine = boxes(2, 2, 2, 3, 2, overhead=1e-6)
     graph = random_graph(Random(seed), 4, dims=(4, 12, 48))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unity_ir.search.exact.axis_groups.ROWS", 1000)
+    with limited(group_rows=1000):
         solver, found = solve(graph, machine, SGD)
     assert not solver.spaces.axis_by_axis
     first = Solver(Spaces(machine, first_cuts(machine, 3)), SGD).solve(graph)

@@ -18,22 +18,22 @@ from unity_ir.models.mlp import build as mlp
 from unity_ir.pcg.graph import Optimizer, erase
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.random_plan import sample
-from unity_ir.search.bounds import axis_counts as counted
-from unity_ir.search.bounds import ordered_axes as ordered
-from unity_ir.search.bounds.assign_axes import assign
-from unity_ir.search.bounds.ordered_axes import told
-from unity_ir.search.bounds.refine import finer
+from unity_ir.search.bounds import axis_counts
+from unity_ir.search.bounds.assign_axes import assign_axes
+from unity_ir.search.bounds.ordered_axes import with_axis_order
+from unity_ir.search.bounds.refine import refine_rows
 from unity_ir.search.exact import solver as exact
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exact.elimination import Factor, every, minimise_within
 from unity_ir.search.exact.factor_graph import between, port
-from unity_ir.search.exact.shared_moves import sharpened
+from unity_ir.search.exact.shared_moves import with_shared_moves
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
-from unity_ir.search.exact.two_way import StepwiseBetween
+from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts import space as space_module
-from unity_ir.search.layouts.axes import counted as counted_groups
+from unity_ir.search.layouts.axes import count_equal_axes as counted_groups
 from unity_ir.search.layouts.axes import role_counts
+from unity_ir.search.layouts.limits import limited, limits
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
 from unity_ir.search.run import run
 
@@ -45,21 +45,16 @@ LARGE = {"16": boxes(16), "2x8": boxes(2, 8), "2x2x2x2": boxes(2, 2, 2, 2), "2x6
 """Too large to search axis by axis."""
 
 
-def bounds(graph, machine: Machine, known: float, patch: pytest.MonkeyPatch):
+def bounds(graph, machine: Machine, known: float):
     """The bounds of every kind: by tables, by messages with more and more dims merged, and less and less."""
-    yield counted.bound(graph, machine, SGD, known)[0]
+    yield axis_counts.bound(graph, machine, SGD, known)[0]
     for merges in ((0,), (1,), (2,), (2, 1, 0)):
-        with patch.context() as m:
-            m.setattr(counted, "TABLES", -1)
-            m.setattr(counted, "NEAR", 0)
-            m.setattr(counted, "MERGES", merges)
-            yield counted.bound(graph, machine, SGD, known)[0]
-    with patch.context() as m:
-        m.setattr(counted, "TABLES", -1)
-        yield counted.bound(graph, machine, SGD, known, -1)[0]
-    with patch.context() as m:
-        m.setattr(counted, "NEAR", 0)
-        yield counted.bound(graph, machine, SGD, known)[0]
+        with limited(count_pairs=-1, near=0.0, merges=merges):
+            yield axis_counts.bound(graph, machine, SGD, known)[0]
+    with limited(count_pairs=-1):
+        yield axis_counts.bound(graph, machine, SGD, known, -1)[0]
+    with limited(near=0.0):
+        yield axis_counts.bound(graph, machine, SGD, known)[0]
 
 
 @pytest.mark.slow
@@ -100,7 +95,7 @@ def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
     solver = Solver(Spaces(machine, by_count=True), SGD)
     found = solver.solve(graph)
     assert found.seconds == pytest.approx(exact.seconds, rel=1e-9)
-    plan = assign(graph, found, solver)
+    plan = assign_axes(graph, found, solver)
     assert plan is not None
     assert erase(plan) == graph
     assert cost(plan, machine, SGD).time == pytest.approx(found.seconds, abs=1e-9)
@@ -113,8 +108,8 @@ def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
 def test_a_counted_plan_spelled_out_computes_the_same_and_is_not_below_its_sum(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 6), dims=DIMS)
     solver = Solver(Spaces(machine, by_count=True), SGD)
-    found = sharpened(solver, graph, solver.solve(graph))
-    plan = assign(graph, found, solver)
+    found = with_shared_moves(solver, graph, solver.solve(graph))
+    plan = assign_axes(graph, found, solver)
     assert plan is not None
     assert erase(plan) == graph
     assert cost(plan, machine, SGD).time >= found.bound - 1e-10
@@ -131,7 +126,7 @@ def test_stepwise_as_from_the_table_of_all_pairs(machine: Machine, shape: list[i
     random = np.random.default_rng(seed)
     space = LayoutSpace(machine, counted_groups(machine), tuple(shape), "f32")
     made, needs = (port(random.integers(low, len(space), size=random.integers(1, 40))) for low in (0, -1))
-    table, steps = between(space, made, needs, training), StepwiseBetween(made, needs, space, training)
+    table, steps = between(space, made, needs, training), TwoWayCost(made, needs, space, training)
     of_made, of_needs = (random.random(len(p.layouts)) * 1e-3 for p in (made, needs))
     assert steps.there(of_made) == pytest.approx(table.there(of_made), rel=1e-5, abs=3e-12)
     assert steps.back(of_needs) == pytest.approx(table.back(of_needs), rel=1e-5, abs=3e-12)
@@ -148,16 +143,14 @@ def test_cheapest_moves_from_some_layouts_are_those_of_all_and_never_too_dear_in
     groups = counted_groups(machine)
     space = LayoutSpace(machine, groups, (48, 12, 8), "f32", merged)
     count = len(space.from_layouts(np.arange(1))[0])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(space_module, "DENSE", 10**9)
+    with limited(dense_paths=10**9):
         through_all = LayoutSpace(machine, groups, (48, 12, 8), "f32", merged)
         every = np.arange(len(through_all))
         expected = through_all.reshard(every, every, False)
     some = np.arange(0, count, 3)
     there = space.stands[0]
     for scattered in (0, 20, 10**9):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(space_module, "SCATTERED", scattered)
+        with limited(scattered=scattered):
             found = space.from_layouts(some)
         first = np.array([int(np.flatnonzero(there == i)[0]) for i in range(count)])
         free = space_module.FREE_MOVE
@@ -177,8 +170,7 @@ def test_what_it_costs_from_one_layout_or_a_few_is_as_between_all(shape: tuple[i
     every = np.arange(len(whole))
     expected = whole.reshard(every, every, training)
     some = every[:: max(1, len(every) // 5)][::-1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(space_module, "DENSE", 0)
+    with limited(dense_paths=0):
         np.testing.assert_allclose(few.of_few(some, training), expected[some], rtol=1e-12)
     assert "_cheapest" not in few.__dict__
     for layout in some.tolist():
@@ -195,13 +187,13 @@ def test_rows_left_of_a_finer_problem_have_its_best_choice(machine: Machine, see
     plain = Spaces(machine, by_count=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "undominated", lambda seconds, ends: np.ones(len(seconds), dtype=bool))
-        least = exact.Terms(Solver(plain, SGD), graph).solve().seconds
+        least = exact.FactorGraphBuilder(Solver(plain, SGD), graph).solve().seconds
         coarse, rows = None, None
         for merge in (2, 1, 0):
-            terms = exact.Terms(Solver(replace(plain, merge=merge), SGD, stepwise=merge > 0), graph)
+            terms = exact.FactorGraphBuilder(Solver(replace(plain, merge=merge), SGD, stepwise=merge > 0), graph)
             problem = terms.problem()
             if coarse is not None:
-                problem = problem.among(finer(coarse, rows, terms))
+                problem = problem.among(refine_rows(coarse, rows, terms))
             if merge:
                 messages = Messages(problem)
                 for _ in range(2):
@@ -225,8 +217,8 @@ def test_layouts_are_found_by_their_counts(levels: tuple[int, ...], roles: int):
 
 def orders(graph, machine: Machine) -> float:
     """The least sum where orders of counted axes are told apart."""
-    terms = exact.Terms(Solver(Spaces(machine, by_count=True), SGD, stepwise=True), graph)
-    found = told(terms, terms.problem())
+    terms = exact.FactorGraphBuilder(Solver(Spaces(machine, by_count=True), SGD, stepwise=True), graph)
+    found = with_axis_order(terms, terms.problem())
     assert found is not None
     sizes = {v: len(rows) for v, rows in enumerate(found[0].rows)}
     factors = [Factor((v,), (every(n),), found[0].seconds[v]) for v, n in sizes.items()]
@@ -257,20 +249,19 @@ def test_where_samples_cannot_be_divided_orders_are_all_that_counting_forgets(si
     least = Solver(Spaces(machine), SGD).solve(graph).seconds
     assert Solver(Spaces(machine, by_count=True), SGD).solve(graph).seconds < 0.999 * least
     assert orders(graph, machine) == pytest.approx(least, rel=1e-6)
-    bound, plan = counted.bound(graph, machine, SGD, least * 1.2)
-    assert least * (1 - counted.NEAR) <= bound <= least * (1 + 1e-9)
+    bound, plan = axis_counts.bound(graph, machine, SGD, least * 1.2)
+    assert least * (1 - limits().near) <= bound <= least * (1 + 1e-9)
     assert plan is not None
-    assert cost(plan, machine, SGD).time == pytest.approx(least, rel=counted.NEAR)
+    assert cost(plan, machine, SGD).time == pytest.approx(least, rel=limits().near)
 
 
-def test_a_bound_with_orders_told_apart_ends_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch):
+def test_a_bound_with_orders_told_apart_ends_where_there_are_too_many():
     machine = boxes(4, bandwidth=1e11)
     graph = mlp(batch=257, hidden=512, layers=4, classes=512)
     plain = Solver(Spaces(machine, by_count=True), SGD).solve(graph).seconds
-    for limit in ("AXES", "ROWS", "PAIRS", "SUMS"):
-        with monkeypatch.context() as patch:
-            patch.setattr(ordered, limit, 1)
-            assert counted.bound(graph, machine, SGD, plain * 1.2)[0] == pytest.approx(plain, rel=1e-5)
+    for limit in ("order_layouts", "order_rows", "order_pairs", "order_sums"):
+        with limited(**{limit: 1}):
+            assert axis_counts.bound(graph, machine, SGD, plain * 1.2)[0] == pytest.approx(plain, rel=1e-5)
 
 
 @pytest.mark.slow

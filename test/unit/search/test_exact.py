@@ -37,11 +37,11 @@ from unity_ir.pcg.sharding import (
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.random_plan import sample
-from unity_ir.search.exact import elimination
 from unity_ir.search.exact.elimination import Factor, minimise, plain
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.axes import Ints
+from unity_ir.search.layouts.limits import limited
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
 SGD = Optimizer()
@@ -304,9 +304,7 @@ def test_elimination_finds_the_least_sum(seed: int, near: int):
         return float(sum(f.table[tuple(choice[v] for v in f.variables)] for f in factors))
 
     best = min(total(dict(enumerate(c))) for c in product(*(range(s) for s in sizes.values())))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elimination, "NEAR", near)
-        patch.setattr(elimination, "LARGE", near)
+    with limited(cached_sums=near, dominance_entries=near):
         least, found = minimise(sizes, factors)
     assert least == best
     assert found.keys() == sizes.keys()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unity_ir.errors import UnityError
 from unity_ir.search import run
 from unity_ir.search.explain import alternatives, explain, named, operators
-from unity_ir.search.memory.seconds_and_bytes import Ledger
+from unity_ir.search.memory.seconds_and_bytes import CostModel
 
 MACHINE = boxes(2, 2, overhead=1e-6)
 
@@ -34,7 +34,7 @@ def test_every_alternative_is_the_best_plan_with_it(seed: int):
     assert ways[0].seconds == pytest.approx(found.plan.seconds, abs=1e-9)
     assert len({w.divided for w in ways}) == len(ways)
     # No choice at all is below the alternative it takes.
-    ledger = Ledger(found.solver, found.rewritten)
+    ledger = CostModel(found.solver, found.rewritten)
     best = {w.divided: w.seconds for w in ways}
     choice = tuple(random.choice(np.flatnonzero(np.isfinite(s)).tolist()) for s in ledger.seconds)
     assert ledger.costs(choice)[0] >= min(best.values()) - 1e-9

@@ -13,7 +13,8 @@ from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.sharding import Assignment, pinned_at, pins
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.flexflow.mcmc import BEHIND, Settings, assignments_of, mcmc, told_apart
+from unity_ir.search.flexflow.mcmc import Settings, assignments_of, mcmc, told_apart
+from unity_ir.search.layouts.limits import limits
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.choices import fits, random_assignment, roles
 from unity_ir.simulate.delta import Simulation
@@ -101,4 +102,4 @@ def test_a_walk_from_a_plan_slower_than_the_one_to_beat_ends_early():
     assert hasty.chains[0].proposed < sum(c.proposed for c in patient.chains)
     hopeless = mcmc(graph, machine, SGD, Settings(budget=2000, starts=("serial",), beat=patient.seconds / 100))
     (chain,) = hopeless.chains
-    assert chain.proposed - chain.found_at <= 2 * (BEHIND * operators + 1)
+    assert chain.proposed - chain.found_at <= 2 * (limits().mcmc_behind * operators + 1)

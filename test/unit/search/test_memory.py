@@ -24,15 +24,15 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.derivation import replay
 from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample
-from unity_ir.search.bounds.axis_counts import Bounds, Known, bound_within
+from unity_ir.search.bounds.axis_counts import Bounds, KnownPlan, bound_within
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.recompute import may_recompute
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.layouts.objective import SPACE, Price
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import (
-    Curve,
-    Fitting,
+    FittingPlan,
+    LagrangianCurve,
     NothingFits,
     Refused,
     Solvers,
@@ -40,7 +40,7 @@ from unity_ir.search.memory.lagrangian import (
     fitting,
     needed,
 )
-from unity_ir.search.memory.seconds_and_bytes import Choice, Ledger
+from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
 from unity_ir.simulate.report import peak
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
@@ -51,7 +51,7 @@ def with_memory(machine: Machine, bytes: float) -> Machine:
     return replace(machine, device=replace(machine.device, memory=int(bytes)))
 
 
-def chosen_at_random(ledger: Ledger, random: Random) -> Choice:
+def chosen_at_random(ledger: CostModel, random: Random) -> Choice:
     return tuple(random.choice(np.flatnonzero(np.isfinite(s)).tolist()) for s in ledger.seconds)
 
 
@@ -62,7 +62,7 @@ def test_any_choice_takes_the_time_and_bytes_the_ledger_says(seed: int, optimize
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 7), dims=(2, 4, 6, 12))
     solver = Solver(Spaces(FOUR), optimizer)
-    ledger = Ledger(solver, graph)
+    ledger = CostModel(solver, graph)
     choice = chosen_at_random(ledger, random)
     plan = ledger.plan(choice, 0.0)
     assert ledger.choice(plan) == choice
@@ -78,7 +78,7 @@ def test_prices_are_minimised(seed: int, part: float, optimizer: Optimizer):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 6), dims=(2, 4, 6, 12))
     solver = Solver(Spaces(FOUR), optimizer)
-    ledger = Ledger(solver, graph)
+    ledger = CostModel(solver, graph)
     for price in (SPACE, Price(1.0, part * 1e-8)):
         found = solver.at(price).solve(graph)
         seconds, bytes = ledger.costs(ledger.choice(found))
@@ -87,7 +87,7 @@ def test_prices_are_minimised(seed: int, part: float, optimizer: Optimizer):
         assert price.second * s + price.byte * b >= found.seconds * (1 - 1e-9)
 
 
-def tried(ledger: Ledger) -> list[tuple[float, float]]:
+def tried(ledger: CostModel) -> list[tuple[float, float]]:
     """Seconds and bytes of every choice."""
     rows = [np.flatnonzero(np.isfinite(s)).tolist() for s in ledger.seconds]
     assume(np.prod([float(len(r)) for r in rows]) < 5000)
@@ -100,7 +100,7 @@ def test_something_is_found_if_anything_fits_and_the_bound_holds(seed: int, part
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 2), dims=(2, 4))
     solver = Solver(Spaces(TWO), OPTIMIZERS[seed % 2])
-    every = tried(Ledger(solver, graph))
+    every = tried(CostModel(solver, graph))
     smallest, fastest = min(b for _, b in every), min(every)
     limit = smallest + part * (fastest[1] - smallest)
     fit = [s for s, b in every if b <= limit]
@@ -147,13 +147,13 @@ def test_no_plan_that_fits_is_below_the_bound_over_counted_axes(seed: int, part:
     size = 1 + seed % 3
     graph = small(seed, size) if seed % 2 else random_graph(Random(seed), size, dims=(2, 4, 6, 12))
     solver = Solver(Spaces(machine), OPTIMIZERS[seed // 2 % 2])
-    curve = Curve(Solvers(solver), graph)
+    curve = LagrangianCurve(Solvers(solver), graph)
     smallest, fastest = curve.bytes(curve.smallest), curve.bytes(curve.fastest)
     limit = smallest + part * (fastest - smallest)
     found = fitting(solver, graph, limit)
     assume(found.price > 0)
     priced = cost(realise(graph, found.plan, solver), machine, solver.optimizer)
-    known = Known(graph, priced.time, priced.memory_bytes, found.price)
+    known = KnownPlan(graph, priced.time, priced.memory_bytes, found.price)
     bound = bound_within(known, Bounds(machine, solver.optimizer), limit)
     assert bound <= found.bound(limit) * (1 + 1e-9)
     assert bound <= priced.time
@@ -192,7 +192,7 @@ def test_the_peak_fits_where_it_is_above_what_is_held_twice(seed: int):
 def smallest_at_random(graph: Graph, machine: Machine, optimizer: Optimizer, random: Random, tries: int) -> int:
     """The least need of plans drawn at random, then of what random changes of one row make of the smallest."""
     solver = Solver(Spaces(machine), optimizer)
-    ledger = Ledger(solver, graph)
+    ledger = CostModel(solver, graph)
     best = chosen_at_random(ledger, random)
     least = need_of(realise(graph, ledger.plan(best, 0.0), solver), machine, optimizer)
     for i in range(tries):
@@ -293,4 +293,4 @@ def test_chains_that_are_computed_again_are_short():
         longest = max(longest, run_length)
     assert 1 < longest <= 6
     assert not may_recompute(Graph("part", (x,), (value,)))
-    assert isinstance(fitting(Solver(Spaces(TWO), Optimizer()), graph, 1e9), Fitting)
+    assert isinstance(fitting(Solver(Spaces(TWO), Optimizer()), graph, 1e9), FittingPlan)

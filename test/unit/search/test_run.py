@@ -21,9 +21,10 @@ from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
 from unity_ir.search.choose.candidates import as_emitted
-from unity_ir.search.choose.winner import HIDDEN, hidden
+from unity_ir.search.choose.winner import plans_with_hidden_moves
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.joint.best_first import joint
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
 
 
@@ -195,7 +196,10 @@ def test_windows_are_searched_on_one_device_too(seed: int):
 def test_plans_with_moves_hidden_are_those_of_every_part(batch: int, others: int):
     graph, machine = models.build("xdl", batch=batch), boxes(8)
     found = joint(graph, machine, (), Optimizer())
-    plans = [realise(graph, s.solve(graph), s) for s in (found.solver.at(Price(hidden=part)) for part in HIDDEN)]
+    plans = [
+        realise(graph, s.solve(graph), s)
+        for s in (found.solver.at(Price(hidden=part)) for part in limits().hidden_shares)
+    ]
     every = [plan for plan in dict.fromkeys(plans) if plan != found.graph]
-    assert [plan for plan, _ in hidden(found, machine, Optimizer())] == every
+    assert [plan for plan, _ in plans_with_hidden_moves(found, machine, Optimizer())] == every
     assert len(every) == others

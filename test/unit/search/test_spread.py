@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from graphs import boxes
@@ -17,8 +15,9 @@ from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.sharding import pins, place
 from unity_ir.search import run
 from unity_ir.search.choose.candidates import as_emitted
-from unity_ir.search.choose.parallel_siblings import OPERATORS, spread
+from unity_ir.search.choose.parallel_siblings import place_siblings
 from unity_ir.search.joint.best_first import joint
+from unity_ir.search.layouts.limits import limited, limits
 from unity_ir.simulate.report import simulated
 
 
@@ -44,7 +43,7 @@ def test_tables_side_by_side_are_faster_than_all_devices_alike():
 def test_what_is_side_by_side_computes_the_same():
     graph, machine = xdl(batch=8, rows=1009, features=3, hidden=8, bag=2), boxes(2, 2)
     alike = joint(graph, machine, (), Optimizer())
-    found = spread(graph, machine, Optimizer(), alike.graph)
+    found = place_siblings(graph, machine, Optimizer(), alike.graph)
     assert found is not None
     assert as_emitted(found, Optimizer()) < simulated(alike.graph, cost(alike.graph, machine, Optimizer())).overlapped
     plan, _ = found
@@ -70,17 +69,17 @@ def test_what_is_side_by_side_computes_the_same():
 @pytest.mark.parametrize("graph", [build("mlp", batch=64, hidden=64, layers=3), xdl(tables=1)])
 def test_no_operators_side_by_side_in_a_chain(graph: Graph):
     alike = joint(graph, load("summit:1"), (), Optimizer())
-    assert spread(graph, load("summit:1"), Optimizer(), alike.graph) is None
+    assert place_siblings(graph, load("summit:1"), Optimizer(), alike.graph) is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operators", [OPERATORS, 0])
-def test_an_operator_unlike_all_others_is_tried_in_every_way(operators: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("operators", [limits().sibling_operators, 0])
+def test_an_operator_unlike_all_others_is_tried_in_every_way(operators: int):
     """Of large graphs only the first, whose gradient is moved last."""
-    monkeypatch.setattr(sys.modules["unity_ir.search.choose.parallel_siblings"], "OPERATORS", operators)
     graph, machine = build("bert_large", batch=64, sequence=512, hidden=1024, layers=1), load("dgx-h100:1")
     alike = joint(graph, machine, (), Optimizer()).graph
-    found = spread(graph, machine, Optimizer(), alike)
+    with limited(sibling_operators=operators):
+        found = place_siblings(graph, machine, Optimizer(), alike)
     assert found is not None
     assert as_emitted(found, Optimizer()) < simulated(alike, cost(alike, machine, Optimizer())).overlapped
     assert erase(found[0]).outputs == graph.outputs

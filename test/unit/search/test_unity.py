@@ -21,15 +21,15 @@ from unity_ir.rules.algebraic import algebraic
 from unity_ir.rules.derivation import replay
 from unity_ir.search import run
 from unity_ir.search.unity.device_shares import Degrees, Share, divisors, roles, splits, views
-from unity_ir.search.unity.machine_mapping import Mapper, Piece
+from unity_ir.search.unity.machine_mapping import Mapper, Subgraph
 from unity_ir.search.unity.search import Options, unity
-from unity_ir.search.unity.series_parallel import Block, Edge, Parallel, Region, Sequence
+from unity_ir.search.unity.series_parallel import Block, DirectEdge, Parallel, Region, Sequence
 from unity_ir.search.unity.split import ENTRY, partitionings, parts
 from unity_ir.search.unity.substitutions import Substitutions, corresponding
-from unity_ir.search.unity.view_costs import Prices
+from unity_ir.search.unity.view_costs import ViewCosts
 
 
-def random_degrees(random: Random, piece: Piece, devices: int) -> dict[Node, Degrees]:
+def random_degrees(random: Random, piece: Subgraph, devices: int) -> dict[Node, Degrees]:
     """Any degrees that fit: as many random steps as there are operators."""
     substitutions = Substitutions((), devices)
     found: dict[Node, Degrees] = {}
@@ -42,7 +42,7 @@ def random_degrees(random: Random, piece: Piece, devices: int) -> dict[Node, Deg
 # --- mapping
 
 
-def believed(mapper: Mapper, piece: Piece, degrees: dict[Node, Degrees], chosen: dict[Node, int]) -> float:
+def believed(mapper: Mapper, piece: Subgraph, degrees: dict[Node, Degrees], chosen: dict[Node, int]) -> float:
     """Seconds of one way to map everything to the whole machine, one operator after another: all prices summed up."""
     share = mapper.prices.machine.mesh.sizes
     of = {n: mapper.of(piece, n, degrees[n], share) for n in piece.flow.nodes}
@@ -58,7 +58,7 @@ def believed(mapper: Mapper, piece: Piece, degrees: dict[Node, Degrees], chosen:
 
 @pytest.mark.slow
 def test_a_mapping_costs_as_little_as_any_without_branches_at_once():
-    seen = dict.fromkeys((Edge, Sequence, Parallel, Block), 0)
+    seen = dict.fromkeys((DirectEdge, Sequence, Parallel, Block), 0)
 
     def count(region: Region) -> None:
         seen[type(region)] += 1
@@ -76,7 +76,7 @@ def test_a_mapping_costs_as_little_as_any_without_branches_at_once():
     for seed in range(60):
         random = Random(seed)
         graph, machine = random_graph(random, 4, dims=(4, 8)), boxes(2, 2, overhead=1e-6)
-        piece, mapper = Piece(graph), Mapper(Prices(machine, Optimizer()))
+        piece, mapper = Subgraph(graph), Mapper(ViewCosts(machine, Optimizer()))
         degrees = random_degrees(random, piece, 4)
         share = machine.mesh.sizes
         counts = {n: len(mapper.of(piece, n, degrees[n], share)) for n in piece.flow.nodes}
@@ -96,7 +96,7 @@ def test_a_mapping_costs_as_little_as_any_without_branches_at_once():
     assert all(seen.values()), seen
 
 
-def splitting(piece: Piece, mapper: Mapper, degrees: dict[Node, Degrees]) -> list[Region]:
+def splitting(piece: Subgraph, mapper: Mapper, degrees: dict[Node, Degrees]) -> list[Region]:
     """The parallel regions whose sides would fit on parts of the machine."""
     machine, found = mapper.prices.machine, list[Region]()
 
@@ -137,11 +137,11 @@ def towers(count: int, rows: int = 256) -> Graph:
 
 def test_branches_at_once_take_as_long_as_the_longest():
     graph, machine = towers(3), boxes(3, bandwidth=1e13)
-    piece, mapper = Piece(graph), Mapper(Prices(machine, Optimizer()))
+    piece, mapper = Subgraph(graph), Mapper(ViewCosts(machine, Optimizer()))
     ways = mapper.views(piece, {})
     where = {tuple(pins(ways[n])) for n in piece.flow.nodes if n.op == "matmul"}
     assert where == {((0, 0),), ((0, 1),), ((0, 2),)}
-    alone = mapper.costs(Piece(towers(1)), {})[0, 0]
+    alone = mapper.costs(Subgraph(towers(1)), {})[0, 0]
     together = mapper.costs(piece, {})[0, 0]
     # Beside one tower: the moves of what is added up, and the sums.
     assert alone < together < 2 * alone
@@ -245,7 +245,7 @@ def test_parts_put_together_are_the_graph():
     for seed in range(20):
         graph = random_graph(Random(seed), 8, dims=(4, 8))
         found = parts(graph, boxes(2, 2), algebraic(), 2)
-        assert sum(len(p.flow.nodes) for p in found) == len(Piece(graph).flow.nodes)
+        assert sum(len(p.flow.nodes) for p in found) == len(Subgraph(graph).flow.nodes)
         assert all(len(p.flow.nodes) >= 2 for p in found)
         for before, after in pairwise(found):
             assert before.exits == after.entries
@@ -277,7 +277,7 @@ def test_operators_that_remain_are_found_again():
 
 
 def test_what_an_operator_needs_and_makes_follows_from_its_view():
-    piece, mapper = Piece(towers(1)), Mapper(Prices(boxes(2, 2), Optimizer()))
+    piece, mapper = Subgraph(towers(1)), Mapper(ViewCosts(boxes(2, 2), Optimizer()))
     for node in piece.flow.nodes:
         for role in roles(node):
             found = mapper.of(piece, node, ((role, 2),), (2, 2))
@@ -289,18 +289,18 @@ def test_what_an_operator_needs_and_makes_follows_from_its_view():
 @pytest.mark.slow
 def test_what_is_kept_of_one_graph_is_right_for_another():
     machine = boxes(2, 2, overhead=1e-6)
-    shared = Mapper(Prices(machine, Optimizer()))
+    shared = Mapper(ViewCosts(machine, Optimizer()))
     blocks = 0
     for seed in range(60):
         random = Random(seed)
         graph = random_graph(random, 6, dims=(4, 8)) if seed % 2 else tangled(random)
-        degrees = random_degrees(random, Piece(graph), 4)
+        degrees = random_degrees(random, Subgraph(graph), 4)
         if not seed % 2:
             # Alike in all but what flows where.
             degrees = {n: ((roles(n)[0], 2),) for n in degrees}
-        alone = Mapper(Prices(machine, Optimizer()))
-        blocks += isinstance(Piece(graph).region, Sequence)
-        assert shared.costs(Piece(graph), degrees) == alone.costs(Piece(graph), degrees)
+        alone = Mapper(ViewCosts(machine, Optimizer()))
+        blocks += isinstance(Subgraph(graph).region, Sequence)
+        assert shared.costs(Subgraph(graph), degrees) == alone.costs(Subgraph(graph), degrees)
     assert blocks > 10
 
 

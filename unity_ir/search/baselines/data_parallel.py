@@ -1,4 +1,4 @@
-"""The baselines everyone starts from: every operator divides the samples over all devices."""
+"""Data parallelism, plain and fully sharded: every operator shards the samples over all devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unity_ir.search.baselines.follow import follow
 
 def data_parallel(graph: Graph, machine: Machine) -> Graph:
     """
-    Inputs divided along their samples over all devices, tables and weights repeated, and whatever follows from that.
+    Return the plan with inputs sharded along their samples over all devices, and tables and weights replicated.
 
     Raises `UnityError` if the batch is not divisible.
     """
@@ -21,7 +21,7 @@ def data_parallel(graph: Graph, machine: Machine) -> Graph:
 
 def fsdp(graph: Graph, machine: Machine) -> Graph:
     """
-    The same with every weight resting in as many pieces as its sizes allow (ZeRO-3): gathered for its use, its gradient
+    Return data parallelism with every weight sharded as far as its sizes allow (ZeRO-3): gathered for use, its gradient
     scattered.
 
     Raises `UnityError` if the batch is not divisible.
@@ -57,7 +57,7 @@ def _by_samples(strategy: str, graph: Graph, machine: Machine, sharded: bool) ->
 
 
 def in_pieces(value: Value, mesh: Mesh) -> Layout:
-    """A layout in which a value is in as many pieces as its sizes allow, along its first dims first."""
+    """Return a layout with as many pieces as a value's sizes allow, along its first dims first."""
     left = list(value.type.shape)
     layout: list[int] = []
     for size in mesh.sizes:

@@ -18,10 +18,8 @@ from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, Mesh, pinned_at
 from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.baselines.follow import follow
+from unity_ir.search.layouts.limits import limits
 from unity_ir.tdl.counts import products
-
-PLANNED = 300_000
-"""Work of an operator of a plan that is made and priced."""
 
 Template = Callable[[Graph, Machine], Iterator[Graph]]
 
@@ -47,7 +45,7 @@ def _plans(graph: Graph, machine: Machine) -> Iterator[Graph]:
         for plan in template(graph, machine):
             yield plan
             try:
-                spend(PLANNED * len(graph.nodes()))
+                spend(limits().work_baseline * len(graph.nodes()))
             except OutOfBudget:
                 return
 

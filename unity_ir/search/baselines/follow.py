@@ -60,13 +60,13 @@ def follow(graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: int | N
             made = result_layout(node.analysis, i, assignment)
             if value in outputs:
                 continue
-            layouts[value] = _settled(value, made, mesh, settle)
+            layouts[value] = _resting(value, made, mesh, settle)
             if SUM in made or any(is_shard(a) and a != b for a, b in zip(made, layouts[value], strict=True)):
                 rests[value] = layouts[value]
     return materialise(graph, assignments, mesh, rests)
 
 
-def _settled(value: Value, made: Layout, mesh: Mesh, settle: int | None) -> Layout:
+def _resting(value: Value, made: Layout, mesh: Mesh, settle: int | None) -> Layout:
     """Where a value rests that an operator makes: without addends, and without other dims than `settle`."""
     whole = tuple(REPEAT if r in (SUM, COPY) else r for r in made)
     if settle is None or all(r in (settle, REPEAT) for r in made) or settle >= len(value.type.shape):

@@ -12,13 +12,15 @@ from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.search.exact.axis_groups import first_cuts
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.solver import ExactPlan, Solver
-from unity_ir.search.layouts.axes import EXACT_AXES
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.space import Spaces
 
 
 def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
     """A parallel graph of a serial one with every configuration, resting layout and relay drawn at random."""
-    solver = Solver(Spaces(machine, first_cuts(machine, min(EXACT_AXES, len(machine.mesh.sizes)))), Optimizer())
+    solver = Solver(
+        Spaces(machine, first_cuts(machine, min(limits().exact_axes, len(machine.mesh.sizes)))), Optimizer()
+    )
     nodes = graph.nodes()
     with_gradient = trained(graph)
     users = graph.users()

@@ -1,9 +1,9 @@
 """
-From a plan that counts equal axes to one that says which they are.
+Turn a plan that counts equal axes into one that names them.
 
-A counted plan says that two of a level's five axes divide the samples, and three the columns; which two is open. Each
-class of axes is cut into runs, one for each role it has, and the order of the runs is chosen: for every operator, relay
-and leaf at once, so that resharding costs least in all.
+A counted plan says that two of a level's five axes shard the samples and three the columns; which two is open. Each
+class of axes is cut into runs, one per role, and the order of the runs is chosen for every operator, relay and leaf at
+once, by elimination, so that resharding costs least.
 """
 
 from __future__ import annotations
@@ -33,16 +33,11 @@ from unity_ir.pcg.sharding import (
 from unity_ir.search.exact.elimination import Factor, every, minimise_within
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.axes import AxisGroup, Floats, Ints
-
-ORDERS = 6
-"""Orders of runs that are looked at, for each operator and value."""
-
-ENTRIES = 5_000_000
-"""Entries of tables that choosing them may look at."""
+from unity_ir.search.layouts.limits import limits
 
 
 def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Iterator[Assignment]:
-    """Ways to give each axis a role, so that each class of axes has every role as often as `counts` says."""
+    """Yield assignments in which each class of axes has every role as often as `counts` [class, role] says."""
     each: list[list[tuple[tuple[int, GridRole], ...]]] = []
     for group, row in zip(groups, counts.tolist(), strict=True):
         runs = [(name, count) for name, count in zip(names, row, strict=True) if count]
@@ -56,28 +51,24 @@ def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints)
         yield tuple(role for _, role in sorted(axis for part in choice for axis in part))
 
 
-PRICES = 2_000
-"""Pairs of layouts that the planner is asked about before giving up."""
-
-
 class _TooMany(Exception):
-    """More pairs than `PRICES`."""
+    """Raised after `limits().axis_prices` pairs."""
 
 
 @dataclass
-class _Prices:
-    """Seconds between layouts, as the planner goes."""
+class _MoveCosts:
+    """Memo of the planner's seconds between layouts."""
 
     solver: Solver
     _seen: dict[tuple[object, ...], float] = field(default_factory=dict[tuple[object, ...], float])
 
     def of(self, value: Value, source: Layout, target: Layout, training: bool) -> float:
-        """Seconds from one layout to another, in training also of the gradient back."""
+        """Return seconds from one layout to another; in training also of the gradient back."""
         if source == target:
             return 0.0
         key = (value.type, source, target, training)
         if key not in self._seen:
-            if len(self._seen) == PRICES:
+            if len(self._seen) == limits().axis_prices:
                 raise _TooMany
             seconds = self._one_way(value, source, target)
             if training:
@@ -90,21 +81,21 @@ class _Prices:
         return sum(machine.move_time(m, value.type.dtype) for m in plan_moves(value, source, target, machine))
 
     def between(self, value: Value, made: Iterable[Layout], needs: Sequence[Layout], training: bool) -> Floats:
-        """Likewise [made, needed]."""
+        """Return seconds [made, needed] between layouts."""
         return np.array([[self.of(value, a, b, training) for b in needs] for a in made])
 
 
-def assign(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
-    """The parallel graph of a plan that counts axes; None if there are too many ways to spell it out."""
+def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
+    """Return the parallel graph of a plan that counts axes; None if there are too many pairs of orders to price."""
     try:
-        return _Spelling(graph, plan, solver).graph()
+        return _AxisAssignment(graph, plan, solver).graph()
     except _TooMany:
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """Where a leaf rests that is brought elsewhere for several users."""
+    """Key of the layout where a leaf with several users rests."""
 
     value: Value
 
@@ -112,9 +103,9 @@ class _Rest:
 _Key = Node | Value | _Rest
 
 
-class _Spelling:
+class _AxisAssignment:
     def __init__(self, serial: Graph, plan: ExactPlan, solver: Solver):
-        self.serial, self.solver, self.prices = serial, solver, _Prices(solver)
+        self.serial, self.solver, self.prices = serial, solver, _MoveCosts(solver)
         self.with_gradient = trained(serial)
         groups = solver.spaces.groups
         self.numbers: dict[_Key, int] = {}
@@ -128,12 +119,12 @@ class _Spelling:
 
     def _enter(self, key: _Key, ways: Iterable[Assignment]) -> None:
         self.numbers[key] = len(self.ways)
-        self.ways.append(list(islice(ways, ORDERS)))
+        self.ways.append(list(islice(ways, limits().axis_orders)))
 
     def graph(self) -> Graph | None:
-        """Orders everywhere, and the graph that has them."""
+        """Choose an order everywhere; return the graph that has them."""
         sizes = {i: len(ways) for i, ways in enumerate(self.ways)}
-        found = minimise_within(ENTRIES, sizes, list(self._factors()))
+        found = minimise_within(limits().axis_entries, sizes, list(self._factors()))
         if found is None:
             return None
         chosen = {key: self.ways[i][found[1][i]] for key, i in self.numbers.items()}
@@ -167,7 +158,7 @@ class _Spelling:
         return self.ways[self.numbers[key]]
 
     def _link(self, value: Value, user: Node, needs: Sequence[Layout], training: bool) -> Factor:
-        """From where a value is found to where an operator needs it."""
+        """Return the factor between where a value is found and an operator that needs it."""
         if value in self.numbers:
             source: _Key = value
             made = [as_layout(way) for way in self._ways(value)]

@@ -1,13 +1,13 @@
 """
-How much better any plan on a large machine could be: a bound over all layouts, a role for every axis.
+Bound all plans on a large machine from below, a role for every axis, by counting equal axes.
 
-Equal axes of a level are told apart by nothing but which pieces of a dim lie next to each other. So they are counted:
-a layout says how many of a level's axes have each role. Going from count to count costs no more than from any layout
-with the first count to any with the second, so the least sum over counts is a bound on that over layouts. Its choice,
-spelled out on axes, is often a better plan than that of grouped axes (`search/exact/axis_groups.py`).
+Equal axes of a level differ only in which pieces of a dim are neighbours. So a layout is relaxed to the number of a
+level's axes that have each role: moving from count to count costs no more than between any layouts with these counts,
+so the minimum over counts is a lower bound. Its choice, with axes named (`assign_axes`), is often a better plan than
+that of grouped axes (`search/exact/axis_groups.py`).
 
-On larger graphs the least sum over counts is bounded in turn: by messages (`search/exact/trw_s.py`), and where dims are
-many, with some of them not told apart (`search/layouts/space.py`, `merged_dims`): going between those is free then.
+On larger graphs that minimum is bounded in turn by TRW-S messages (`search/exact/trw_s.py`) and, with many dims, with
+some dims merged (`search/layouts/space.py`, `merged_dims`): moves between merged dims are free.
 """
 
 from __future__ import annotations
@@ -24,56 +24,24 @@ from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.search.bounds.assign_axes import assign
-from unity_ir.search.bounds.ordered_axes import told
-from unity_ir.search.bounds.refine import begun, finer, stepwise
+from unity_ir.search.bounds.assign_axes import assign_axes
+from unity_ir.search.bounds.ordered_axes import with_axis_order
+from unity_ir.search.bounds.refine import refine_messages, refine_rows, two_way_cost
 from unity_ir.search.exact.elimination import Memo
-from unity_ir.search.exact.factor_graph import Problem
-from unity_ir.search.exact.shared_moves import ROUNDED, SharedTerms, certain, sharpened
-from unity_ir.search.exact.solver import BEST, Solver, among_best
+from unity_ir.search.exact.factor_graph import FactorGraph
+from unity_ir.search.exact.shared_moves import ROUNDED, SharedFactorGraphBuilder, certain, with_shared_moves
+from unity_ir.search.exact.solver import Solver, among_best
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.axes import AxisGroup
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME, Price
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import needed
 
-TABLES = 60_000_000
-"""Pairs of layouts, of all kinds of values together, up to which the least sum over counts itself is computed."""
-
-STEPS = 6_000_000_000
-"""Sums in one pass of messages, about, up to which they are passed: some five seconds."""
-
-ROWS = 3_000_000
-"""Configurations of one operator, likewise."""
-
-PASSES = 4
-"""Passes of messages at most, there and back."""
-
-MERGES = (2, 1, 0)
-"""How coarsely dims are told apart (see `search/layouts/space.py`, `merged_dims`), one after the other."""
-
-CLOSE = 1e-7
-"""A plan this near the bound (as a part of it) is proved to be the fastest."""
-
-NEAR = 3e-3
-"""A bound this near a plan is not worth many more messages: ..."""
-
-CHEAP = 100_000_000
-"""... only such as take fewer steps."""
-
-ABOVE = (5e-3, 2e-2, 1e-1)
-"""How far above the bound orders of axes are told apart, as a part of it, one after the other."""
-
-SLOW = 2e-3
-"""A bound that passes raise by less, and that leaves half the rows, is not worth another."""
-
-FAR = 20
-"""Nor, where more dims can be told apart, one that a pass brings nearer by less than one in so many of what is left."""
-
 
 @dataclass(frozen=True)
-class Known:
-    """What a plan of a serial graph takes and holds on a device; and what a byte is worth, where memory is short."""
+class KnownPlan:
+    """Seconds and bytes per device of a known plan of a serial graph, and the price of a byte where memory is short."""
 
     graph: Graph
     seconds: float
@@ -84,8 +52,7 @@ class Known:
 @dataclass
 class Bounds:
     """
-    Bounds on the plans of graphs on one machine. What is found about layouts and operators for one graph serves for the
-    next; the bounds are the same.
+    Bounds on the plans of graphs on one machine. Tables are shared between graphs; the bounds do not depend on that.
     """
 
     machine: Machine
@@ -93,32 +60,35 @@ class Bounds:
     _solvers: dict[tuple[int, bool], Solver] = field(default_factory=dict[tuple[int, bool], Solver])
 
     def solver(self, merge: int = 0, stepwise: bool = True) -> Solver:
-        """The solver of counted layouts."""
+        """Return the solver over counted layouts."""
         if (merge, stepwise) not in self._solvers:
             spaces = Spaces(self.machine, by_count=True, merge=merge)
             self._solvers[merge, stepwise] = Solver(spaces, self.optimizer, stepwise=stepwise)
         return self._solvers[merge, stepwise]
 
     def ahead(self, graph: Graph) -> Iterator[None]:
-        """Make ready, step by step, what bounds on plans of graphs like this one will need."""
+        """Compute in advance, step by step, the tables that bounds on graphs like this one need."""
         kind = _kind(graph, self.machine)
         if kind == "alone":
             return
         with_gradient = trained(graph)
-        for solver in [self.solver(merge) for merge in MERGES[:-1]] if kind == "messages" else [self.solver(0, False)]:
+        for solver in (
+            [self.solver(merge) for merge in limits().merges[:-1]] if kind == "messages" else [self.solver(0, False)]
+        ):
             for node in graph.nodes():
                 if node.is_compute:
                     solver.table(node, with_gradient)
                     yield
-            terms = SharedTerms(solver, graph)
+            terms = SharedFactorGraphBuilder(solver, graph)
             for link in terms.links if solver.stepwise else ():
                 yield
-                stepwise(link).ready()
+                two_way_cost(link).ready()
 
-    def __call__(self, known: Known) -> tuple[float, Graph | None]:
+    def __call__(self, known: KnownPlan) -> tuple[float, Graph | None]:
         """
-        As `bound`; where memory is short, no plan that fits is below what this gives. Where the budget of this ends,
-        the kernels alone are a bound.
+        Return `bound`; where memory is short, a bound on the plans that fit.
+
+        Where the budget of this ends, the kernels alone are the bound.
         """
         least, plan = 0.0, None
         try:
@@ -132,16 +102,23 @@ class Bounds:
 
 
 def certified(
-    serial: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, priced: PlanCost, steps: int = STEPS
+    serial: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    plan: Graph,
+    priced: PlanCost,
+    steps: int = limits().pass_sums,
 ) -> tuple[Graph, PlanCost, float]:
-    """A plan of a serial graph, or one found on the way that is faster and fits; its cost; a bound on all plans."""
+    """
+    Return a plan of a serial graph (or a faster one met on the way that fits), its cost, and a bound on all plans.
+    """
     return bounded((plan, priced), bound(serial, machine, optimizer, priced.time, steps), optimizer)
 
 
 def bounded(
     plan: tuple[Graph, PlanCost], found: tuple[float, Graph | None], optimizer: Optimizer
 ) -> tuple[Graph, PlanCost, float]:
-    """Likewise, of a plan and what `bound` found."""
+    """Return the plan (or the one in `found`, if it is faster and fits), its cost, and the bound in `found`."""
     (least, other), (graph, priced) = found, plan
     machine = priced.machine
     if other is not None:
@@ -156,25 +133,25 @@ def bound(
     machine: Machine,
     optimizer: Optimizer,
     known: float,
-    steps: int = STEPS,
+    steps: int = limits().pass_sums,
     bounds: Bounds | None = None,
 ) -> tuple[float, Graph | None]:
     """
-    Seconds that no placement of a serial graph on the machine is below, and maybe a plan; `known` is what one takes.
+    Return a lower bound in seconds on every placement of a serial graph, and maybe a parallel graph.
 
-    The plan is a parallel graph, and not always better.
+    `known` is the seconds of a known plan: passes stop near it. The graph returned is not always better.
     """
     least, plan = _bound(graph, bounds or Bounds(machine, optimizer), known, steps)
     return certain(least, graph, machine), plan
 
 
 def _kind(graph: Graph, machine: Machine) -> Literal["alone", "messages", "tables"]:
-    """How a bound is found: by the sum of the kernels alone, by messages, or by tables of all pairs of layouts."""
+    """Return how to bound: by the kernels alone, by messages, or by dense tables of layout pairs."""
     groups = Spaces(machine, by_count=True).groups
-    if machine.links or _rows(graph, groups) > ROWS:
+    if machine.links or _rows(graph, groups) > limits().count_rows:
         # Axes of a level are not alike where they have links of their own.
         return "alone"
-    return "tables" if _tables(graph, groups) <= TABLES else "messages"
+    return "tables" if _tables(graph, groups) <= limits().count_pairs else "messages"
 
 
 def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[float, Graph | None]:
@@ -187,52 +164,54 @@ def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[floa
             solver = bounds.solver(0, stepwise=False)
             # How much there is to eliminate decides how it goes on: that must not depend on other graphs.
             solver.memo = Memo()
-            found = sharpened(solver, graph, solver.solve(graph))
-            if known <= found.bound * (1 + CLOSE):
+            found = with_shared_moves(solver, graph, solver.solve(graph))
+            if known <= found.bound * (1 + limits().proved):
                 return found.bound, None
-            return _ordered(graph, bounds, found.bound, known, assign(graph, found, solver))
+            return _ordered(graph, bounds, found.bound, known, assign_axes(graph, found, solver))
 
 
-def bound_within(known: Known, bounds: Bounds, limit: float) -> float:
+def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     """
-    Seconds that no placement of a serial graph that holds at most `limit` bytes on a device is below: the least
-    `seconds + price * bytes`, less `price * limit`. What activations hold where they are brought is not counted.
+    Return a lower bound in seconds on every placement that holds at most `limit` bytes on a device (Lagrange).
+
+    It is the minimum of `seconds + price * bytes`, less `price * limit`. Bytes of relayed activations are not counted.
     """
     if _kind(known.graph, bounds.machine) == "alone":
         return 0.0
     priced = known.seconds + known.price * known.bytes
-    least = _messages(known.graph, bounds, priced, STEPS, Price(1.0, known.price))
+    least = _messages(known.graph, bounds, priced, limits().pass_sums, Price(1.0, known.price))
     return certain(least, known.graph, bounds.machine) - known.price * limit
 
 
 def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Price = TIME) -> float:
     """
-    The bound after as many messages as it takes to be near what is known: first where few layouts are told apart, and
-    of finer ones only those with rows that may still be part of something better.
+    Return the bound after messages on coarse, then finer problems, until it is near `known`.
+
+    A finer problem has only the rows whose coarse rows may still be part of something better.
     """
     best = 0.0
-    coarse: tuple[SharedTerms, Messages] | None = None
-    for merge in MERGES:
-        terms = SharedTerms(bounds.solver(merge).at(price), graph)
+    coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
+    for merge in limits().merges:
+        terms = SharedFactorGraphBuilder(bounds.solver(merge).at(price), graph)
         problem = terms.problem()
         if coarse is not None:
-            left = finer(coarse[0], coarse[1].problem.rows, terms)
+            left = refine_rows(coarse[0], coarse[1].problem.rows, terms)
             if not all(map(len, left)):
                 return known
             problem = problem.among(left)
         if problem.steps() + _relaxing(problem) > steps:
             break
-        messages = Messages(problem) if coarse is None else begun(coarse[1], problem)
+        messages = Messages(problem) if coarse is None else refine_messages(coarse[1], problem)
         best = max(best, _passed(messages, known, merge > 0))
-        if known <= best * (1 + NEAR):
+        if known <= best * (1 + limits().near):
             break
         coarse = terms, messages
     return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)
 
 
-def _relaxing(problem: Problem) -> int:
-    """Sums it takes, about, to find the seconds between all layouts."""
-    spaces = {id(way.space): way.space for way in map(stepwise, problem.links)}
+def _relaxing(problem: FactorGraph) -> int:
+    """Estimate the additions of computing the distances between all layouts."""
+    spaces = {id(way.space): way.space for way in map(two_way_cost, problem.links)}
     return sum(space.steps for space in spaces.values())
 
 
@@ -240,20 +219,20 @@ def _ordered(
     graph: Graph, bounds: Bounds, least: float, known: float, plan: Graph | None
 ) -> tuple[float, Graph | None]:
     """
-    The bound and a plan, where axes are counted but those that divide one dim are in some order.
+    Return the bound and a plan, where axes are counted but those within one dim have an order.
 
-    First only rows are told apart that may be in a choice a little above the bound: either it rises to there, or the
-    best choice among them is the best of all.
+    Only rows within a margin of the bound get an order: either the bound rises to the margin, or the best choice among
+    them is optimal.
     """
     machine, optimizer = bounds.machine, bounds.optimizer
     best = np.inf if plan is None else _seconds(plan, machine, optimizer)
-    terms = SharedTerms(bounds.solver(), graph)
-    for part in ABOVE:
-        if min(known, best) <= least * (1 + NEAR):
+    terms = SharedFactorGraphBuilder(bounds.solver(), graph)
+    for part in limits().order_margins:
+        if min(known, best) <= least * (1 + limits().near):
             break
         limit = min(known, best, least * (1 + part))
         counts = Messages(terms.problem())
-        found = told(terms, counts.problem) if _below(counts, limit) else None
+        found = with_axis_order(terms, counts.problem) if _below(counts, limit) else None
         if found is None:
             break
         problem, rows = found
@@ -262,23 +241,23 @@ def _ordered(
             least = max(least, limit)
             continue
         least = max(least, min(limit, orders.bound))
-        (seconds, chosen), _ = among_best(orders.problem, orders.slack, BEST)
+        (seconds, chosen), _ = among_best(orders.problem, orders.slack, limits().best_rows)
         counted = [int(of[row]) for of, row in zip(rows, chosen, strict=True)]
-        other = assign(graph, terms.chosen(counts.problem, seconds, counted, least), terms.solver)
+        other = assign_axes(graph, terms.chosen(counts.problem, seconds, counted, least), terms.solver)
         if other is not None and _seconds(other, machine, optimizer) < best:
             plan, best = other, _seconds(other, machine, optimizer)
     return least, plan
 
 
 def _seconds(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
-    """What a plan takes; infinite if it does not fit."""
+    """Return the seconds of a plan; infinite if it does not fit."""
     found = cost(plan, machine, optimizer)
     return found.time if found.memory_bytes <= machine.device.memory else np.inf
 
 
 def _below(messages: Messages, limit: float) -> bool:
-    """Whether passes that drop what is above a limit leave any choice below it."""
-    for _ in range(PASSES):
+    """Return whether any choice below `limit` is left after passes that drop rows above it."""
+    for _ in range(limits().count_passes):
         rows = messages.rows
         for passed in (messages.forward, messages.backward):
             if passed(limit) >= limit:
@@ -290,38 +269,42 @@ def _below(messages: Messages, limit: float) -> bool:
 
 def _passed(messages: Messages, known: float, coarse: bool) -> float:
     """
-    The bound after passes there and back, until it is what is known, or these hardly help or take too long; `coarse`
-    says whether it is found more finely yet.
+    Return the bound after passes there and back, until it is near `known`, or passes hardly help; `coarse` says whether
+    a finer problem follows.
     """
     limit, best = known * (1 + ROUNDED), messages.bound
-    for _ in range(PASSES):
+    for _ in range(limits().count_passes):
         rows, before = messages.rows, best
         for passed in (messages.forward, messages.backward):
             before, least = messages.bound, passed(limit)
-            if known <= least * (1 + CLOSE) or (known <= least * (1 + NEAR) and messages.problem.steps() > CHEAP):
+            if known <= least * (1 + limits().proved) or (
+                known <= least * (1 + limits().near) and messages.problem.steps() > limits().cheap_sums
+            ):
                 return min(known, messages.bound)
-        if coarse and FAR * (messages.bound - before) < known - messages.bound:
+        if coarse and limits().far * (messages.bound - before) < known - messages.bound:
             break
-        if messages.bound < best * (1 + SLOW) and 2 * messages.rows > rows:
+        if messages.bound < best * (1 + limits().slow_pass) and 2 * messages.rows > rows:
             break
         best = messages.bound
     return min(known, messages.bound)
 
 
 def of_kernels(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
-    """Seconds that no placement of a serial graph is below, by its kernels alone."""
+    """Return a lower bound in seconds on every placement of a serial graph, by its kernels alone."""
     return certain(_alone(graph, machine, optimizer), graph, machine)
 
 
 def _alone(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
-    """The least time of all kernels, if each is divided by all devices; 0 where measured, for that may be any time."""
+    """
+    Return the seconds of all kernels, each divided by all devices; 0 with a measured profile, whose times may be any.
+    """
     if machine.device.profile is not None:
         return 0.0
     return sum((o.forward + o.backward) / machine.devices for o in cost(graph, machine, optimizer).operators)
 
 
 def _layouts(rank: int, groups: Sequence[AxisGroup]) -> tuple[int, int]:
-    """Layouts of a value, and those without REPEAT."""
+    """Return the number of layouts of a value, and of those without REPEAT."""
 
     def ways(roles: int) -> int:
         return prod(comb(g.count + roles - 1, g.count) for g in groups)

@@ -1,11 +1,11 @@
 """
-A bound that minds what counting axes forgets: in which order they divide a dim.
+Tighten the bound over axis counts by the order in which axes shard a dim.
 
-An axis enters a dim only inside those that divide it already, so which of two axes divides the columns, and which the
-summed dim, matters. Of the rows that counting left (`search/bounds/axis_counts.py`) the orders of equal axes are told
-apart, but for the axes along one dim, the first, mostly samples: these may be anywhere among the others, which costs no
-more. Between two orders it costs the cheapest moves of all axes, where to go on from any layout with the same order is
-free.
+An axis enters a dim only inside those that shard it already, so which of two axes shards the columns, and which the
+summed dim, matters. The rows that counting left (`search/bounds/axis_counts.py`) get an order of their equal axes,
+except for the axes along one dim, the first, mostly samples: these may be anywhere among the others, which is a
+relaxation. The distance between two orders is that of the cheapest moves of all axes, moving freely between layouts
+with the same order.
 """
 
 from __future__ import annotations
@@ -20,41 +20,30 @@ import numpy as np
 from unity_ir.pcg.graph import Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, operand_role, result_role
 from unity_ir.search.exact.elimination import every
-from unity_ir.search.exact.factor_graph import NOWHERE, Between, Link, Port, Problem, port
-from unity_ir.search.exact.shared_moves import Part
-from unity_ir.search.exact.solver import Terms
-from unity_ir.search.exact.two_way import StepwiseBetween
+from unity_ir.search.exact.factor_graph import NOWHERE, DenseCost, Edge, FactorGraph, Port, port
+from unity_ir.search.exact.shared_moves import ScaledCost
+from unity_ir.search.exact.solver import FactorGraphBuilder
+from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts.axes import AxisGroup, Counts, Floats, Ints
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.operator_table import OperatorTable
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
-AXES = 20_000
-"""Layouts of a value, a role but REPEAT for every axis, up to which orders are told."""
-
-ROWS = 20_000
-"""Rows of a variable at most, ..."""
-
-PAIRS = 40_000_000
-"""... pairs of rows, of all different links together, ..."""
-
-SUMS = 600_000_000
-"""... and of moves and layouts from which to go, of one shape."""
-
 
 class OrderedSpace:
-    """The layouts of a value by the order of axes, numbered; those without REPEAT."""
+    """The layouts of a value without REPEAT, by the order of axes."""
 
     def __init__(self, on_axes: LayoutSpace, groups: Sequence[AxisGroup]):
         self.space = on_axes
         self.groups = groups
         self.floats = 0 if on_axes.rank else NOWHERE
-        """The role of axes that may be anywhere."""
+        """The role whose axes float: their places are not part of the order."""
         self._codes, self._of = np.unique(self._code(on_axes.counts[on_axes.stays].argmax(axis=2)), return_inverse=True)
         n = len(self._codes)
         self._filled, self._seconds = np.zeros(n, dtype=bool), np.zeros((n, n))
 
     def _code(self, roles: Ints) -> Ints:
-        """A number for each row of roles [row, axis]: the same if they only differ by where floating axes are."""
+        """Return a code per row of roles [row, axis], equal for rows that differ only in where floating axes are."""
         out = np.zeros(len(roles), dtype=np.int64)
         for group in self.groups:
             within = np.zeros(len(roles), dtype=np.int64)
@@ -65,11 +54,11 @@ class OrderedSpace:
         return out
 
     def there(self, roles: Ints) -> Ints:
-        """The numbers of layouts [row, axis], for where the value is."""
+        """Return the indices of the layouts [row, axis] where the value is."""
         return self._find(roles, {COPY: COPY, SUM: SUM, REPEAT: COPY})
 
     def back(self, roles: Ints) -> Ints:
-        """Likewise for where its gradient is."""
+        """Return the indices of the layouts where its gradient is."""
         return self._find(roles, {COPY: SUM, SUM: COPY, REPEAT: COPY})
 
     def _find(self, roles: Ints, to: Mapping[int, int]) -> Ints:
@@ -80,7 +69,7 @@ class OrderedSpace:
 
     @cached_property
     def _moves(self) -> list[tuple[Ints, Ints, Floats]]:
-        """All moves, the cheapest between two layouts each, in sets in which no two end in the same layout."""
+        """All moves, the cheapest between each two layouts, in sets without a common target."""
         sources, targets, seconds = self.space.moves
         edges = self._of[targets] * len(self._codes) + self._of[sources]
         some = np.lexsort((seconds, edges))
@@ -94,11 +83,11 @@ class OrderedSpace:
         return [(source[at], target[at], seconds[at]) for at in sets]
 
     def steps(self, sources: Ints) -> int:
-        """Sums that finding the cheapest moves from some layouts takes, about, each time moves are tried."""
+        """Estimate the additions of one round of relaxing moves from some layouts."""
         return len(sources) * sum(len(source) for source, _, _ in self._moves)
 
     def fill(self, sources: Ints) -> None:
-        """Find the cheapest moves from some layouts to all."""
+        """Compute the distances from some layouts to all (Bellman-Ford)."""
         missing = np.unique(sources[~self._filled[sources]])
         # [target, source]
         to_all = np.full((len(self._codes), len(missing)), np.inf)
@@ -115,13 +104,13 @@ class OrderedSpace:
         self._filled[missing] = True
 
     def least(self, sources: Ints, targets: Ints) -> Floats:
-        """Seconds of the cheapest moves [source, target]; `fill` has been asked for all of the sources."""
+        """Return seconds [source, target] of the cheapest moves. Call `fill` with the sources before."""
         return self._seconds[np.ix_(sources, targets)]
 
 
 @cache
 def _words(counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Every order of so many of each."""
+    """Return every distinct order of a multiset with `counts` of each element."""
     if not any(counts):
         return ((),)
     return tuple(
@@ -133,16 +122,16 @@ def _words(counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _ways(counts: Counts, floats: int) -> int:
-    """How many orders there are of axes [group, role]."""
+    """Return the number of orders of axes, given counts [group, role]."""
     out = 1
     for group in counts.tolist():
-        told = [n for role, n in enumerate(group) if role != floats]
-        out *= factorial(sum(told)) // prod(map(factorial, told))
+        ordered = [n for role, n in enumerate(group) if role != floats]
+        out *= factorial(sum(ordered)) // prod(map(factorial, ordered))
     return out
 
 
 def _spelled(groups: Sequence[AxisGroup], counts: Counts, floats: int) -> tuple[Ints, Ints]:
-    """For rows of counts [row, group, role], in every order of axes: the row, and roles [row, axis]."""
+    """Return, for counts [row, group, role] in every order: the row of each, and roles [order, axis]."""
     axes = sum(len(group.axes) for group in groups)
     of: list[int] = []
     out: list[Ints] = []
@@ -150,8 +139,8 @@ def _spelled(groups: Sequence[AxisGroup], counts: Counts, floats: int) -> tuple[
         each: list[list[tuple[int, ...]]] = []
         for group in row.tolist():
             first = (floats,) * (group[floats] if floats >= 0 else 0)
-            told = tuple(0 if role == floats else n for role, n in enumerate(group))
-            each.append([(*first, *word) for word in _words(told)])
+            ordered = tuple(0 if role == floats else n for role, n in enumerate(group))
+            each.append([(*first, *word) for word in _words(ordered)])
         for choice in product(*each):
             roles = np.zeros(axes, dtype=np.int64)
             for group, word in zip(groups, choice, strict=True):
@@ -162,13 +151,13 @@ def _spelled(groups: Sequence[AxisGroup], counts: Counts, floats: int) -> tuple[
 
 
 _End = tuple[int, Value, tuple[int, ...]]
-"""A variable, a value that it makes or needs, and the role of the value for each of the variable's."""
+"""A variable, a value it makes or needs, and the value's role for each of the variable's roles."""
 
 
-class _Told:
-    """What is left of a counted problem, with orders told apart. Rows of alike variables are spelled out once."""
+class _AxisOrders:
+    """The rows left of a counted problem, with orders. Rows of equal variables are expanded once."""
 
-    def __init__(self, terms: Terms, problem: Problem):
+    def __init__(self, terms: FactorGraphBuilder, problem: FactorGraph):
         self.terms, self.counted = terms, problem
         self.solver = terms.solver
         self.on_axes = Spaces(self.solver.spaces.machine)
@@ -176,7 +165,7 @@ class _Told:
         self.spaces: dict[int, OrderedSpace] = {}
         self._rows: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._ports: dict[tuple[object, ...], tuple[Port, Ints, Ints]] = {}
-        self._betweens: dict[tuple[object, ...], Between] = {}
+        self._betweens: dict[tuple[object, ...], DenseCost] = {}
         self.counts: list[Counts] = []
         self.floats: list[int] = []
         for (key, number), rows in zip(terms.numbers.items(), problem.rows, strict=True):
@@ -188,7 +177,7 @@ class _Told:
         return self.solver.table(node, self.terms.with_gradient)
 
     def _ends(self) -> Iterator[tuple[_End, _End]]:
-        """Of each link, in the order of the terms'."""
+        """Yield both ends of each edge, in the order of the edges."""
         terms = self.terms
         for node in terms.nodes:
             if node.is_leaf:
@@ -218,16 +207,16 @@ class _Told:
         return self.terms.numbers[key], value, tuple(space.role(role) for role in roles)
 
     def _floats(self, variable: int, roles: int) -> int:
-        """The role that is along the first dim of all values of a variable's links; NOWHERE if there is none."""
+        """Return the role that is along the first dim of all values at a variable's edges; NOWHERE if there is none."""
         ends = [end for link in self.ends for end in link if end[0] == variable]
         along = [r for r in range(roles) if all(value.shape and to[r] == 0 for _, value, to in ends)]
         return along[0] if along and ends else NOWHERE
 
     def small(self) -> bool:
-        """Whether there are few enough layouts and rows."""
+        """Return whether layouts and rows are within the limits."""
         axes = len(self.solver.spaces.machine.mesh.sizes)
         values = {value for link in self.ends for _, value, _ in link}
-        if any((len(value.shape) + 2) ** axes > AXES for value in values):
+        if any((len(value.shape) + 2) ** axes > limits().order_layouts for value in values):
             return False
         ways: dict[tuple[object, ...], int] = {}
         for number, (counts, floats) in enumerate(zip(self.counts, self.floats, strict=True)):
@@ -235,10 +224,13 @@ class _Told:
             if key not in ways:
                 ways[key] = sum(_ways(row, floats) for row in counts)
         links = {(self._key(a), self._key(b)) for (a, _, _), (b, _, _) in self.ends}
-        return max(ways.values(), default=0) <= ROWS and sum(ways[a] * ways[b] for a, b in links) <= PAIRS
+        return (
+            max(ways.values(), default=0) <= limits().order_rows
+            and sum(ways[a] * ways[b] for a, b in links) <= limits().order_pairs
+        )
 
-    def problem(self) -> Problem | None:
-        """The sum to minimise; None if the cheapest moves would take too long."""
+    def problem(self) -> FactorGraph | None:
+        """Return the factor graph; None if computing distances would take too long."""
         for (_, value, _), _ in self.ends:
             if id(self.solver.space(value)) not in self.spaces:
                 on_axes = self.on_axes.of_value(value)
@@ -251,21 +243,21 @@ class _Told:
             if way.training:
                 of.append(self._port(needs, way.training, link.needs)[2])
         sources = {of: np.unique(np.concatenate(some)) for of, some in wanted.items()}
-        if any(self.spaces[of].steps(some) > SUMS for of, some in sources.items()):
+        if any(self.spaces[of].steps(some) > limits().order_sums for of, some in sources.items()):
             return None
         for of, some in sources.items():
             self.spaces[of].fill(some)
         of = [self._spelled(n)[0] for n in range(len(self.counts))]
         seconds = [s[rows] for s, rows in zip(self.counted.seconds, of, strict=True)]
         links = [self._link(*each) for each in zip(self.counted.links, self.ends, strict=True)]
-        return Problem([np.arange(len(rows)) for rows in of], seconds, [every(len(rows)) for rows in of], links)
+        return FactorGraph([np.arange(len(rows)) for rows in of], seconds, [every(len(rows)) for rows in of], links)
 
     def counted_rows(self) -> list[Ints]:
-        """Per variable, the counted row of each row."""
+        """Return, per variable, the counted row of each row."""
         return [rows[self._spelled(number)[0]] for number, rows in enumerate(self.counted.rows)]
 
     def _key(self, number: int) -> tuple[object, ...]:
-        """The same for variables of one structure with the same rows."""
+        """Return a key, equal for variables of one structure with the same rows."""
         return id(self.terms.kinds[number]), self.floats[number], self.counted.rows[number].tobytes()
 
     def _spelled(self, number: int) -> tuple[Ints, Ints]:
@@ -275,7 +267,10 @@ class _Told:
         return self._rows[key]
 
     def _port(self, end: _End, training: bool, counted: Port | None) -> tuple[Port, Ints, Ints]:
-        """Of rows in every order, with where the value and its gradient are; NOWHERE where no counted row needs it."""
+        """
+        Return the port of rows in every order, with where value and gradient are; NOWHERE where no counted row needs
+        it.
+        """
         number, value, roles = end
         space = self.spaces[id(self.solver.space(value))]
         nowhere = counted is not None and counted.layouts[0] == NOWHERE
@@ -292,7 +287,7 @@ class _Told:
             self._ports[key] = found, somewhere // _MANY, somewhere % _MANY
         return self._ports[key]
 
-    def _link(self, link: Link, ends: tuple[_End, _End]) -> Link:
+    def _link(self, link: Edge, ends: tuple[_End, _End]) -> Edge:
         way, part = _whole(link)
         space = self.spaces[id(self.solver.space(ends[0][1]))]
         made, from_there, to_back = self._port(ends[0], way.training, None)
@@ -304,30 +299,31 @@ class _Told:
                 seconds = seconds + space.least(from_back, to_back).T
             nowhere = len(needs.layouts) - seconds.shape[1]
             seconds = np.hstack([np.zeros((len(seconds), nowhere)), part * seconds])
-            self._betweens[key] = Between(made, needs, seconds)
-        return Link(link.source, link.target, self._betweens[key])
+            self._betweens[key] = DenseCost(made, needs, seconds)
+        return Edge(link.source, link.target, self._betweens[key])
 
 
 _MANY = 1 << 31
-"""More than there are layouts."""
+"""Above any number of layouts: packs two indices into one integer."""
 
 
-def _whole(link: Link) -> tuple[StepwiseBetween, float]:
-    """What stands between two ports, and which part of it is paid."""
+def _whole(link: Edge) -> tuple[TwoWayCost, float]:
+    """Return the two-way cost of an edge, and the factor it is scaled by."""
     way, part = link.between, 1.0
-    if isinstance(way, Part):
+    if isinstance(way, ScaledCost):
         way, part = way.whole, way.part
-    if not isinstance(way, StepwiseBetween):
+    if not isinstance(way, TwoWayCost):
         raise TypeError("search: orders are told apart where only messages are passed")
     return way, part
 
 
-def told(terms: Terms, problem: Problem) -> tuple[Problem, list[Ints]] | None:
+def with_axis_order(terms: FactorGraphBuilder, problem: FactorGraph) -> tuple[FactorGraph, list[Ints]] | None:
     """
-    What is left of a problem of counted layouts (`terms`, stepwise, of `Spaces` by count), with orders told apart: a
-    choice on axes costs no less than its orders here. And for each variable the counted row of each of its rows. None
-    if there are too many.
+    Expand a problem over counts into one over orders; None if it would be too large.
+
+    `terms` is the builder of counted layouts (stepwise, `Spaces` by count). Every choice on axes costs at least its
+    order here. Also returns, for each variable, the counted row of each of its rows.
     """
-    found = _Told(terms, problem)
+    found = _AxisOrders(terms, problem)
     orders = found.problem() if found.small() else None
     return None if orders is None else (orders, found.counted_rows())

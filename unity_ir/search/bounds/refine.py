@@ -1,9 +1,8 @@
 """
-Which rows of a problem are left when a coarser one, in which fewer dims are told apart, has dropped some.
+Carry pruning and messages from a coarse problem, with dims merged, to a finer one.
 
-What a row of the finer problem makes and needs is, with dims merged, what one of the coarser makes and needs; that
-costs no more, and what links cost there is no more either. So a choice with the finer row is no better than one with
-the coarser, and where no good choice has the coarser row, none has the finer. Nor need messages begin anew.
+Merging the dims of what a fine row makes and needs gives what some coarse row makes and needs, at no more cost; edges
+cost no more there either. So a coarse row that is in no good choice rules out its fine rows.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ import numpy.typing as npt
 
 from unity_ir.cost.table import distinct
 from unity_ir.pcg.graph import Node, Value
-from unity_ir.search.exact.factor_graph import NOWHERE, Link, Port, Problem
-from unity_ir.search.exact.shared_moves import Part
-from unity_ir.search.exact.solver import Terms
+from unity_ir.search.exact.factor_graph import NOWHERE, Edge, FactorGraph, Port
+from unity_ir.search.exact.shared_moves import ScaledCost
+from unity_ir.search.exact.solver import FactorGraphBuilder
 from unity_ir.search.exact.trw_s import Messages
-from unity_ir.search.exact.two_way import StepwiseBetween
+from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts.axes import Ints
 from unity_ir.search.layouts.space import LayoutSpace
 
 
-def finer(coarse: Terms, rows: Sequence[Ints], terms: Terms) -> list[Ints]:
-    """Per variable of the finer terms, its rows whose coarser ones are among `rows`, by variable of the coarser."""
+def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], terms: FactorGraphBuilder) -> list[Ints]:
+    """Return, per variable of the finer problem, the rows whose coarse rows are among `rows`."""
     above: dict[tuple[int, int], Ints] = {}
     seen: dict[tuple[int, int, bytes], Ints] = {}
     out: list[Ints] = []
@@ -43,10 +42,10 @@ def finer(coarse: Terms, rows: Sequence[Ints], terms: Terms) -> list[Ints]:
     return out
 
 
-def begun(coarse: Messages, problem: Problem) -> Messages:
+def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     """
-    Messages of a finer problem, begun as those of a coarser one ended: whatever that took from one side of a link and
-    gave to the other leaves no part of the finer sum below what it left of the coarser.
+    Return messages of a finer problem that start from the coarse ones: coarse messages stay feasible on the fine
+    problem, so the bound cannot drop.
     """
     messages = Messages(problem)
     messages.last = messages.bound = coarse.last
@@ -54,7 +53,7 @@ def begun(coarse: Messages, problem: Problem) -> Messages:
     seen: dict[tuple[int, int], Ints] = {}
 
     def places(port: Port, above: Port, merged: Ints) -> Ints:
-        """Where the layouts of a port are among those of the coarser one."""
+        """Return the index in the coarse port of each layout of a port."""
         key = id(port), id(above)
         if key not in seen:
             somewhere = np.where(port.layouts == NOWHERE, NOWHERE, merged[port.layouts])
@@ -62,7 +61,7 @@ def begun(coarse: Messages, problem: Problem) -> Messages:
         return seen[key]
 
     for number, (link, above) in enumerate(zip(problem.links, coarse.problem.links, strict=True)):
-        space, coarser = stepwise(link).space, stepwise(above).space
+        space, coarser = two_way_cost(link).space, two_way_cost(above).space
         of = id(space), id(coarser)
         if of not in into:
             into[of] = _merged(space, coarser)
@@ -71,21 +70,21 @@ def begun(coarse: Messages, problem: Problem) -> Messages:
     return messages
 
 
-def stepwise(link: Link) -> StepwiseBetween:
-    """What stands between two ports, all of it. Raises `TypeError` where that is a table."""
-    way = link.between.whole if isinstance(link.between, Part) else link.between
-    if not isinstance(way, StepwiseBetween):
+def two_way_cost(link: Edge) -> TwoWayCost:
+    """Return the unscaled two-way cost of an edge. Raises `TypeError` where the cost is a dense table."""
+    way = link.between.whole if isinstance(link.between, ScaledCost) else link.between
+    if not isinstance(way, TwoWayCost):
         raise TypeError("search: only messages are passed finer")
     return way
 
 
-def _layouts(value: Value, coarse: Terms, terms: Terms) -> Ints:
-    """The number of each layout of a value with dims merged."""
+def _layouts(value: Value, coarse: FactorGraphBuilder, terms: FactorGraphBuilder) -> Ints:
+    """Return the merged layout of each layout of a value."""
     return _merged(terms.solver.space(value), coarse.solver.space(value))
 
 
 def _merged(space: LayoutSpace, into: LayoutSpace) -> Ints:
-    """The layouts of a space, with more dims merged."""
+    """Return the layout in `into`, which merges more dims, of each layout of a space."""
     counts = np.zeros((len(space), len(space.groups), into.roles), dtype=np.int8)
     dims = dict(zip(space.merged, into.merged, strict=True))
     for role in range(space.roles):
@@ -94,8 +93,8 @@ def _merged(space: LayoutSpace, into: LayoutSpace) -> Ints:
     return into.find(counts)
 
 
-def _rows(node: Node, coarse: Terms, terms: Terms) -> Ints:
-    """The coarser row of each row of an operator."""
+def _rows(node: Node, coarse: FactorGraphBuilder, terms: FactorGraphBuilder) -> Ints:
+    """Return the coarse row of each row of an operator."""
     fine = terms.solver.table(node, terms.with_gradient)
     table = coarse.solver.table(node, coarse.with_gradient)
     layouts: list[Ints] = []

@@ -1,9 +1,8 @@
 """
-What others would do, as a floor: no plan by hand is left to be faster.
+Price and simulate the plans by hand as candidates, so that no baseline is faster than what a search returns.
 
-The exact search adds seconds up. An emitted program does communication beside kernels, as far as dependences allow: so
-says the simulator, by which plans are compared here. Where two take about as long, the sum and the simulator may
-disagree.
+The exact search adds seconds up. An emitted program overlaps communication with kernels as far as dependences allow;
+the simulator accounts for that, and plans are compared by its time.
 """
 
 from __future__ import annotations
@@ -21,17 +20,14 @@ from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.tofu.search import tofu
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
 
-AXES = 9
-"""Axes of a machine up to which Tofu's plans are looked at: each axis is cut by itself, and what it takes to go between
-such layouts of more axes is too long to find."""
-
 ByHand = Callable[[Graph, Machine, Optimizer, Callable[[Graph], PlanCost]], Graph]
-"""What makes a plan; the last says what plans cost."""
+"""Makes a plan by hand; the last argument prices plans."""
 
 BY_HAND: Mapping[str, ByHand] = {
     "data-parallel": lambda graph, machine, _, __: data_parallel(graph, machine),
@@ -39,16 +35,11 @@ BY_HAND: Mapping[str, ByHand] = {
     "expert": expert,
     "tofu": lambda graph, machine, _, __: tofu(graph, machine),
 }
-"""Plans by hand, by the name of their strategy."""
+"""Plans by hand, by strategy name."""
 
 QUICK = ("data-parallel", "fsdp")
-"""Those that need not look for degrees."""
+"""Those that search no degrees."""
 
-EMITTED = 300_000
-"""Work of an operator of a plan that is made, priced and simulated."""
-
-FASTER = 1 - 1e-6
-"""A plan that takes more than this part of another's time is no faster."""
 
 Plan = tuple[Graph, PlanCost]
 
@@ -56,7 +47,7 @@ Plan = tuple[Graph, PlanCost]
 def by_hand(
     graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = BY_HAND
 ) -> Iterator[tuple[str, Plan]]:
-    """The plans by hand of a serial graph, each once, with the name of their strategy, and what they cost."""
+    """Yield the distinct plans by hand of a serial graph, with strategy name and cost."""
     known: dict[Graph, PlanCost] = {}
     made = set[Graph]()
 
@@ -66,9 +57,9 @@ def by_hand(
         return known[plan]
 
     for name in strategies:
-        if name == "tofu" and len(machine.mesh.sizes) > AXES:
+        if name == "tofu" and len(machine.mesh.sizes) > limits().tofu_axes:
             continue
-        spend(EMITTED * len(graph.nodes()))
+        spend(limits().work_candidate * len(graph.nodes()))
         try:
             plan = BY_HAND[name](graph, machine, optimizer, price)
         except UnityError:
@@ -79,69 +70,69 @@ def by_hand(
 
 
 def as_emitted(plan: Plan, optimizer: Optimizer) -> float:
-    """Simulated seconds of an iteration, communication overlapped as in the program."""
+    """Return the simulated seconds of an iteration, with communication overlapped as in the program."""
     return simulate(task_graph(*plan, optimizer)).seconds
 
 
 def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
-    """Whether a device holds what a plan needs."""
+    """Return whether a plan fits a device's memory."""
     return needed(graph, priced, optimizer) <= priced.machine.device.memory
 
 
 def on_parts(priced: PlanCost) -> bool:
-    """Whether some operators are on a part of the machine only: no bound is of such plans."""
+    """Return whether some operators are on a part of the machine: no bound covers such plans."""
     return any(map(pins, priced.placement.assignments.values()))
 
 
 @dataclass(frozen=True)
-class Offer:
-    """A plan by hand, how long it takes, and what it needs."""
+class Candidate:
+    """A plan by hand, its seconds and its bytes."""
 
     graph: Graph
     name: str
     seconds: float
-    """Every move waited for."""
+    """Seconds with every move waited for."""
     emitted: float
-    """Infinite for a plan that does not fit."""
+    """Simulated seconds; infinite for a plan that does not fit."""
     on_parts: bool
     needs: int
     """Bytes per device."""
 
     @property
     def fits(self) -> bool:
-        """Whether a device holds what it needs."""
+        """Whether the plan fits a device's memory."""
         return isfinite(self.emitted)
 
 
-def that_fit(offers: Iterable[Offer]) -> list[Offer]:
-    """Those whose plans fit."""
+def that_fit(offers: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates that fit."""
     return [offer for offer in offers if offer.fits]
 
 
 @dataclass(frozen=True)
-class Hands:
+class Baselines:
     """
-    Makes offers: asked for a serial graph, and whether only what needs no looking for degrees. An offer says no more
-    than what is compared, so that it may come from another process.
+    Makes the baselines of a serial graph; the flag asks for `QUICK` ones only. Answers are small, so a worker can send
+    them.
     """
 
     machine: Machine
     optimizer: Optimizer
 
-    def __call__(self, question: tuple[Graph, bool]) -> list[Offer]:
+    def __call__(self, question: tuple[Graph, bool]) -> list[Candidate]:
         graph, quick = question
-        offers: list[Offer] = []
+        offers: list[Candidate] = []
         with beside(), suppress(OutOfBudget):
             for name, plan in by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
                 needs = needed(*plan, self.optimizer)
                 emitted = as_emitted(plan, self.optimizer) if needs <= self.machine.device.memory else inf
-                offers.append(Offer(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
+                offers.append(Candidate(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
         return offers
 
 
 @dataclass
-class Emitted:
-    """Which plans are fastest as emitted; each is simulated and priced once."""
+class SimulatedPlans:
+    """Memo of plans' simulated time and cost."""
 
     machine: Machine
     optimizer: Optimizer
@@ -149,26 +140,26 @@ class Emitted:
     _plans: dict[Graph, Plan] = field(default_factory=dict[Graph, Plan])
 
     def seconds(self, plan: Plan) -> float:
-        """See `as_emitted`."""
+        """Return the simulated seconds of a plan (`as_emitted`)."""
         if plan[0] not in self._seconds:
-            spend(EMITTED * len(plan[0].nodes()))
+            spend(limits().work_candidate * len(plan[0].nodes()))
             self._seconds[plan[0]] = as_emitted(plan, self.optimizer)
         return self._seconds[plan[0]]
 
-    def plan(self, offer: Offer) -> Plan:
-        """The plan of an offer, and what it costs."""
+    def plan(self, offer: Candidate) -> Plan:
+        """Return the plan of a candidate, priced."""
         if offer.graph not in self._plans:
             self._plans[offer.graph] = offer.graph, cost(offer.graph, self.machine, self.optimizer)
         return self._plans[offer.graph]
 
-    def fastest(self, plans: Sequence[Plan], offers: Sequence[Offer] = ()) -> Plan:
-        """The plan that takes the least time as emitted: the first, unless another that fits the devices takes less."""
+    def fastest(self, plans: Sequence[Plan], offers: Sequence[Candidate] = ()) -> Plan:
+        """Return the plan with the least simulated time: the first, unless another that fits is faster."""
         best, *others = plans
         for plan in others:
-            if self.seconds(plan) < self.seconds(best) * FASTER and fits(*plan, self.optimizer):
+            if self.seconds(plan) < self.seconds(best) * limits().faster and fits(*plan, self.optimizer):
                 best = plan
         least, chosen = (self.seconds(best) if others or offers else 0.0), None
         for offer in offers:
-            if offer.emitted < least * FASTER:
+            if offer.emitted < least * limits().faster:
                 least, chosen = offer.emitted, offer
         return best if chosen is None else self.plan(chosen)

@@ -1,10 +1,9 @@
 """
-Parallel branches on parts of the machine (Unity, section 5.2), where an iteration as emitted gets faster by it.
+Place parallel branches on disjoint parts of the machine (Unity, section 5.2), where that lowers the simulated time.
 
-The layout search has every operator on all devices: two branches are done one after the other. Here they are put on
-disjoint parts, which are axes pinned at a coordinate, and the simulator says what that takes. That it is one plan that
-is changed, place after place, and not all that are searched, keeps it short: most of what is on all devices is best
-left there.
+The layout search has every operator on all devices, so two branches run one after the other. Here they are pinned at
+different coordinates of some axes, and the simulator decides. Only one plan is changed, place after place, which keeps
+it short: most operators are best left on all devices.
 """
 
 from __future__ import annotations
@@ -21,24 +20,13 @@ from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import Assignment, Layout, pinned_at
 from unity_ir.search.choose.candidates import Plan, as_emitted, fits
 from unity_ir.search.flexflow.mcmc import assignments_of
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity import series_parallel
 from unity_ir.search.unity.series_parallel import Flow, Parallel, Region
 from unity_ir.simulate.delta import Simulation
 
-PARTS = 8
-"""Parts of a machine at most: devices of different ones are simulated apart."""
 
-PROPOSALS = 1500
-"""Operators given another place, in all, at most; ..."""
-
-OPERATORS = 120_000
-"""... and times the operators of the graph, which it may take to simulate each: what bounds the time this takes."""
-
-LEAST = 1e-6
-"""A plan that is not faster by more than this part is not worth being harder to read."""
-
-
-def apart(
+def place_branches(
     graph: Graph,
     machine: Machine,
     optimizer: Optimizer,
@@ -46,17 +34,17 @@ def apart(
     places: Sequence[Mapping[Value, Layout]] = ({}, {}),
 ) -> Plan | None:
     """
-    A faster plan of a serial graph than `plan`, with some branches on parts of the machine; None if none was found.
+    Return a faster plan than `plan` with some branches on parts of the machine; None if none was found.
 
-    `places` are where the plan has values of the graph rest and relayed, if that is known.
+    `places` are the layouts where the plan's values rest and are relayed, if known.
     """
     sites = _sites(series_parallel.decompose(Flow(graph)))
     if not sites:
         return None
     assignments = assignments_of(plan, machine)
-    least = as_emitted((plan, cost(plan, machine, optimizer)), optimizer) * (1 - LEAST)
+    least = as_emitted((plan, cost(plan, machine, optimizer)), optimizer) * (1 - limits().branch_gain)
     best: Plan | None = None
-    left = min(PROPOSALS, OPERATORS // len(assignments))
+    left = min(limits().branch_proposals, limits().branch_operators // len(assignments))
     for axes in _parts(machine):
         changed, used = _pinned(graph, machine, optimizer, assignments, sites, axes, left)
         left -= used
@@ -69,7 +57,7 @@ def apart(
 
 
 def _sites(region: Region) -> list[list[tuple[Node, ...]]]:
-    """The branches of every place where there are several, the outer ones first."""
+    """Return the branches of every place with several, the outer ones first."""
     match region:
         case series_parallel.Sequence(left, _, right):
             return [*_sites(left), *_sites(right)]
@@ -91,13 +79,13 @@ def _branches(region: Region) -> Iterator[Region]:
 
 
 def _parts(machine: Machine) -> list[tuple[int, ...]]:
-    """Sets of axes that cut a machine into parts: of every level its innermost ones, while parts are not too many."""
+    """Return sets of axes that cut the machine into parts: innermost axes of each level, while there are few parts."""
     sizes, out = machine.mesh.sizes, dict[tuple[int, ...], None]()
     for end in reversed(range(len(sizes))):
         if end + 1 < len(sizes) and machine.axis_levels[end] == machine.axis_levels[end + 1]:
             continue
         start = end
-        while start >= 0 and prod(sizes[start : end + 1]) <= PARTS:
+        while start >= 0 and prod(sizes[start : end + 1]) <= limits().branch_parts:
             out[tuple(range(start, end + 1))] = None
             start -= 1
     return list(out)
@@ -112,7 +100,7 @@ def _pinned(
     axes: tuple[int, ...],
     left: int,
 ) -> tuple[Mapping[Node, Assignment], int]:
-    """The assignments with branches pinned on `axes` wherever that helps, and how many operators were moved about."""
+    """Return the assignments with branches pinned on `axes` wherever that helps, and the number of proposals made."""
     if not left:
         return assignments, 0
     simulation = Simulation(graph, machine, assignments, optimizer, axes=axes)
@@ -160,7 +148,7 @@ def _assign(simulation: Simulation, node: Node, assignment: Assignment) -> None:
 def _dealt(
     site: Sequence[tuple[Node, ...]], parts: Sequence[tuple[int, ...]], simulation: Simulation
 ) -> dict[Node, tuple[int, ...]]:
-    """A part for every operator of some branches: the longest branch first, each to where there is least to do."""
+    """Return a part for every operator: the longest branch first, each on the part with the least to do."""
     ticks = [sum(simulation.ticks(n) for n in branch) for branch in site]
     busy = [0] * len(parts)
     out: dict[Node, tuple[int, ...]] = {}
@@ -178,7 +166,7 @@ def _written(
     after: Mapping[Node, Assignment],
     places: Sequence[Mapping[Value, Layout]],
 ) -> Iterator[Graph]:
-    """The plans of assignments: values that nothing new has to do with rest and are relayed as before, or as if new."""
+    """Yield the plans of changed assignments: untouched values rest and are relayed as before; then as if new."""
     changed = {n for n, assignment in after.items() if assignment != before[n]}
     if not changed:
         return

@@ -1,11 +1,11 @@
 """
-Operators alike side by side, each on a part of the machine: embedding tables, towers, experts.
+Place equal operators side by side, each on a part of the machine: embedding tables, towers, experts.
 
-The exact search has all devices do the same. Where branches at once pay, a plan is put together from the exact one or
-one by hand, with alike operators that do not depend on each other pinned in turn along the innermost axes; the best few
-are improved by a short walk (`search/flexflow/mcmc.py`), scored by the simulator as emitted. Where they do not,
-operators that have no other like them are tried in all ways, one by one; of large graphs the first ones only, such as
-the embedding of a transformer: their gradients are moved last, when no kernels are left to hide that.
+The exact search has all devices do the same. Here a plan, the exact one or one by hand, gets equal independent
+operators pinned in turn along the innermost axes; the fastest few are improved by a short MCMC chain
+(`search/flexflow/mcmc.py`) on simulated time. Where that does not pay, operators unlike all others are tried in every
+way, one by one; in large graphs only the first ones, such as a transformer's embedding: their gradients are moved last,
+when no kernels are left to overlap.
 """
 
 from __future__ import annotations
@@ -26,41 +26,17 @@ from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.choose.candidates import Plan, as_emitted
 from unity_ir.search.flexflow.mcmc import Assignments, Settings, assignments_of, mcmc
+from unity_ir.search.layouts.limits import limits
 from unity_ir.simulate.choices import fits, roles
 from unity_ir.simulate.delta import Simulation
 from unity_ir.simulate.streams import TICKS
 
-OPERATORS = 120
-"""Of graphs of more, simulating so many plans takes longer than the exact search."""
 
-BRANCHES = 16
-"""Devices told apart at most."""
-
-KEPT = 2
-"""Plans that are improved by a walk."""
-
-BUDGET = 4000
-"""Proposals of all walks."""
-
-PATIENCE = 16
-"""Proposals per operator that a walk waits for a better plan."""
-
-WORTH = 1.01
-"""Times the seconds of the plan, from which on no walk makes one faster."""
-
-TRIED = 512
-"""Assignments of an operator, all axes of a level alike, that are all tried, at most."""
-
-
-MUCH = 0.01
-"""Of all weights of a large graph, an operator's at least, for it to be tried in all ways."""
-
-
-def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
-    """A plan of a serial graph with operators side by side, and its cost; None if none may be faster than `plan`."""
+def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
+    """Return a plan with operators side by side, and its cost; None if none is likely to be faster than `plan`."""
     if machine.devices == 1:
         return None
-    large = sum(n.is_compute for n in graph.nodes()) > OPERATORS
+    large = sum(n.is_compute for n in graph.nodes()) > limits().sibling_operators
     sets = [] if large else _alike(graph)
     odd = _odd(graph, large)
     if not sets and not odd:
@@ -71,17 +47,19 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
         axes = tuple(sorted({i for a in assignments.values() for i, r in enumerate(a) if is_pinned(r)}))
         made = Simulation(graph, machine, assignments, optimizer, axes=axes, like=by_axes.get(axes))
         by_axes.setdefault(axes, made)
-        # Of plans equally fast one is enough: mostly they differ in what makes no difference.
+        # Keep one of equally fast plans: they mostly differ in what makes no difference.
         scored.setdefault(made.makespan, assignments)
     now = as_emitted((plan, cost(plan, machine, optimizer)), optimizer)
-    if not scored or min(scored) / TICKS > WORTH * now:
+    if not scored or min(scored) / TICKS > limits().sibling_worth * now:
         seconds, assignments = _one_by_one(graph, machine, optimizer, plan, odd)
         if seconds >= now:
             return None
         found = materialise(graph, assignments, machine.mesh)
         return found, cost(found, machine, optimizer)
-    starts = {str(ticks): scored[ticks] for ticks in sorted(scored)[:KEPT]}
-    settings = Settings(budget=BUDGET, starts=(), pinning=0.5, patience=PATIENCE, beat=now)
+    starts = {str(ticks): scored[ticks] for ticks in sorted(scored)[: limits().sibling_plans]}
+    settings = Settings(
+        budget=limits().sibling_budget, starts=(), pinning=0.5, patience=limits().sibling_patience, beat=now
+    )
     found = mcmc(graph, machine, optimizer, settings, plans=starts).graph
     return found, cost(found, machine, optimizer)
 
@@ -89,13 +67,16 @@ def spread(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) ->
 def _one_by_one(
     graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, odd: Sequence[Node]
 ) -> tuple[float, Assignments]:
-    """The plan, and of each odd operator the best assignment in turn, all axes of a level alike: seconds, and all."""
+    """
+    Improve a plan by the best assignment of each odd operator in turn, axes of a level alike; return seconds and
+    assignments.
+    """
     simulation = Simulation(graph, machine, assignments_of(plan, machine), optimizer)
     best = simulation.makespan
     levels = sorted(set(machine.axis_levels))
     for node in odd:
         may = roles(node)
-        if len(may) ** len(levels) > TRIED:
+        if len(may) ** len(levels) > limits().sibling_assignments:
             continue
         for way in product(may, repeat=len(levels)):
             assignment = tuple(way[levels.index(level)] for level in machine.axis_levels)
@@ -111,15 +92,15 @@ def _one_by_one(
 
 def _odd(graph: Graph, large: bool) -> list[Node]:
     """
-    Operators on matrices of weights that no other is alike to. Of a large graph those that read nothing with a gradient
-    and much of the weights: moves of small gradients are soon over.
+    Return the operators with weight matrices that are unlike all others. In a large graph, only those that read nothing
+    with a gradient and much of the weights.
     """
     nodes = [n for n in graph.nodes() if n.is_compute and _has_matrix(n)]
     kinds = Counter(map(_kind, nodes))
     odd = [n for n in nodes if kinds[_kind(n)] == 1]
     if not large:
         return odd
-    with_gradient, much = trained(graph), MUCH * sum(_size(n.result) for n in graph.weights())
+    with_gradient, much = trained(graph), limits().sibling_weights * sum(_size(n.result) for n in graph.weights())
 
     def first(node: Node) -> bool:
         others = [v for v in node.operands if v.node.op != "weight"]
@@ -142,7 +123,7 @@ def _has_matrix(node: Node) -> bool:
 
 
 def _alike(graph: Graph) -> list[list[Node]]:
-    """Operators on matrices of weights, alike and none on the way to another, in sets of two or more."""
+    """Return sets of two or more equal, mutually independent operators with weight matrices."""
     above: dict[Node, frozenset[Node]] = {}
     sets: dict[object, list[Node]] = {}
     for node in graph.nodes():
@@ -157,7 +138,7 @@ def _alike(graph: Graph) -> list[list[Node]]:
 def _plans(
     graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, sets: Sequence[Sequence[Node]]
 ) -> Iterator[Assignments]:
-    """The plan and those by hand; each with a set spread over inner axes, and what else it does on the outer ones."""
+    """Yield the plan and those by hand, each with one set spread over inner axes and its roles on the outer ones."""
     rests = [assignments_of(plan, machine)]
     for by_hand in (lambda: data_parallel(graph, machine), lambda: expert(graph, machine, optimizer)):
         try:
@@ -168,7 +149,7 @@ def _plans(
     for rest in rests:
         for nodes in sets:
             for outer in range(len(sizes)):
-                if prod(sizes[outer:]) > BRANCHES:
+                if prod(sizes[outer:]) > limits().sibling_devices:
                     continue
                 for role in (None, REPEAT, *nodes[0].analysis.splittable):
                     yield from _spread(rest, nodes, machine, outer, role)

@@ -1,8 +1,10 @@
 """
-Work beside other work: in a second process where there is a processor for it, else in turn. The answers are the same.
+Run a function in a forked process if a processor is free, else in turn. The answers are the same.
 
-The process is a fork of this one, so that it has all that has been found by then (threads would not do: most of the
-work is Python's). It ends with the `with` statement, whatever happens there; Ctrl-C is for the first process only.
+The process is a fork, so it has all tables computed by then (threads would not do: most of the work is Python's). It
+ends with the `with` statement, whatever happens there; Ctrl-C is for the first process only.
+
+No `ProcessPoolExecutor`: its threads would forbid further forks (`_processor_left`), and its shutdown waits.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ A = TypeVar("A")
 class _Process:
     number: int
     connection: Connection
-    """Questions go there, and of answers where they are."""
+    """Carries questions there, and back the place of each answer."""
     answers: int
-    """A file, so that nobody waits until an answer is read."""
+    """A memory file, so that the worker never waits for an answer to be read."""
 
 
-class Aside(Generic[Q, A]):
+class ForkedWorker(Generic[Q, A]):
     """
     A function that is asked now and answers later. A context manager.
 
-    In a process of its own, questions and answers are pickled; until something is asked, it goes through `ahead`, which
-    may make ready what the function will need. Not `beside`, a question is looked at when its answer is wanted.
+    In a process of its own, questions and answers are pickled; until the first question it runs through `ahead`, which
+    may compute tables the function needs. With `beside=False`, a question is answered when its answer is wanted.
     """
 
     def __init__(self, function: Callable[[Q], A], ahead: Iterable[object] = (), beside: bool = True):
@@ -49,13 +51,13 @@ class Aside(Generic[Q, A]):
         self._process: _Process | None = None
         self._asked = 0
         self._places: list[tuple[int, int]] = []
-        """Where answers are, in the order asked."""
+        """(offset, size) of each answer, in the order asked."""
 
     def __enter__(self) -> Self:
         if self._beside and _processor_left():
             try:
                 # Ctrl-C between the fork and its first line would end up there.
-                with _later():
+                with _defer_interrupts():
                     self._fork()
             except OSError:
                 # No process is to be had, or no file: it is done in turn.
@@ -71,7 +73,7 @@ class Aside(Generic[Q, A]):
         self._end()
 
     def ask(self, question: Q) -> Callable[[], A]:
-        """Ask; what is returned gives the answer, or raises what the function raises."""
+        """Ask; return a function that returns the answer, or raises what the function raises."""
         if self._process is None:
             return lambda: self._function(question)
         number = self._asked
@@ -100,7 +102,7 @@ class Aside(Generic[Q, A]):
         return pickle.loads(os.pread(self._process.answers, size, start))
 
     def _end(self) -> None:
-        with _later():
+        with _defer_interrupts():
             if self._process is not None:
                 process, self._process = self._process, None
                 process.connection.close()
@@ -131,7 +133,7 @@ class Aside(Generic[Q, A]):
             there.close()
 
     def _serve(self, connection: Connection, answers: int) -> None:
-        """Answer until nobody asks any more."""
+        """Answer questions until the connection closes."""
         for _ in self._ahead:
             if connection.poll():
                 break
@@ -146,8 +148,10 @@ class Aside(Generic[Q, A]):
 
 
 @contextmanager
-def _later() -> Generator[None]:
-    """Ctrl-C waits until this is done. (Blocked signals would go to another thread, such as those of numpy.)"""
+def _defer_interrupts() -> Generator[None]:
+    """
+    Defer Ctrl-C to the end of the `with` statement. (Blocked signals would go to another thread, such as numpy's.)
+    """
     before = signal.getsignal(signal.SIGINT)
     if before is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -163,7 +167,9 @@ def _later() -> Generator[None]:
 
 
 def _processor_left() -> bool:
-    """Whether another process would have a processor, and may be forked: other threads might hold what it waits for."""
+    """
+    Return whether a processor is free and forking is safe: another thread might hold a lock that the fork waits for.
+    """
     if not sys.platform.startswith("linux") or threading.active_count() > 1:
         return False
     return len(os.sched_getaffinity(0)) > 1

@@ -1,10 +1,10 @@
 """
-Which axes of a large machine have one role together.
+Group neighbouring mesh axes of a large machine, so that all axes of a group have one role.
 
-Searching 12 axes one by one is out of reach, and most of what that could find has neighbouring axes in one role anyway.
-So the axes, outermost first, are cut into as many groups as the graph allows in reasonable time, and the cuts are
-moved, one at a time, as long as the plan gets faster. On machines where every axis is a group of its own the search is
-exact; otherwise its plan is the best of those cuts.
+Searching 12 axes one by one is out of reach, and most of the gain has neighbouring axes in one role anyway. The axes,
+outermost first, are cut into as many groups as the graph's size allows; then local search moves one cut at a time while
+the plan gets faster. Where every axis is a group of its own the search is exact; otherwise its plan is the best of the
+cuts tried.
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ from math import prod
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.exact.solver import ExactPlan, Solver
-from unity_ir.search.layouts.axes import EXACT_AXES
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.space import Spaces
 
-ROWS = 400_000
-"""Configurations and layouts of a whole graph up to which axes are cut into more than `EXACT_AXES` groups."""
-
-TRIED = 600_000
-"""Configurations and layouts to be looked at with different cuts, in all."""
+"""Configurations and layouts of a whole graph up to which axes are cut into more than `exact_axes` groups."""
 
 
 def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None) -> tuple[Solver, ExactPlan]:
     """
-    The fastest parallelization found with the best cuts, and the solver for these: into as many groups as for a graph
-    `like` it, if that is given.
+    Return the fastest plan over the cuts tried, and the solver for its cuts.
+
+    `like` gives the number of groups in place of `graph`, so that a rewritten graph is searched as its source.
     """
     axes = len(machine.mesh.sizes)
     start = first_cuts(machine, groups_for(like or graph, axes))
@@ -41,7 +38,7 @@ def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | No
     while better:
         better = False
         for cuts in _moved(at, axes):
-            if cuts in seen or rows > TRIED:
+            if cuts in seen or rows > limits().group_rows_tried:
                 continue
             seen.add(cuts)
             found = _solved(graph, machine, optimizer, cuts)
@@ -58,16 +55,20 @@ def _solved(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[in
 
 
 def groups_for(graph: Graph, axes: int) -> int:
-    """As many groups as leave the graph few enough configurations and layouts; at least `EXACT_AXES`."""
+    """
+    Return the number of groups that keeps a graph's configurations within `limits().group_rows`; at least `exact_axes`.
+    """
     roles = [len(n.analysis.splittable) + len(n.analysis.carriers) + 2 for n in graph.nodes() if n.is_compute]
-    groups = min(EXACT_AXES, axes)
-    while groups < axes and sum(r ** (groups + 1) for r in roles) <= ROWS:
+    groups = min(limits().exact_axes, axes)
+    while groups < axes and sum(r ** (groups + 1) for r in roles) <= limits().group_rows:
         groups += 1
     return groups
 
 
 def first_cuts(machine: Machine, groups: int) -> tuple[int, ...]:
-    """Cuts into so many groups: between levels, then the largest group in two, or the smallest neighbours as one."""
+    """
+    Return cuts into `groups` groups: between levels; then split the largest group, or merge the smallest neighbours.
+    """
     sizes, levels = machine.mesh.sizes, machine.axis_levels
     cuts = [a for a in range(1, len(sizes)) if levels[a] != levels[a - 1]]
     while len(cuts) + 1 < groups:
@@ -84,7 +85,7 @@ def first_cuts(machine: Machine, groups: int) -> tuple[int, ...]:
 
 
 def _moved(cuts: tuple[int, ...], axes: int) -> Iterator[tuple[int, ...]]:
-    """The cuts with one of them elsewhere between its neighbours, nearest places first."""
+    """Yield the cuts with one of them moved between its neighbours, nearest places first."""
     edges = (0, *cuts, axes)
     for by in range(1, axes):
         for i in range(1, len(edges) - 1):

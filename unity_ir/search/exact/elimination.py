@@ -1,14 +1,15 @@
 """
-Exact minimisation of a sum of tables over discrete variables, by eliminating one variable at a time.
+Minimise a sum of tables over discrete variables exactly, by variable elimination (bucket elimination, Dechter 1999).
 
     min over x1..xn of sum_k table_k(f_ki(x_i), f_kj(x_j), ...)
 
 On a chain this is dynamic programming; on a series-parallel graph it does the sequence and parallel splits of Unity
-(section 5.2) without having to find them; on any graph it is exact, at a cost that grows with how entangled it is.
+(section 5.2) without having to find them; on any graph it is exact, at a cost exponential in the treewidth of the
+elimination order.
 
-A table looks at a variable through an axis `f`: which layout a configuration needs, say. Tables stay as small as that:
-values of a variable that look alike to all tables around it are one. Equal layers have the same tables and axes, so
-each distinct elimination is done once, in all graphs solved with one memo.
+A table sees a variable through a projection `f`: the layout that a configuration needs, say. Values that all tables
+around a variable project alike are merged, so tables stay small. Equal layers have identical tables and projections, so
+each distinct elimination is done once over all graphs solved with one memo.
 """
 
 from __future__ import annotations
@@ -23,31 +24,14 @@ import numpy as np
 
 from unity_ir.budget import spend
 from unity_ir.search.layouts.axes import Floats, Ints
+from unity_ir.search.layouts.limits import limits
 
-Variable = int
-
-NEAR = 2**16
-"""Numbers that a processor holds near by: sums of tables are looked at so many at a time."""
-
-LARGE = 10**6
-"""Entries of a sum from which on it pays to look for rows that are nowhere less than another."""
-
-PRUNED = 12
-"""Rows that others are compared with then."""
-
-STEP = 40_000
-"""Work of an elimination beside the entries it looks at: of Python, and of starting numpy's functions."""
-
-WEIGHED = 15_000
-"""Work of finding out what eliminating a variable would take."""
-
-FEWER = 4
-"""Tables are added up before the rest is, if that has so many times fewer entries than the sum of all."""
+VariableId = int
 
 
 @dataclass(frozen=True, eq=False)
-class Axis:
-    """What a table sees of a variable: for each of its values a number below `size`, each of which occurs."""
+class Projection:
+    """Map each value of a variable to a class below `size`; tables are indexed by class. Every class occurs."""
 
     at: Ints
     size: int
@@ -58,102 +42,102 @@ class Axis:
         return order, np.searchsorted(self.at[order], np.arange(self.size))
 
     def least(self, of_values: Floats) -> Floats:
-        """The minimum over the values with each number."""
+        """Return the minimum of `of_values` [value] over each class: [size]."""
         order, starts = self._order
         return np.minimum.reduceat(of_values[order], starts)
 
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A table over variables, each seen through an axis."""
+    """A table over variables, each seen through a projection."""
 
-    variables: tuple[Variable, ...]
-    axes: tuple[Axis, ...]
+    variables: tuple[VariableId, ...]
+    axes: tuple[Projection, ...]
     table: Floats
 
 
 @cache
-def every(size: int) -> Axis:
-    """The axis of a variable's values as they are."""
-    return Axis(np.arange(size), size)
+def every(size: int) -> Projection:
+    """Return the identity projection of a variable with `size` values."""
+    return Projection(np.arange(size), size)
 
 
-def plain(variables: tuple[Variable, ...], table: Floats) -> Factor:
-    """A table over the values of variables themselves."""
+def plain(variables: tuple[VariableId, ...], table: Floats) -> Factor:
+    """Return a factor indexed by the values of its variables themselves."""
     return Factor(variables, tuple(map(every, table.shape)), table)
 
 
 @dataclass(frozen=True, eq=False)
-class _Joint:
-    """Several axes of one variable as one, and what each of them is by that one."""
+class _JointProjection:
+    """The coarsest common refinement of several projections of one variable, and each of them as a function of it."""
 
-    axis: Axis
-    each: Mapping[Axis, Ints]
+    axis: Projection
+    each: Mapping[Projection, Ints]
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
-    """One elimination: of which variable, from which tables, which table it makes."""
+class _Elimination:
+    """Eliminate one variable: the factors it is in, and the shape of the factor that replaces them."""
 
-    variable: Variable
+    variable: VariableId
     involved: tuple[int, ...]
     """Numbers of factors."""
     key: tuple[object, ...]
-    own: _Joint | None
-    """What the tables with other variables see of this one; None if there are none."""
-    others: tuple[Variable, ...]
-    seen: tuple[_Joint, ...]
+    own: _JointProjection | None
+    """The joint projection of this variable in factors with others; None if there are none."""
+    others: tuple[VariableId, ...]
+    seen: tuple[_JointProjection, ...]
     entries: int
 
 
 @dataclass
 class Memo:
-    """Tables made by eliminations, and joint axes, by what they were made of (which objects)."""
+    """Tables made by eliminations and joint projections, keyed by the identity of their inputs."""
 
     tables: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
-    joints: dict[tuple[int, ...], _Joint] = field(default_factory=dict[tuple[int, ...], _Joint])
+    joints: dict[tuple[int, ...], _JointProjection] = field(default_factory=dict[tuple[int, ...], _JointProjection])
     tokens: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
-    """A number for every table: for one that was made, by its key."""
+    """A token for every table: of one made by an elimination, by its key."""
     parts: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
-    """Tables at the only value of some variables."""
+    """Tables restricted to the only value of some variables."""
     held: dict[int, object] = field(default_factory=dict[int, object])
-    """What keys name by identity, so that nothing else takes it."""
+    """Objects whose `id` is in a key, kept alive so that no id is reused."""
 
-    def joint(self, axes: Sequence[Axis]) -> _Joint:
-        """Axes of one variable as one."""
+    def joint(self, axes: Sequence[Projection]) -> _JointProjection:
+        """Return the joint projection of `axes`, all of one variable."""
         distinct = {id(a): a for a in axes}
         key = tuple(sorted(distinct))
         if key not in self.joints:
             parts = [distinct[k] for k in key]
             self.held.update(distinct)
             if len(parts) == 1:
-                made = _Joint(parts[0], {parts[0]: np.arange(parts[0].size)})
+                made = _JointProjection(parts[0], {parts[0]: np.arange(parts[0].size)})
             else:
                 code = parts[0].at
                 for part in parts[1:]:
                     code = code * part.size + part.at
                 _, first, at = np.unique(code, return_index=True, return_inverse=True)
-                made = _Joint(Axis(at.reshape(-1), len(first)), {p: p.at[first] for p in parts})
+                made = _JointProjection(Projection(at.reshape(-1), len(first)), {p: p.at[first] for p in parts})
             self.joints[key] = made
         return self.joints[key]
 
     def token(self, table: Floats) -> int:
-        """The number of a table that is given."""
+        """Return the token of an input table."""
         self.held[id(table)] = table
         return self.tokens.setdefault(("given", id(table)), len(self.tokens))
 
 
-def minimise(sizes: Mapping[Variable, int], factors: Sequence[Factor]) -> tuple[float, dict[Variable, int]]:
-    """The least sum and a choice for every variable that attains it. `inf` entries are forbidden combinations."""
+def minimise(sizes: Mapping[VariableId, int], factors: Sequence[Factor]) -> tuple[float, dict[VariableId, int]]:
+    """Return the minimum of the sum and an assignment that attains it. Entries of `inf` are forbidden combinations."""
     found = minimise_within(float("inf"), sizes, factors)
     assert found is not None
     return found
 
 
 def minimise_within(
-    limit: float, sizes: Mapping[Variable, int], factors: Sequence[Factor], memo: Memo | None = None
-) -> tuple[float, dict[Variable, int]] | None:
-    """As `minimise`, unless more than `limit` entries of tables not in the memo would have to be looked at."""
+    limit: float, sizes: Mapping[VariableId, int], factors: Sequence[Factor], memo: Memo | None = None
+) -> tuple[float, dict[VariableId, int]] | None:
+    """Minimise, or return None if more than `limit` table entries outside the memo would have to be looked at."""
     found = {v: 0 for v, size in sizes.items() if size == 1}
     memo = memo or Memo()
     factors = [_without(f, found, memo) for f in factors]
@@ -166,7 +150,7 @@ def minimise_within(
     for step in steps:
         involved = [live[n] for n in step.involved]
         if step.key not in memo.tables:
-            spend(STEP + step.entries)
+            spend(limits().work_elimination + step.entries)
             memo.tables[step.key] = _eliminated(step, involved, sizes[step.variable])
         table = memo.tables[step.key]
         if step.others:
@@ -187,8 +171,8 @@ def minimise_within(
     return constant, found
 
 
-def _without(factor: Factor, fixed: Mapping[Variable, int], memo: Memo) -> Factor:
-    """The table without the variables that have one value."""
+def _without(factor: Factor, fixed: Mapping[VariableId, int], memo: Memo) -> Factor:
+    """Return the factor without the variables that have a single value."""
     left = tuple(v not in fixed for v in factor.variables)
     if all(left):
         return factor
@@ -208,28 +192,28 @@ def _without(factor: Factor, fixed: Mapping[Variable, int], memo: Memo) -> Facto
 class _Outline:
     """A factor without its table."""
 
-    variables: tuple[Variable, ...]
-    axes: tuple[Axis, ...]
+    variables: tuple[VariableId, ...]
+    axes: tuple[Projection, ...]
     token: int
 
 
 class _Order:
-    """In which order to eliminate: always the variable with the smallest joint table next."""
+    """A greedy elimination order: always the variable with the smallest joint table next (min-weight)."""
 
-    def __init__(self, sizes: Mapping[Variable, int], factors: Sequence[Factor], memo: Memo):
+    def __init__(self, sizes: Mapping[VariableId, int], factors: Sequence[Factor], memo: Memo):
         self.memo = memo
         self.outlines: list[_Outline] = []
-        self.of: dict[Variable, dict[int, _Outline]] = {v: {} for v in sizes}
-        self.due: dict[Variable, _Step] = {}
-        self.queue: list[tuple[int, Variable]] = []
+        self.of: dict[VariableId, dict[int, _Outline]] = {v: {} for v in sizes}
+        self.due: dict[VariableId, _Elimination] = {}
+        self.queue: list[tuple[int, VariableId]] = []
         for factor in factors:
             self._enter(_Outline(factor.variables, factor.axes, memo.token(factor.table)))
         for variable in sizes:
             self._weigh(variable)
 
-    def steps(self, limit: float) -> list[_Step] | None:
-        """The eliminations; None if those not in the memo look at more than `limit` entries."""
-        out: list[_Step] = []
+    def steps(self, limit: float) -> list[_Elimination] | None:
+        """Return the eliminations; None if those outside the memo look at more than `limit` entries."""
+        out: list[_Elimination] = []
         new: set[tuple[object, ...]] = set()
         total = 0
         while self.queue:
@@ -251,7 +235,7 @@ class _Order:
             self.of[variable][len(self.outlines)] = outline
         self.outlines.append(outline)
 
-    def _take(self, step: _Step) -> None:
+    def _take(self, step: _Elimination) -> None:
         del self.due[step.variable]
         for number, outline in self.of.pop(step.variable).items():
             for other in outline.variables:
@@ -263,10 +247,10 @@ class _Order:
             for other in step.others:
                 self._weigh(other)
 
-    def _weigh(self, variable: Variable) -> None:
-        spend(WEIGHED)
-        seen: dict[Variable, list[Axis]] = {}
-        names: dict[Variable, int] = {variable: 0}
+    def _weigh(self, variable: VariableId) -> None:
+        spend(limits().work_elimination_order)
+        seen: dict[VariableId, list[Projection]] = {}
+        names: dict[VariableId, int] = {variable: 0}
         key: list[object] = []
         for outline in self.of[variable].values():
             key.append(outline.token)
@@ -278,12 +262,14 @@ class _Order:
         own = self.memo.joint(seen.pop(variable)) if seen else None
         joints = tuple(self.memo.joint(axes) for axes in seen.values())
         entries = (own.axis.size if own else 1) * prod(j.axis.size for j in joints)
-        self.due[variable] = _Step(variable, tuple(self.of[variable]), tuple(key), own, tuple(seen), joints, entries)
+        self.due[variable] = _Elimination(
+            variable, tuple(self.of[variable]), tuple(key), own, tuple(seen), joints, entries
+        )
         heappush(self.queue, (entries, variable))
 
 
-def _eliminated(step: _Step, involved: Sequence[Factor], size: int) -> Floats:
-    """Minimum over the variable of the sum of tables, over what they see of the other variables."""
+def _eliminated(step: _Elimination, involved: Sequence[Factor], size: int) -> Floats:
+    """Return the minimum over the variable of the sum of factors, indexed by the joint projections of the others."""
     alone = np.zeros(size)
     for factor in involved:
         if len(factor.variables) == 1:
@@ -307,16 +293,16 @@ def _eliminated(step: _Step, involved: Sequence[Factor], size: int) -> Floats:
 
 
 def _least(alone: Floats, tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
-    """Minimum along the first axis of `alone` plus the sum of tables that broadcast to (len(alone), *shape)."""
+    """Return the minimum over axis 0 of `alone` plus tables that broadcast to (len(alone), *shape)."""
     first, *others = _few(tables, len(alone) * prod(shape))
     first = first + alone.reshape(-1, *(1 for _ in shape))
     if not others:
         return np.broadcast_to(first.min(axis=0), shape).copy()
-    if len(alone) * prod(shape) >= LARGE:
+    if len(alone) * prod(shape) >= limits().dominance_entries:
         left = _not_above(np.hstack([t.reshape(len(alone), -1) for t in (first, *others)]))
         first, *others = (t[left] for t in (first, *others))
     best = np.full(shape, np.inf)
-    lines = max(1, NEAR // prod(shape[1:]))
+    lines = max(1, limits().cached_sums // prod(shape[1:]))
     for start in range(0, shape[0], lines):
         some = slice(start, start + lines)
         _least_of([t if t.shape[1] == 1 else t[:, some] for t in (first, *others)], best[some])
@@ -324,9 +310,9 @@ def _least(alone: Floats, tables: Sequence[Floats], shape: tuple[int, ...]) -> F
 
 
 def _not_above(values: Floats) -> Ints:
-    """Rows but for those nowhere below one of a few others, found as long as it pays: their sums are not the least."""
+    """Return the rows not dominated by one of a few others; a dominated row cannot attain a minimum of sums."""
     left = np.argsort(values.sum(axis=1), kind="stable")
-    for tried in range(PRUNED):
+    for tried in range(limits().dominance_rows):
         if tried >= len(left) or (tried == 2 and len(left) == len(values)):
             break
         after = left[tried + 1 :]
@@ -335,22 +321,22 @@ def _not_above(values: Floats) -> Ints:
 
 
 def _few(tables: Sequence[Floats], entries: int) -> list[Floats]:
-    """Tables with the same sum, smallest first: small ones are added up as long as that stays small."""
+    """Add up small tables while their sum stays small; return the rest, smallest first."""
     alike: dict[tuple[int, ...], Floats] = {}
     for table in tables:
         alike[table.shape] = alike[table.shape] + table if table.shape in alike else table
     left = sorted(alike.values(), key=lambda t: t.size)
     while len(left) > 1:
         shape = np.broadcast_shapes(left[0].shape, left[1].shape)
-        if FEWER * prod(shape) > entries:
+        if limits().presum_ratio * prod(shape) > entries:
             break
         left = sorted([left[0] + left[1], *left[2:]], key=lambda t: t.size)
     return left
 
 
 def _least_of(tables: Sequence[Floats], best: Floats) -> None:
-    """Lower `best` to the minimum along the first axis of the sum of tables, as many rows at a time as stay near."""
-    rows = max(1, NEAR // best.size)
+    """Lower `best` in place to the minimum over axis 0 of the sum of tables, in blocks that fit the cache."""
+    rows = max(1, limits().cached_sums // best.size)
     joint = np.empty((rows, *best.shape))
     for start in range(0, len(tables[0]), rows):
         some = joint[: len(tables[0]) - start]

@@ -1,9 +1,9 @@
 """
-The layout search of one graph as a sum of terms: variables with costs, and links between two of them.
+Write the layout search of one graph as a factor graph: variables with unary costs, edges with pairwise costs.
 
 A variable is an operator (its rows are configurations) or a relay (its rows are the layouts in which a value with
-several users, or a leaf, may be found). A link is a value on its way: from the layout one variable's row makes to the
-layout another's row needs, at what resharding costs.
+several users, or a leaf, may be found). An edge is a value on its way, from the layout that one variable's row makes to
+the layout that another's row needs, at the cost of resharding.
 """
 
 from __future__ import annotations
@@ -15,50 +15,48 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from unity_ir.search.exact.elimination import Axis, every
+from unity_ir.search.exact.elimination import Projection, every
 from unity_ir.search.layouts.axes import Floats, Ints
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME, Price
 from unity_ir.search.layouts.space import LayoutSpace
 
-SPARSE = 20
-"""Numbers of layouts are sorted where there are fewer than one in so many."""
-
 NOWHERE = -1
-"""Instead of a layout: nothing is needed, because another operand of the same operator is there already."""
+"""Stands for a layout where none is needed: another operand of the same operator brings the value already."""
 
 
 @dataclass(frozen=True, eq=False)
 class Port:
-    """The layouts that rows of a variable make or need, where a link begins or ends."""
+    """The distinct layouts that a variable's rows make or need at one end of an edge."""
 
     layouts: Ints
     """Distinct, sorted."""
-    axis: Axis
-    """For each row, which of them."""
+    axis: Projection
+    """For each row, the index of its layout."""
 
     @property
     def at(self) -> Ints:
         return self.axis.at
 
     def least(self, of_rows: Floats) -> Floats:
-        """The minimum over the rows of each layout."""
+        """Return the minimum of `of_rows` [row] over the rows of each layout: [layout]."""
         return self.axis.least(of_rows)
 
     def of(self, rows: Ints | npt.NDArray[np.bool_]) -> Port:
-        """The port of some of the rows."""
+        """Return the port of a subset of the rows."""
         return port(self.layouts[self.at[rows]])
 
 
 def port(layouts: Ints) -> Port:
-    """The port of rows that make or need these layouts."""
+    """Return the port of rows whose layouts are `layouts` [row]."""
     distinct, at = numbered(layouts)
-    return Port(distinct, Axis(at, len(distinct)))
+    return Port(distinct, Projection(at, len(distinct)))
 
 
 def numbered(layouts: Ints) -> tuple[Ints, Ints]:
-    """The different layouts, sorted, and which of them each is; where they lie near each other, without sorting."""
+    """Return the distinct layouts, sorted, and the index of each; without sorting where their numbers are dense."""
     least, most = (int(layouts.min()), int(layouts.max())) if len(layouts) else (0, 0)
-    if most - least > SPARSE * len(layouts):
+    if most - least > limits().sparse_layouts * len(layouts):
         distinct, at = np.unique(layouts, return_inverse=True)
         return distinct, at.reshape(-1)
     there = np.zeros(most + 1 - least, dtype=bool)
@@ -70,47 +68,47 @@ def numbered(layouts: Ints) -> tuple[Ints, Ints]:
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
-    """What variables of one structure share."""
+class Variable:
+    """A variable of the factor graph; operators of one structure share one."""
 
     among: int
-    """Rows there were before those no optimum needs were left out."""
+    """Number of rows before dominated ones were dropped."""
     rows: Ints
-    """Their numbers: of configurations in the operator's table, or of layouts."""
+    """Indices of the rows left, in the operator's table or among the layouts."""
     seconds: Floats
-    """What each costs, with the leaves that only it reads."""
-    own: Axis
+    """Unary cost [row], including leaves that only this operator reads."""
+    own: Projection
     """The rows themselves."""
     made: tuple[Port, ...]
-    """Per result; of a relay, one."""
+    """Per result, the layouts made; a relay has one."""
     needs: tuple[Port, ...]
-    """Per operand that is no leaf, or is shared; of a relay, one, or none if it is a leaf."""
+    """Per operand that is no leaf or is shared, the layouts needed; a relay has one, that of a leaf none."""
 
 
 @dataclass(frozen=True, eq=False)
-class Between:
-    """What stands between two ports: seconds [layout made, layout needed]."""
+class DenseCost:
+    """A pairwise cost as a dense table, `seconds` [layout made, layout needed]."""
 
     made: Port
     needs: Port
     seconds: Floats
 
     def there(self, of_made: Floats) -> Floats:
-        """The least of `of_made` and the way, for each layout needed."""
+        """Return min over layouts made of `of_made` + cost, for each layout needed: [layout needed]."""
         return (of_made[:, None] + self.seconds).min(axis=0)
 
     def back(self, of_needs: Floats) -> Floats:
-        """The least of `of_needs` and the way, for each layout made."""
+        """Return min over layouts needed of cost + `of_needs`, for each layout made: [layout made]."""
         return (self.seconds + of_needs).min(axis=1)
 
-    def of(self, made: Port, needs: Port) -> Between:
-        """What stands between ports with some of the layouts."""
+    def of(self, made: Port, needs: Port) -> DenseCost:
+        """Return the cost restricted to ports with fewer layouts."""
         at = np.searchsorted(self.made.layouts, made.layouts), np.searchsorted(self.needs.layouts, needs.layouts)
-        return Between(made, needs, self.seconds[np.ix_(*at)])
+        return DenseCost(made, needs, self.seconds[np.ix_(*at)])
 
 
-class Way(Protocol):
-    """What stands between two ports, as far as messages need to know."""
+class PairwiseCost(Protocol):
+    """The pairwise cost of an edge, as far as message passing needs it."""
 
     @property
     def made(self) -> Port: ...
@@ -119,25 +117,25 @@ class Way(Protocol):
     def needs(self) -> Port: ...
 
     def there(self, of_made: Floats) -> Floats:
-        """The least of `of_made` and the way, for each layout needed."""
+        """Return min over layouts made of `of_made` + cost, for each layout needed: [layout needed]."""
         ...
 
     def back(self, of_needs: Floats) -> Floats:
-        """The least of `of_needs` and the way, for each layout made."""
+        """Return min over layouts needed of cost + `of_needs`, for each layout made: [layout made]."""
         ...
 
-    def of(self, made: Port, needs: Port) -> Way:
-        """What stands between ports with some of the layouts."""
+    def of(self, made: Port, needs: Port) -> PairwiseCost:
+        """Return the cost restricted to ports with fewer layouts."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
-    """A value between two variables."""
+class Edge:
+    """A value on its way from one variable to another."""
 
     source: int
     target: int
-    between: Way
+    between: PairwiseCost
 
     @property
     def made(self) -> Port:
@@ -149,40 +147,43 @@ class Link:
 
     @property
     def seconds(self) -> Floats:
-        """Seconds [layout made, layout needed]. Raises `TypeError` where only messages are passed."""
-        if not isinstance(self.between, Between):
+        """The cost [layout made, layout needed]. Raises `TypeError` where the cost is no dense table."""
+        if not isinstance(self.between, DenseCost):
             raise TypeError("search: this link has no table of seconds")
         return self.between.seconds
 
 
 @dataclass
-class Problem:
-    """Minimise the sum of `seconds` of one row per variable, and of the links between them. Links go up in number."""
+class FactorGraph:
+    """
+    Choose one row per variable, minimising the unary costs plus the edges' costs. Edges go from lower to higher
+    numbers.
+    """
 
     rows: list[Ints]
-    """Per variable, the rows of its kind that are left."""
+    """Per variable, the indices of the rows that are left."""
     seconds: list[Floats]
-    own: list[Axis]
+    own: list[Projection]
     """The rows themselves."""
-    links: list[Link]
+    links: list[Edge]
 
     def __post_init__(self) -> None:
-        # Ports and ways of the same rows of the same ones, so that equal layers go on sharing them.
+        # Memoise restricted ports and costs, so that equal layers still share them.
         self._ports: dict[tuple[int, bytes], tuple[Port, Port]] = {}
-        self._ways: dict[tuple[int, int, int], tuple[Way, Way]] = {}
+        self._ways: dict[tuple[int, int, int], tuple[PairwiseCost, PairwiseCost]] = {}
         self.into: list[list[int]] = [[] for _ in self.rows]
         self.out: list[list[int]] = [[] for _ in self.rows]
         for number, link in enumerate(self.links):
             self.out[link.source].append(number)
             self.into[link.target].append(number)
 
-    def among(self, rows: Sequence[Ints]) -> Problem:
-        """The problem with some of the rows of every variable."""
-        links: list[Link] = []
+    def among(self, rows: Sequence[Ints]) -> FactorGraph:
+        """Return the problem restricted to `rows`, per variable."""
+        links: list[Edge] = []
         for link in self.links:
             made, needs = self._port(link.made, rows[link.source]), self._port(link.needs, rows[link.target])
-            links.append(Link(link.source, link.target, self._way(link.between, made, needs)))
-        return Problem(
+            links.append(Edge(link.source, link.target, self._way(link.between, made, needs)))
+        return FactorGraph(
             [of[some] for of, some in zip(self.rows, rows, strict=True)],
             [of[some] for of, some in zip(self.seconds, rows, strict=True)],
             [every(len(some)) for some in rows],
@@ -190,7 +191,7 @@ class Problem:
         )
 
     def steps(self) -> int:
-        """Sums in one pass of messages, about."""
+        """Estimate the additions of one pass of messages."""
         return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.links)
 
     def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
@@ -202,7 +203,7 @@ class Problem:
             link = self.links[number]
             made = self._port(link.made, rows) if variable == link.source else link.made
             needs = self._port(link.needs, rows) if variable == link.target else link.needs
-            self.links[number] = Link(link.source, link.target, self._way(link.between, made, needs))
+            self.links[number] = Edge(link.source, link.target, self._way(link.between, made, needs))
 
     def _port(self, of: Port, rows: Ints | npt.NDArray[np.bool_]) -> Port:
         key = id(of), rows.tobytes()
@@ -210,7 +211,7 @@ class Problem:
             self._ports[key] = of, of.of(rows)
         return self._ports[key][1]
 
-    def _way(self, of: Way, made: Port, needs: Port) -> Way:
+    def _way(self, of: PairwiseCost, made: Port, needs: Port) -> PairwiseCost:
         key = id(of), id(made), id(needs)
         if key not in self._ways:
             self._ways[key] = of, of.of(made, needs)
@@ -219,29 +220,29 @@ class Problem:
 
 def between(
     space: LayoutSpace, made: Port, needs: Port, training: bool, price: Price = TIME, kept: bool = True
-) -> Between:
-    """What resharding costs between two ports; what is needed nowhere costs nothing."""
+) -> DenseCost:
+    """Return the cost of resharding between two ports; NOWHERE costs nothing."""
     nowhere = int(len(needs.layouts) > 0 and needs.layouts[0] == NOWHERE)
     seconds = price.reshard(space, made.layouts, needs.layouts[nowhere:], training, kept)
-    return Between(made, needs, np.hstack([np.zeros((len(seconds), 1)), seconds]) if nowhere else seconds)
+    return DenseCost(made, needs, np.hstack([np.zeros((len(seconds), 1)), seconds]) if nowhere else seconds)
 
 
-class Rows(Protocol):
-    """A table of which a row is made when it is asked for."""
+class LazyRows(Protocol):
+    """A table whose rows are computed on demand."""
 
     def __getitem__(self, at: int, /) -> Floats: ...
 
 
 def undominated(
-    seconds: Floats, ends: Sequence[tuple[Ints, Rows | Floats]], candidates: int = 256
+    seconds: Floats, ends: Sequence[tuple[Ints, LazyRows | Floats]], candidates: int = 256
 ) -> npt.NDArray[np.bool_]:
     """
-    Which rows are needed: not those that another row and the reshards to and from its layouts stand in for.
+    Mark the rows that no other row dominates: [row] of bool.
 
-    `ends` has for every link of the variable the layouts of the rows, and the seconds [of another, of one] it takes to
-    put another row's layout in the place of one's: from where one finds the value to where another needs it, or from
-    where another makes it to where one does. This is the dead-end elimination of side-chain placement (Goldstein,
-    1994), with the triangle inequality for the difference of the links.
+    A row is dominated if another is cheaper even with the reshards from and to its layouts added. `ends` has, for every
+    edge of the variable, the layouts of the rows and the cost [of another, of one] of replacing one layout by another
+    at that end. This is the dead-end elimination of side-chain placement (Goldstein, 1994), with the triangle
+    inequality bounding the difference of the edges.
     """
     alive = np.ones(len(seconds), dtype=bool)
     tried = 0

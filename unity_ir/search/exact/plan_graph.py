@@ -1,6 +1,4 @@
-"""
-The parallel graph of an exact plan.
-"""
+"""Write an exact plan as a parallel graph."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from unity_ir.search.layouts.axes import AxisGroup, Ints
 
 
 def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
-    """The parallel graph, with views, that carries out an exact plan of a serial graph."""
+    """Return the parallel graph, with views, that carries out an exact plan of a serial graph."""
     assignments, rests, relays = placed(graph, plan, solver)
     return materialise(graph, assignments, solver.spaces.machine.mesh, rests, relays, plan.again)
 
@@ -23,23 +21,23 @@ def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
 def placed(
     graph: Graph, plan: ExactPlan, solver: Solver
 ) -> tuple[dict[Node, Assignment], dict[Value, Layout], dict[Value, Layout]]:
-    """The assignments of an exact plan, where values rest, and where they are relayed."""
+    """Return the assignments of an exact plan, the layouts where values rest, and those where they are relayed."""
     groups, with_gradient = solver.spaces.groups, trained(graph)
     assignments: dict[Node, Assignment] = {}
     for node, row in plan.rows.items():
         table = solver.table(node, with_gradient)
-        assignments[node] = spelled(groups, table.roles, table.counts[row])
+        assignments[node] = roles_of_axes(groups, table.roles, table.counts[row])
 
     def layout(value: Value, number: int) -> Layout:
         space = solver.space(value)
         names = (*range(space.rank), COPY, SUM, REPEAT)
-        return as_layout(spelled(groups, names, space.counts[number]))
+        return as_layout(roles_of_axes(groups, names, space.counts[number]))
 
     found = {value: layout(value, number) for value, number in plan.layouts.items()}
     rests = {value: layout(value, number) for value, number in plan.rests.items()}
     return assignments, {**found, **rests}, found
 
 
-def spelled(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Assignment:
-    """The role of each mesh axis, from a row [group, role] with a 1 for the role of each group."""
+def roles_of_axes(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Assignment:
+    """Return the role of each mesh axis, given a one-hot row `counts` [group, role]."""
     return tuple(names[int(row.argmax())] for g, row in zip(groups, counts, strict=True) for _ in g.axes)

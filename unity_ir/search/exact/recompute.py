@@ -1,8 +1,8 @@
 """
-What the backward of a serial graph reads, and which operators may be computed again there instead of keeping that.
+Find what the backward of a serial graph reads, and which operators may be recomputed there instead.
 
-What is computed again is there until the backward has passed the operators it is of, all of a chain at once. So chains
-are kept short: largest results first, an operator joins if the chain it then is part of is no more than a part of all
+What is recomputed is held until the backward has passed its operators, all of a chain at once. So chains are kept
+short: greedily, largest results first, an operator joins a chain unless that then holds more than a share of all
 activations (Chen et al., 2016, cut a network into equal parts).
 """
 
@@ -12,13 +12,11 @@ from collections.abc import Iterable
 
 from unity_ir.cost.keeps import Keeps
 from unity_ir.pcg.graph import Graph, Node, Value
-
-CHAIN = 8
-"""A chain has at most one in so many of the bytes all operators make, unless it is one operator."""
+from unity_ir.search.layouts.limits import limits
 
 
-class Kept:
-    """Of a serial forward graph: what its backward reads. Results and operands are flagged in order."""
+class SavedForBackward:
+    """Which values of a serial forward graph its backward reads. Results and operands are flagged in order."""
 
     def __init__(self, graph: Graph | None):
         self._keeps = None if graph is None else Keeps(graph)
@@ -26,32 +24,31 @@ class Kept:
         self.may_recompute = frozenset[Node]() if graph is None else may_recompute(graph, self._keeps)
 
     def value(self, value: Value) -> bool:
-        """Whether any backward reads a value."""
+        """Return whether any backward reads a value."""
         return self._keeps is None or value in self._keeps.values
 
     def results(self, node: Node) -> tuple[bool, ...]:
-        """Which results any backward reads."""
+        """Return, for each result, whether any backward reads it."""
         return tuple(map(self.value, node.results))
 
     def operands(self, node: Node) -> tuple[bool, ...]:
-        """Which operands the operator's own backward reads."""
+        """Return, for each operand, whether the operator's own backward reads it."""
         return (True,) * len(node.operands) if self._keeps is None else self._keeps.operands(node)
 
     def relayed(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
-        """Whether a value is kept where users find it: the backward of any of them reads it, or it is an output."""
+        """Return whether the relayed value is saved: the backward of a user reads it, or it is an output."""
         return value in self._outputs or any(self.operands(user)[slot] for user, slot in uses)
 
 
-NOTHING = Kept(None)
-"""For where nothing but time counts: no difference is made."""
+ALL_SAVED = SavedForBackward(None)
+"""Everything counts as saved: for searches that price time only."""
 
 
 def may_recompute(graph: Graph, keeps: Keeps | None = None) -> frozenset[Node]:
     """
-    Operators of a serial forward graph whose results need not be kept though the backward reads them; none if it has
-    no loss to differentiate.
+    Return the operators whose results may be recomputed though the backward reads them; none if there is no loss.
 
-    Computing them again reads nothing that their own backward does not read, so that nothing else has to be kept.
+    Recomputing them reads nothing that their own backward does not read, so nothing else has to be saved.
     """
     if not graph.outputs or graph.outputs[0].shape != ():
         return frozenset()
@@ -67,7 +64,7 @@ def may_recompute(graph: Graph, keeps: Keeps | None = None) -> frozenset[Node]:
         and all(keeps.operands(n))
     ]
     made = {n: sum(t.bytes for t in n.types) for n in open_to}
-    most = sum(made.values()) / CHAIN
+    most = sum(made.values()) / limits().recompute_chain
     chain: dict[Node, set[Node]] = {}
     for node in sorted(open_to, key=lambda n: -made[n]):
         joined = {node}
@@ -80,5 +77,5 @@ def may_recompute(graph: Graph, keeps: Keeps | None = None) -> frozenset[Node]:
 
 
 def _near(node: Node, users: dict[Value, list[tuple[Node, int]]]) -> list[Node]:
-    """Who makes what an operator reads, and who reads what it makes."""
+    """Return the producers of an operator's operands and the users of its results."""
     return [*(v.node for v in node.operands), *(user for v in node.results for user, _ in users.get(v, ()))]

@@ -1,5 +1,5 @@
 """
-The fastest parallelization of one serial graph, exactly.
+Find the fastest parallelization of one serial graph, exactly.
 
     min over configurations c_op, resting layouts r_leaf, relay layouts l_value of
         sum over operators  of  seconds(c_op)
@@ -7,14 +7,13 @@ The fastest parallelization of one serial graph, exactly.
       + sum over values     of  reshard(made(c_producer) -> l_value)
       + sum over their uses of  reshard(l_value -> needed(c_user))
 
-`reshard` counts the forward and, where there is one, the backward. A value with one user needs no relay. A relay is
-where several users share what they can of the way; that those which need one layout share the rest of it, too, is not
-counted here but in `search/exact/shared_moves.py`.
+`reshard` counts the forward and, in training, the backward. A value with one user needs no relay. Users share the way
+to the relay; that those needing one layout share the rest, too, is `search/exact/shared_moves.py`.
 
-Rows that others stand in for are left out at once (`search/exact/factor_graph.py`). Messages give a lower bound, and
-for every row how much worse than that any choice with it must be (`search/exact/trw_s.py`). A good choice is found by
-elimination among the few best rows of every variable (`search/exact/elimination.py`); rows that cannot be in a better
-one are dropped. Once few enough are left, elimination finds the optimum among them, which is that of the whole.
+Branch-and-bound without branching: drop dominated rows (`search/exact/factor_graph.py`); bound by TRW-S messages, which
+also give each row's slack (`search/exact/trw_s.py`); find an incumbent by elimination among the few rows of least slack
+(`search/exact/elimination.py`); drop rows whose slack exceeds the gap. Once few rows are left, elimination finds their
+optimum, which is that of the whole.
 """
 
 from __future__ import annotations
@@ -34,72 +33,52 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.search.exact.elimination import Factor, Memo, every, minimise_within
 from unity_ir.search.exact.factor_graph import (
     NOWHERE,
-    Kind,
-    Link,
+    Edge,
+    FactorGraph,
+    LazyRows,
+    PairwiseCost,
     Port,
-    Problem,
-    Rows,
-    Way,
+    Variable,
     between,
     port,
     undominated,
 )
-from unity_ir.search.exact.recompute import NOTHING, Kept
+from unity_ir.search.exact.recompute import ALL_SAVED, SavedForBackward
 from unity_ir.search.exact.trw_s import Messages
-from unity_ir.search.exact.two_way import StepwiseBetween
+from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts.axes import Floats, Ints
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME, Price
 from unity_ir.search.layouts.operator_table import OperatorTable, operator_table
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
-ENTRIES = 20_000_000
-"""Entries an elimination may look at among the rows that are left."""
-
-WHOLE = 6_000_000_000
-"""Likewise before any rows are dropped, when equal parts of graphs have the same tables and are eliminated once."""
-
-BEST = 8
-"""Rows of each variable among which good choices are looked for."""
-
-PASSES = 60
-"""Passes of messages at most, there and back."""
-
-PORT = 25_000
-"""Work of leaving rows out at one end of a link."""
-
-CLOSE = 1e-3
-"""A choice this near the bound (as a part of it) is not improved on; the gap is said."""
-
-FEW = 600
-"""Layouts of a value up to which what it costs between any two is found at once."""
-
 TOLERANCE = 1e-9
-"""Rows are dropped that are worse by more than this part of the whole; sums are rounded."""
+"""Relative slack above the incumbent from which on rows are dropped: it covers the rounding of sums."""
 
 
 @dataclass(frozen=True)
 class ExactPlan:
-    """A choice: the row of every operator's table, the layout of every relayed value and every leaf."""
+    """One row per operator table, one layout per relayed value and leaf."""
 
     seconds: float
     rows: Mapping[Node, int]
     layouts: Mapping[Value, int]
-    """Layout numbers of values with several uses, where they find it, and of leaves that one operator reads."""
+    """Layout numbers of relayed values, and of leaves that one operator reads."""
     rests: Mapping[Value, int] = field(default_factory=dict[Value, int])
-    """Layout numbers of leaves with several uses, where they rest before they are brought to where those find them."""
+    """Layout numbers in which leaves with several uses rest, before they are brought to their relay."""
     again: frozenset[Node] = frozenset()
-    """Operators whose results are computed again for the backward rather than kept."""
+    """Operators whose results are recomputed for the backward rather than saved."""
     bound: float = 0.0
-    """Seconds that no choice is below; `seconds` if this is the least."""
+    """Lower bound in seconds; equal to `seconds` if this plan is optimal."""
     rows_before: int = 0
-    """Rows of all variables that there were to choose from, ..."""
+    """Rows of all variables before pruning, ..."""
     rows_left: int = 0
-    """... and that no bound excluded."""
+    """... and after it."""
 
 
 @dataclass
-class _Apart:
-    """What it costs from each layout to every layout, or to each from every one: rows as they are asked for."""
+class _ReshardRows:
+    """The cost from a layout to all layouts (`there`), or to it from all, row by row on demand."""
 
     space: LayoutSpace
     price: Price
@@ -114,7 +93,7 @@ class _Apart:
         return self._rows[at]
 
     def whole(self) -> Floats:
-        """Every row, there."""
+        """Return the whole table [from, to]."""
         if self.price.byte == 0:
             return self.space.training if self.training else self.space.forward
         every = np.arange(len(self.space))
@@ -129,8 +108,8 @@ class _Apart:
 
 
 @dataclass(frozen=True)
-class _Same:
-    """Likewise, where only what is there already will do."""
+class _IdentityRows:
+    """The cost where no move is allowed: 0 for the layout itself, infinite otherwise."""
 
     size: int
 
@@ -142,30 +121,30 @@ class _Same:
 
 @dataclass
 class Solver:
-    """Solves graphs on one machine; tables of operators it has seen are kept."""
+    """Solves graphs on one machine, memoising tables of operators, ports and costs across graphs."""
 
     spaces: Spaces
     optimizer: Optimizer
     stepwise: bool = False
-    """Whether only messages will be passed: no row is left out, and no table of all pairs of layouts made."""
+    """Whether only message passing follows: no row is dropped, and no dense table of layout pairs is made."""
     _tables: dict[tuple[object, ...], OperatorTable] = field(default_factory=dict[tuple[object, ...], OperatorTable])
-    kinds: dict[tuple[object, ...], Kind] = field(default_factory=dict[tuple[object, ...], Kind])
-    ways: dict[tuple[object, ...], Way] = field(default_factory=dict[tuple[object, ...], Way])
+    kinds: dict[tuple[object, ...], Variable] = field(default_factory=dict[tuple[object, ...], Variable])
+    ways: dict[tuple[object, ...], PairwiseCost] = field(default_factory=dict[tuple[object, ...], PairwiseCost])
     memo: Memo = field(default_factory=Memo)
     _leaves: dict[tuple[object, ...], tuple[Floats, Ints]] = field(
         default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
     )
     _rests: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
-    _aparts: dict[tuple[object, ...], Rows] = field(default_factory=dict[tuple[object, ...], Rows])
+    _aparts: dict[tuple[object, ...], LazyRows] = field(default_factory=dict[tuple[object, ...], LazyRows])
     price: Price = TIME
     """What is minimised; plans' `seconds` and `bound` are in it."""
 
     def at(self, price: Price) -> Solver:
-        """A solver that minimises something else; tables of operators are shared."""
+        """Return a solver for another price that shares the operators' tables."""
         return Solver(self.spaces, self.optimizer, _tables=self._tables, price=price, stepwise=self.stepwise)
 
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
-        """The table of a serial compute node."""
+        """Return the table of a serial compute node."""
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         weights = tuple(v.node.op == "weight" for v in node.operands)
         key = (node.op, node.attributes, tuple(v.type for v in node.operands), weights, repeats(node), needs)
@@ -174,12 +153,12 @@ class Solver:
         return self._tables[key]
 
     def space(self, value: Value) -> LayoutSpace:
-        """The layouts of a value."""
+        """Return the layouts of a value."""
         return self.spaces.of_value(value)
 
     def solve(self, graph: Graph) -> ExactPlan:
-        """The minimum for a serial forward graph."""
-        return Terms(self, graph).solve()
+        """Return the optimal plan of a serial forward graph."""
+        return FactorGraphBuilder(self, graph).solve()
 
     def kind(
         self,
@@ -187,20 +166,20 @@ class Solver:
         with_gradient: set[Node],
         single: Sequence[Value],
         results: Sequence[bool | None],
-        keeps: Kept | None = None,
+        keeps: SavedForBackward | None = None,
         whole: bool = False,
         shared: frozenset[Value] = frozenset(),
-    ) -> Kind:
+    ) -> Variable:
         """
-        The rows of an operator that any optimum needs.
+        Return the variable of an operator: the rows that some optimum may need.
 
         `single` are the leaves that only it reads; `results` says of each result whether a gradient comes back to it,
-        or None if nobody reads it; `whole` leaves none out. Operands in `shared` may be where a row needs them because
-        others need them there, too: only a row that needs the same stands in for it.
+        or None if nobody reads it; `whole` keeps every row. Operands in `shared` may be found where another operator
+        needs them, so only a row that needs the same layout dominates.
         """
         table = self.table(node, with_gradient)
         user = node in with_gradient
-        kept = NOTHING if keeps is None else keeps
+        kept = ALL_SAVED if keeps is None else keeps
         flags = (kept.results(node), kept.operands(node), node in kept.may_recompute)
         leaves = tuple(v in single and v.node.op == "weight" for v in node.operands)
         same = tuple(v in shared for v in node.operands)
@@ -220,11 +199,11 @@ class Solver:
         kept: tuple[tuple[bool, ...], tuple[bool, ...], bool],
         whole: bool,
         same: tuple[bool, ...],
-    ) -> Kind:
+    ) -> Variable:
         made, read, may = kept
         seconds = self.price.rows(table, made, may)
         needs: list[Ints] = []
-        ends: list[tuple[Ints, Rows]] = []
+        ends: list[tuple[Ints, LazyRows]] = []
         for i, value in enumerate(node.operands):
             if value in single:
                 seconds = seconds + self.leaf(value, with_gradient, user, read[i])[0][table.operands[i]]
@@ -237,14 +216,14 @@ class Solver:
             if self.stepwise:
                 continue
             apart = self._apart(value, user and value.node in with_gradient, read[i], there=False)
-            ends.append((need, _Same(len(self.space(value))) if same[i] else apart))
+            ends.append((need, _IdentityRows(len(self.space(value))) if same[i] else apart))
         for i, training in enumerate(results):
             if training is not None and not self.stepwise:
                 ends.append((table.results[i], self._apart(node.results[i], training, made[i], there=True)))
         rows = np.arange(len(table))
         if not whole and len(set(node.operands)) == len(node.operands) and not self.stepwise:
             rows = rows[undominated(seconds, ends)]
-        return Kind(
+        return Variable(
             len(table),
             rows,
             seconds[rows],
@@ -253,31 +232,31 @@ class Solver:
             tuple(port(need[rows]) for need in needs),
         )
 
-    def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Kind:
-        """The layouts in which users may find a shared value or a leaf."""
+    def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Variable:
+        """Return the variable of a relay: the layouts in which users may find a shared value or a leaf."""
         key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient, kept)
         if key not in self.kinds:
             rows = np.arange(len(self.space(value)))
             leaf = value.node.is_leaf
             seconds = self.leaf(value, with_gradient, True, kept)[0] if leaf else np.zeros(len(rows))
             needs = () if leaf else (port(rows),)
-            self.kinds[key] = Kind(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
+            self.kinds[key] = Variable(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
         return self.kinds[key]
 
-    def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> Way:
-        """What stands between two ports of a value."""
+    def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
+        """Return the pairwise cost between two ports of a value."""
         key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
         if key not in self.ways:
             space = self.space(value)
             self.ways[key] = (
-                StepwiseBetween(made, needs, space, training)
+                TwoWayCost(made, needs, space, training)
                 if self.stepwise
                 else between(space, made, needs, training, self.price, kept)
             )
         return self.ways[key]
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
-        """What a leaf costs by the layout in which those who read it find it, and the layout it best rests in then."""
+        """Return, by the layout in which users find a leaf, its cost and the best layout to rest in."""
         training = user and value.node in with_gradient
         key = (value.type, value.node.op, training, kept)
         if key not in self._leaves:
@@ -288,20 +267,20 @@ class Solver:
             self._leaves[key] = np.take_along_axis(seconds, best[None], axis=0)[0], rests[best]
         return self._leaves[key]
 
-    def _apart(self, value: Value, training: bool, kept: bool, there: bool) -> Rows:
-        """From each layout of a value to all, or to each from all."""
+    def _apart(self, value: Value, training: bool, kept: bool, there: bool) -> LazyRows:
+        """Return the reshard cost from each layout of a value to all, or to each from all."""
         key = (value.type, value.node.op == "weight", training, kept if self.price.byte else None, there)
         if key not in self._aparts:
             space = self.space(value)
-            rows = _Apart(space, self.price, training, kept, there)
-            if len(space) <= FEW:
+            rows = _ReshardRows(space, self.price, training, kept, there)
+            if len(space) <= limits().dense_space:
                 table = rows.whole()
                 rows = table if there else table.T
             self._aparts[key] = rows
         return self._aparts[key]
 
     def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
-        """What a leaf costs by resting in each layout: the update of a weight; copies and addends never rest."""
+        """Return the cost of a leaf by resting layout: the update of a weight; copies and partial sums never rest."""
         (type,) = node.types
         updated = node.op == "weight" and node in with_gradient
         key = (type, node.op, updated)
@@ -310,7 +289,7 @@ class Solver:
         return self._rests[key]
 
     def resting(self, node: Node, updated: bool) -> tuple[Floats, Floats]:
-        """Seconds and bytes of a leaf by the layout it rests in; infinite where it cannot rest."""
+        """Return seconds and bytes of a leaf by resting layout; infinite where it cannot rest."""
         space = self.space(node.result)
         (type,) = node.types
         barred = space.degrees[:, space.rank] * space.degrees[:, space.rank + 1] > 1
@@ -325,19 +304,20 @@ class Solver:
         return seconds, bytes
 
 
-def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
+def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]:
     """
-    A good choice of rows for every variable, what it costs, and a bound: the same, if it is the least. Where the budget
-    ends once there is a choice, that is given. Raises `OutOfBudget` where it ends before.
+    Return an incumbent's cost, its rows, and a lower bound on all choices; equal to the cost if it is optimal.
+
+    Where the budget ends after an incumbent is found, that is returned. Raises `OutOfBudget` where it ends before.
     """
-    exact = _eliminate(problem, WHOLE, memo)
+    exact = _eliminate(problem, limits().whole_entries, memo)
     if exact is not None:
         return (*exact, exact[0])
     messages = Messages(problem)
-    best, chosen, few = np.inf, list[int](), BEST
+    best, chosen, few = np.inf, list[int](), limits().best_rows
     tried = sum(map(len, problem.rows))
     try:
-        for _ in range(PASSES):
+        for _ in range(limits().exact_passes):
             messages.forward()
             before = messages.bound
             messages.backward()
@@ -345,10 +325,10 @@ def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
             if found[0] < best:
                 best, chosen = found
             left = messages.prune(best * (1 + TOLERANCE) - before)
-            close = best <= messages.bound * (1 + CLOSE)
+            close = best <= messages.bound * (1 + limits().close)
             if close or 2 * left < tried:
                 tried = left
-                exact = _eliminate(problem, ENTRIES)
+                exact = _eliminate(problem, limits().pruned_entries)
                 if exact is not None:
                     return (*exact, exact[0])
             if close:
@@ -359,19 +339,19 @@ def _minimum(problem: Problem, memo: Memo) -> tuple[float, list[int], float]:
     return best, chosen, min(best, messages.bound)
 
 
-def among_best(problem: Problem, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
-    """The best choice among a few rows of each variable, and of how many; fewer if that takes too long."""
+def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
+    """Return the best choice among the `few` rows of least slack per variable, and how many rows fitted the limit."""
     while True:
-        spend(2 * PORT * len(problem.links))
+        spend(2 * limits().work_port * len(problem.links))
         among = [np.sort(np.argsort(s, kind="stable")[:few]) for s in slack]
-        found = _eliminate(problem.among(among), ENTRIES)
+        found = _eliminate(problem.among(among), limits().pruned_entries)
         if found is not None:
             return found, few
         few //= 2
 
 
-def _eliminate(problem: Problem, limit: int, memo: Memo | None = None) -> tuple[float, list[int]] | None:
-    """The best choice, unless finding it looks at more entries of tables than the limit."""
+def _eliminate(problem: FactorGraph, limit: int, memo: Memo | None = None) -> tuple[float, list[int]] | None:
+    """Return the best choice; None if elimination would look at more than `limit` entries."""
     factors = [
         Factor((v,), (axis,), seconds)
         for v, (axis, seconds) in enumerate(zip(problem.own, problem.seconds, strict=True))
@@ -385,20 +365,20 @@ def _eliminate(problem: Problem, limit: int, memo: Memo | None = None) -> tuple[
     return seconds, [int(of[rows[v]]) for v, of in enumerate(problem.rows)]
 
 
-class Terms:
-    """The problem of one graph, and what its rows mean."""
+class FactorGraphBuilder:
+    """Builds the factor graph of one serial graph, and turns its rows back into plans."""
 
     def __init__(self, solver: Solver, graph: Graph, whole: Node | None = None):
-        """Of the operator `whole` every row is in the problem, though others stand in for it."""
+        """Keep every row of the operator `whole`, dominated or not."""
         self.solver = solver
         self.whole = whole
         self.nodes = graph.nodes()
         self.with_gradient = trained(graph)
-        self.keeps = NOTHING if solver.price.byte == 0 else Kept(graph)
+        self.keeps = ALL_SAVED if solver.price.byte == 0 else SavedForBackward(graph)
         self.uses = graph.users()
         self.numbers: dict[Node | Value, int] = {}
-        self.kinds: list[Kind] = []
-        self.links: list[Link] = []
+        self.kinds: list[Variable] = []
+        self.links: list[Edge] = []
         self.single_leaves: list[tuple[Value, Node, int]] = []
         for node in self.nodes:
             if not node.is_leaf:
@@ -406,21 +386,21 @@ class Terms:
             elif self.relayed(node.result):
                 self._relay(node.result)
 
-    def problem(self) -> Problem:
-        """The sum to minimise."""
+    def problem(self) -> FactorGraph:
+        """Return the factor graph."""
         kinds = self.kinds
-        return Problem([k.rows for k in kinds], [k.seconds for k in kinds], [k.own for k in kinds], [*self.links])
+        return FactorGraph([k.rows for k in kinds], [k.seconds for k in kinds], [k.own for k in kinds], [*self.links])
 
     def solve(self) -> ExactPlan:
-        """The least choice, as far as it can be found."""
+        """Return the best plan found, with its bound."""
         return self.plan(self.problem())
 
-    def plan(self, problem: Problem) -> ExactPlan:
-        """The least choice among the rows that a problem of this graph has left."""
+    def plan(self, problem: FactorGraph) -> ExactPlan:
+        """Return the best plan among the rows left in a factor graph of this graph."""
         return self.chosen(problem, *_minimum(problem, self.solver.memo))
 
-    def chosen(self, problem: Problem, seconds: float, chosen: Sequence[int], bound: float) -> ExactPlan:
-        """The choice of these rows, of what a problem of this graph has left."""
+    def chosen(self, problem: FactorGraph, seconds: float, chosen: Sequence[int], bound: float) -> ExactPlan:
+        """Return the plan of the chosen rows of a factor graph of this graph."""
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
         layouts = {key: self.found(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
         rests = {
@@ -437,11 +417,11 @@ class Terms:
         return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
 
     def found(self, value: Value, row: int) -> int:
-        """The layout in which users find a value, by the row of its relay."""
+        """Return the layout in which users find a value, given its relay's row."""
         return row
 
     def shared(self) -> frozenset[Value]:
-        """Values that may be where an operator needs them because others need them there, too."""
+        """Return the values that an operator may find where it needs them because another needs them there, too."""
         return frozenset()
 
     def _recomputes(self, node: Node, row: int) -> bool:
@@ -449,14 +429,14 @@ class Terms:
         return bool(self.solver.price.recomputes(table, self.keeps.results(node))[row])
 
     def relayed(self, value: Value) -> bool:
-        """Whether where a value's users find it is a choice of its own: not if it has one user, who decides it."""
+        """Return whether a value's layout is a variable of its own: not with one user, who decides it."""
         return len(self.uses.get(value, ())) > 1 or (value.node.is_leaf and value not in self.uses)
 
     def training(self, value: Value, users: Iterable[Node]) -> bool:
-        """Whether a gradient goes back from these users."""
+        """Return whether a gradient comes back from these users."""
         return value.node in self.with_gradient and not self.with_gradient.isdisjoint(users)
 
-    def _enter(self, key: Node | Value, kind: Kind) -> int:
+    def _enter(self, key: Node | Value, kind: Variable) -> int:
         self.numbers[key] = len(self.kinds)
         self.kinds.append(kind)
         return self.numbers[key]
@@ -489,14 +469,14 @@ class Terms:
     def _link(
         self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool, kept: bool
     ) -> None:
-        self.links.append(Link(source, target, self.way(value, source, made, needs, training, kept)))
+        self.links.append(Edge(source, target, self.way(value, source, made, needs, training, kept)))
 
-    def way(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> Way:
-        """What stands between the variable where a value is and another."""
+    def way(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
+        """Return the pairwise cost between the variable where a value is found and another."""
         return self.solver.between(value, made, needs, training, kept)
 
-    def relay(self, value: Value) -> Kind:
-        """The rows of a relay."""
+    def relay(self, value: Value) -> Variable:
+        """Return the variable of a relay."""
         return self.solver.relay(value, self.with_gradient, self.keeps.value(value))
 
     def _relay(self, value: Value) -> int:

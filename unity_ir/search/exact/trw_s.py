@@ -1,10 +1,10 @@
 """
-A lower bound by passing messages (sequential tree-reweighted message passing, Kolmogorov 2006).
+Compute a lower bound by sequential tree-reweighted message passing (TRW-S; Kolmogorov, 2006).
 
-The costs are moved about without changing the sum of any choice: along each link a function of the layout is taken from
-one side and given to the other. What is then least at every variable alone adds up to a bound on all choices. On a tree
-two passes make it exact. What a row costs above the least at its variable, when all around has been passed to it, is
-how much worse than the bound any choice with this row must be.
+Messages reparametrise the sum: along each edge a function of the layout is taken from one side and given to the other,
+which changes no choice's cost. The minima of the variables then add up to a lower bound. On a tree two passes make it
+exact. The slack of a row, its cost above its variable's minimum, is how much worse than the bound any choice with this
+row must be.
 """
 
 from __future__ import annotations
@@ -15,36 +15,40 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.budget import spend
-from unity_ir.search.exact.factor_graph import Problem
+from unity_ir.search.exact.factor_graph import FactorGraph
 from unity_ir.search.exact.two_way import GRAIN, ROUNDED
 from unity_ir.search.layouts.axes import Floats
-
-MESSAGE = 20_000
-"""Work of a message beside its sums: of Python, and of starting numpy's functions."""
+from unity_ir.search.layouts.limits import limits
 
 
 class Messages:
-    """Messages over the links of a problem, to the user (`there`, by layout needed) and back (by layout made)."""
+    """
+    Messages along the edges of a factor graph: `there` to the user [layout needed], `back` to the producer [layout
+    made].
+    """
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: FactorGraph):
         self.problem = problem
         self.there: list[Floats] = [np.zeros(len(link.needs.layouts)) for link in problem.links]
         self.back: list[Floats] = [np.zeros(len(link.made.layouts)) for link in problem.links]
         self.slack: list[Floats] = [np.zeros(len(s)) for s in problem.seconds]
-        """How much worse than the bound before the last pass a choice with each row must be."""
+        """
+        Per variable and row, a lower bound on what any choice with the row costs above the bound before the last pass.
+        """
         self.bound = -np.inf
         self.last = -np.inf
-        """The bound after the last pass: rounded, it may be a little less than the one before."""
+        """The bound after the last pass: with rounding it may be a little below the one before."""
 
     @property
     def rows(self) -> int:
-        """Rows that are left."""
+        """The number of rows left."""
         return sum(map(len, self.problem.rows))
 
     def forward(self, known: float = np.inf) -> float:
         """
-        A pass from the first variable to the last; returns the bound after it. Rows that only choices worse than
-        `known` have are dropped on the way.
+        Pass messages from the first variable to the last; return the lower bound after it.
+
+        Drops rows that occur only in choices costing more than `known`.
         """
         bound, limit = 0.0, self._limit(known)
         for variable in range(len(self.problem.rows)):
@@ -60,7 +64,7 @@ class Messages:
         return bound
 
     def backward(self, known: float = np.inf) -> float:
-        """Likewise from the last variable to the first."""
+        """Pass messages from the last variable to the first; return the lower bound after it."""
         bound, limit = 0.0, self._limit(known)
         for variable in reversed(range(len(self.problem.rows))):
             self._spend(self.problem.into[variable])
@@ -75,12 +79,12 @@ class Messages:
         return bound
 
     def _spend(self, links: Sequence[int]) -> None:
-        """Count the work of passing on along some links."""
+        """Charge the budget for messages along some edges."""
         ports = [(self.problem.links[n].made.layouts, self.problem.links[n].needs.layouts) for n in links]
-        spend(MESSAGE * (1 + len(links)) + sum(len(made) * len(needs) for made, needs in ports))
+        spend(limits().work_message * (1 + len(links)) + sum(len(made) * len(needs) for made, needs in ports))
 
     def _gather(self, variable: int, limit: float) -> tuple[Floats, Floats]:
-        """What each row costs with all messages to it, and the part of that for each chain through the variable."""
+        """Return each row's cost with all incoming messages, and its share per chain through the variable."""
         problem = self.problem
         total = problem.seconds[variable]
         for number in problem.into[variable]:
@@ -96,12 +100,12 @@ class Messages:
         return total, total / chains
 
     def _limit(self, known: float) -> float:
-        """The slack in the next pass from which on a choice must be worse than what is known, sums being rounded."""
+        """Return the slack above which a row of the next pass cannot beat `known`, with rounding allowed for."""
         links = len(self.problem.links)
         return (known - self.last) * (1 + 2 * links * ROUNDED) + 2 * links * GRAIN
 
     def prune(self, limit: float) -> int:
-        """Drop the rows with more slack than `limit`; returns how many rows are left in all."""
+        """Drop rows with more slack than `limit`; return the number of rows left."""
         for variable, slack in enumerate(self.slack):
             rows = slack <= limit
             if not rows.all():

@@ -1,11 +1,11 @@
 """
-What stands between two ports of a value, without the table of all pairs.
+Compute messages over the way there and back of a value, without the dense table of layout pairs.
 
-A layout says where a value is on the way there, and where its gradient goes on the way back; with REPEAT, the second
-does not follow from the first. Least sums over both ways are taken one way at a time: first over the ways there of
-all layouts whose gradient goes to the same place, then over the ways back. That needs the seconds between layouts
-without REPEAT only, some ten times fewer on large machines, and of them only those that the ports have. Sums are taken
-in single precision, and a little less than that is said, so that a bound by them is one.
+A layout says where a value is on the way there, and where its gradient is on the way back; with REPEAT, one does not
+follow from the other. Minima over both are taken one way at a time: first over the ways there of all layouts with the
+same gradient layout, then over the ways back. That needs distances between layouts without REPEAT only, some ten times
+fewer on large machines, and only between those in the ports. Sums are in float32 and rounded down, so that a bound made
+of them holds.
 """
 
 from __future__ import annotations
@@ -17,33 +17,31 @@ import numpy as np
 
 from unity_ir.search.exact.factor_graph import NOWHERE, Port, numbered
 from unity_ir.search.layouts.axes import Floats, Ints, Singles
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.space import LayoutSpace
 
 GRAIN = 1e-12
-"""Seconds to which sums are rounded down, so that equal layers, one after the other, come to ask for the same."""
+"""Seconds to which costs are rounded down, so that equal layers in sequence send equal (memoised) messages."""
 
-CACHED = 2**16
-"""Numbers that a processor holds near by: so many are summed at a time."""
 
 ROUNDED = 2.0**-20
-"""What is taken off sums of a few numbers in single precision, as a part of them, so that none is too much."""
+"""float32 slack that keeps the sum a lower bound."""
 
 
 @dataclass(frozen=True, eq=False)
 class _End:
-    """The layouts of a port, by where values are (`there`) and where their gradients are (`back`), each numbered."""
+    """The layouts of a port as pairs of indices: where the value is (`there`) and where its gradient is (`back`)."""
 
     there: Ints
     theres: Ints
-    """Which layouts without REPEAT these are."""
+    """The layouts without REPEAT that `there` indexes."""
     back: Ints
     backs: Ints
 
     @cached_property
     def _by_back(self) -> tuple[Ints, list[Ints]]:
         """
-        Where gradients may be, those with most layouts first; and of each of them a first layout, of those that have
-        one a second, and so on.
+        Return the distinct gradient layouts, most frequent first, and rounds: each round has one more layout of each.
         """
         order = np.argsort(self.back, kind="stable")
         along = self.back[order]
@@ -55,7 +53,9 @@ class _End:
         return distinct, rounds
 
     def least_both(self, of_layouts: Singles, other: _End, out: Singles, home: Singles) -> Singles:
-        """For each layout of the other end the least of `of_layouts` + out[its there, there] + home[its back, back]."""
+        """
+        Return, for each layout of the other end, the minimum of `of_layouts` + out[there, there] + home[back, back].
+        """
         distinct, (some, *more) = self._by_back
         first = out[self.there[some]]
         first += of_layouts[some][:, None]
@@ -65,7 +65,7 @@ class _End:
             np.minimum(first[: len(some)], ways, out=first[: len(some)])
         there, back = np.ascontiguousarray(first.T), np.ascontiguousarray(home[distinct].T)
         least = np.empty(len(other.there), dtype=there.dtype)
-        rows = max(1, CACHED // len(distinct))
+        rows = max(1, limits().cached_messages // len(distinct))
         for start in range(0, len(least), rows):
             at = slice(start, start + rows)
             ways = there[other.there[at]]
@@ -74,15 +74,15 @@ class _End:
         return least
 
     def least_there(self, of_layouts: Singles, other: _End, out: Singles) -> Singles:
-        """Likewise, where nothing comes back."""
+        """Return the minimum where no gradient comes back."""
         alone = np.full(len(out), np.inf, dtype=np.float32)
         np.minimum.at(alone, self.there, of_layouts)
         return (out + alone[:, None]).min(axis=0)[other.there]
 
 
 @dataclass(frozen=True, eq=False)
-class StepwiseBetween:
-    """As `Between`, for messages only."""
+class TwoWayCost:
+    """A pairwise cost for messages only: no dense table is made."""
 
     made: Port
     needs: Port
@@ -90,12 +90,12 @@ class StepwiseBetween:
     training: bool
     _seen: dict[tuple[bool, bytes], Floats] = field(default_factory=dict[tuple[bool, bytes], Floats])
 
-    def of(self, made: Port, needs: Port) -> StepwiseBetween:
-        """What stands between ports with some of the layouts."""
-        return StepwiseBetween(made, needs, self.space, self.training)
+    def of(self, made: Port, needs: Port) -> TwoWayCost:
+        """Return the cost restricted to ports with fewer layouts."""
+        return TwoWayCost(made, needs, self.space, self.training)
 
     def ready(self) -> None:
-        """Find the seconds of the ways, which is done otherwise when they are asked for."""
+        """Compute the distances now rather than with the first message."""
         if self._nowhere < len(self.needs.layouts):
             _ = self._out, self._home if self.training else None
 
@@ -112,7 +112,7 @@ class StepwiseBetween:
         return _End(*of_made, *back_made), _End(*of_needs, *back_needs)
 
     def _numbered(self, sources: Ints, targets: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-        """Layouts by number, and which are numbered: those there are, if they are few."""
+        """Return layouts as indices, and the layouts indexed: only those that occur, if they are few."""
         (some, source), (targeted, target) = numbered(sources), numbered(targets)
         if self.space.mostly(len(some), len(targeted)):
             return (sources, some), (targets, targeted)
@@ -131,11 +131,11 @@ class StepwiseBetween:
         return self.space.least(needs.backs, made.backs)
 
     def there(self, of_made: Floats) -> Floats:
-        """The least of `of_made` and the way, for each layout needed, at most a little too little."""
+        """Return min over layouts made of `of_made` + cost, rounded down, for each layout needed."""
         return self._kept(True, of_made)
 
     def back(self, of_needs: Floats) -> Floats:
-        """The least of `of_needs` and the way, for each layout made, at most a little too little."""
+        """Return min over layouts needed of cost + `of_needs`, rounded down, for each layout made."""
         return self._kept(False, of_needs)
 
     def _kept(self, there: bool, given: Floats) -> Floats:

@@ -24,6 +24,7 @@ from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import REPEAT, Assignment, place
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.expert import expert
+from unity_ir.search.layouts.limits import limits
 from unity_ir.simulate.choices import random_assignment
 from unity_ir.simulate.delta import Simulation
 from unity_ir.simulate.streams import TICKS, pinned_axes
@@ -31,35 +32,18 @@ from unity_ir.tdl.parallel import Configuration
 
 Assignments = Mapping[Node, Assignment]
 
-MAX_CLASSES = 4
-"""Devices are told apart along the innermost axes that make no more classes than this."""
 
 STARTS = ("data-parallel", "expert", "serial", "random")
 """The plans chains start from."""
 
-ALIKE = 0.3
-"""How often a proposal takes the assignment of an alike operator."""
-
-PINNING = 0.25
-"""How often, in the part of a chain that pins, a proposal pins its operator on some axes."""
-
-PINNED = 0.5
-"""How often it then pins each of them."""
 
 AGAIN = "again"
 """The name of chains that start near the best plan so far, while there is budget left."""
 
-SHAKEN = 0.25
-"""How many of its operators get another assignment then."""
-
-LEAST_CHAIN = 256
-"""Proposals that a chain is worth starting for."""
 
 PATIENCE = 50
 """Proposals per operator that a chain waits for a better plan at least."""
 
-BEHIND = 3
-"""Likewise while it is slower than the plan that is to be beaten."""
 
 PROGRESS_EVERY = 256
 
@@ -87,7 +71,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Chain:
-    """What one chain did."""
+    """Statistics of one chain."""
 
     start: str
     first: float
@@ -104,7 +88,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Found:
+class McmcPlan:
     """The best plan of all chains."""
 
     graph: Graph
@@ -122,7 +106,7 @@ def mcmc(
     progress: Callable[[int, float], None] | None = None,
     space: Mapping[Node, Sequence[Assignment]] | None = None,
     plans: Mapping[str, Assignments] | None = None,
-) -> Found:
+) -> McmcPlan:
     """
     The fastest plan found for a serial graph. `progress` is told the proposals made and the best time. With `space`,
     assignments are drawn from it only, as are those of plans to start from that are not in it. `plans` are more plans
@@ -134,13 +118,15 @@ def mcmc(
     _check(settings)
     random = Random(settings.seed)
     starts = {**(plans or {}), **_starts(graph, machine, optimizer, settings.starts, random, space)}
-    search = _Search(graph, machine, optimizer, settings, random, space)
+    search = _ChainSearch(graph, machine, optimizer, settings, random, space)
     best: tuple[int, Assignments] | None = None
     chains: list[Chain] = []
     proposed = 0
     share = settings.budget // max(1, len(starts))
     waiting = list(starts.items())
-    while waiting or (best is not None and settings.beat is None and settings.budget - proposed >= LEAST_CHAIN):
+    while waiting or (
+        best is not None and settings.beat is None and settings.budget - proposed >= limits().mcmc_least_chain
+    ):
         name, assignments = waiting.pop(0) if waiting else (AGAIN, search.shaken(best[1] if best else {}))
         budget = share if name != AGAIN else settings.budget - proposed
         chain, found = search.chain(name, assignments, budget, progress and _shift(progress, proposed))
@@ -153,16 +139,16 @@ def mcmc(
     if best is None:
         raise UnityError(f"mcmc: {', '.join(settings.starts)}: no plan to start from fits; add `random`")
     ticks, assignments = best
-    return Found(materialise(graph, assignments, machine.mesh), assignments, ticks / TICKS, tuple(chains))
+    return McmcPlan(materialise(graph, assignments, machine.mesh), assignments, ticks / TICKS, tuple(chains))
 
 
 def told_apart(machine: Machine) -> tuple[int, ...]:
-    """The innermost axes, as many as make at most `MAX_CLASSES` classes of devices: where operators may be pinned."""
+    """The innermost axes, as many as make at most `mcmc_classes` classes of devices: where operators may be pinned."""
     axes: list[int] = []
     classes = 1
     for axis in reversed(range(len(machine.mesh.sizes))):
         classes *= machine.mesh.sizes[axis]
-        if classes > MAX_CLASSES:
+        if classes > limits().mcmc_classes:
             break
         axes.append(axis)
     return tuple(reversed(axes))
@@ -209,7 +195,7 @@ def _starts(
 
 
 def assignments_of(plan: Graph, machine: Machine) -> dict[Node, Assignment]:
-    """What every operator of a plan's erasure does with the mesh's axes."""
+    """Return every operator's assignment, by the operators of the plan's erasure."""
     placement = place(plan, machine.mesh)
     found: dict[Node, Assignment] = {}
 
@@ -230,8 +216,8 @@ def _shift(progress: Callable[[int, float], None], by: int) -> Callable[[int, fl
     return lambda proposed, best: progress(by + proposed, best)
 
 
-class _Search:
-    """What all chains share: costs once known, and which operators are alike."""
+class _ChainSearch:
+    """State shared by all chains: memoised costs, and classes of equal operators."""
 
     def __init__(
         self,
@@ -309,21 +295,21 @@ class _Search:
         )
 
     def _patience(self, made: int, best: int) -> int:
-        """Proposals that a chain whose best takes so many ticks waits for a better plan."""
+        """Return the proposals that a chain whose best takes `best` ticks waits for a better plan."""
         settings, operators = self.settings, len(self.alike)
         if settings.beat is None:
             return max(settings.patience * operators, made // 2)
-        return (settings.patience if best < settings.beat * TICKS else BEHIND) * operators
+        return (settings.patience if best < settings.beat * TICKS else limits().mcmc_behind) * operators
 
     def late(self) -> bool:
-        """Whether time is up."""
+        """Return whether the time limit has passed."""
         return self.settings.seconds is not None and perf_counter() - self.start > self.settings.seconds
 
     def shaken(self, assignments: Assignments) -> Assignments:
-        """A plan with some assignments drawn anew."""
+        """Return a plan with some assignments drawn anew."""
         random = self.random
         return {
-            node: self._any(node) if random.random() < SHAKEN else assignment
+            node: self._any(node) if random.random() < limits().mcmc_shaken else assignment
             for node, assignment in assignments.items()
         }
 
@@ -343,14 +329,14 @@ class _Search:
         return found
 
     def _draw(self, simulation: Simulation, pins_some: bool) -> tuple[Node, Assignment]:
-        """An operator and an assignment of it."""
+        """Draw an operator and an assignment of it."""
         random = self.random
         node = random.choice(simulation.nodes)
         if self.space is not None:
             return node, random.choice(self.space[node])
-        if random.random() < ALIKE:
+        if random.random() < limits().mcmc_alike:
             other = random.choice(self.alike[node])
             if other is not node:
                 return node, simulation.assignment(other)
-        pinned = PINNED if pins_some and random.random() < PINNING else 0.0
+        pinned = limits().mcmc_pinned if pins_some and random.random() < limits().mcmc_pinning else 0.0
         return node, random_assignment(node, self.machine, random, pinned, simulation.streams.axes)

@@ -1,9 +1,9 @@
 """
-The joint search: algebraic rewrites outside, the exact parallelization of each candidate inside.
+Search over graphs: algebraic rewrites outside, the exact parallelization of each candidate inside.
 
-Best-first over graphs, as Unity's substitution level (section 5.1): the cheapest graph seen so far is rewritten in
-every way the rules allow; a candidate is kept if it costs less than alpha times the best. Unlike there, a candidate's
-cost is that of its optimal parallelization and mapping, not of one PCG.
+Best-first, as Unity's substitution level (section 5.1): the cheapest graph so far is rewritten in every way the rules
+allow; a candidate is queued if it costs less than alpha times the best. Unlike there, a candidate's cost is that of its
+optimal parallelization and mapping, not of one PCG.
 """
 
 from __future__ import annotations
@@ -21,64 +21,54 @@ from unity_ir.rules.match import Index
 from unity_ir.rules.rule import Rule
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.shared_moves import certain, sharpened
+from unity_ir.search.exact.shared_moves import certain, with_shared_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
-
-MOST = 8
-"""Graphs that are rewritten once more or priced, at least, whatever the budget."""
-
-MATCHED = 3_000
-"""Work of looking for one rule at one operator."""
-
-REBUILT = 20_000
-"""Work of an operator in a graph that a rule makes."""
+from unity_ir.search.layouts.limits import limits
 
 Progress = Callable[[int, float], None]
-"""Called with the graphs explored and the best time so far (seconds)."""
+"""Called with the number of graphs explored and the best time so far (seconds)."""
 
 
 _Found = tuple[float, Graph, ExactPlan, tuple[Application, ...]]
-"""Seconds, a graph, its plan, and how it was derived."""
+"""Seconds, a serial graph, its plan, and its derivation."""
 
 
 @dataclass(frozen=True)
 class JointPlan:
-    """What the joint search found."""
+    """The result of the joint search."""
 
     graph: Graph
     bound: float | None
-    """
-    Seconds no placement of `rewritten` is below; None where neighbouring axes were searched together, or Ctrl-C came.
-    """
+    """Lower bound in seconds on every placement of `rewritten`; None where mesh axes were grouped, or after Ctrl-C."""
     derivation: tuple[Application, ...]
     explored: int
     rewritten: Graph
-    """The serial graph that the derivation leads to, of which `graph` is the parallelization."""
+    """The serial graph at the end of the derivation, of which `graph` is the parallelization."""
     plan: ExactPlan
     solver: Solver
     price: float = 0.0
-    """Seconds a byte on a device counts, where memory is short."""
+    """Seconds charged per byte on a device (the Lagrange multiplier), where memory is short."""
     interrupted: bool = False
-    """Whether the search was to end early (Ctrl-C): this is the best until then."""
+    """Whether Ctrl-C or the budget ended the search: this is the incumbent then."""
     rival: JointPlan | None = None
-    """The plan of the graph that is fastest on one device, if that is another."""
+    """The plan of the graph that is fastest on one device, if it is another graph."""
     source: ExactPlan | None = None
-    """What the same solver finds for the graph without rewrites."""
+    """The plan of the graph without rewrites, by the same solver."""
 
 
 @dataclass
-class Explored:
-    """What the rules made of graphs, for the next search from the same graph, at another price."""
+class RewriteCache:
+    """Memo of rewrites, for the next search from the same graph at another price of bytes."""
 
     alone: JointPlan | None = None
     everywhere: dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]] = field(
         default_factory=dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]]
     )
-    rewrites: dict[tuple[Value, ...], Kept] = field(default_factory=dict[tuple[Value, ...], "Kept"])
+    rewrites: dict[tuple[Value, ...], ReplayIterator] = field(default_factory=dict[tuple[Value, ...], "ReplayIterator"])
 
 
-class Kept:
-    """What an iterator gives, as often as it is asked for."""
+class ReplayIterator:
+    """Replays an iterator from its beginning, any number of times; items are drawn from it once."""
 
     def __init__(self, given: Iterator[tuple[list[Application], Graph]]):
         self._given = given
@@ -105,21 +95,21 @@ def joint(
     budget: int = 500,
     progress: Progress | None = None,
     solver: Solver | None = None,
-    explored: Explored | None = None,
+    explored: RewriteCache | None = None,
     like: Graph | None = None,
 ) -> JointPlan:
     """
-    The fastest parallel graph found for a serial one.
+    Return the fastest parallel graph found for a serial one.
 
-    `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the operators in all
-    the graphs explored, so that the same search ends in the same plan on any computer. `solver` may price
-    bytes, too; by default only time counts. `explored` is what an earlier search rewrote already; `like` the graph
-    whose number of groups of axes is taken (`groups.solve`), by default the source's. Ctrl-C ends it with
-    the best plan so far; before there is one it raises `KeyboardInterrupt`.
+    `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the operators of all
+    graphs explored, so that the same search ends in the same plan on any computer. `solver` may price bytes, too; by
+    default only time is priced. `explored` is the memo of an earlier search; `like` the graph whose number of axis
+    groups is used (`axis_groups.solve`), by default the source's. Ctrl-C ends the search with the incumbent. Raises
+    `KeyboardInterrupt` before there is one.
     """
-    most = max(MOST, budget // max(1, sum(n.is_compute for n in graph.nodes())))
+    most = max(limits().least_graphs, budget // max(1, sum(n.is_compute for n in graph.nodes())))
     tie = count()
-    explored = explored or Explored()
+    explored = explored or RewriteCache()
     solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
     best: _Found = (plan.seconds, graph, plan, ())
     queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
@@ -128,7 +118,7 @@ def joint(
     interrupted = False
 
     def enter(after: Graph, steps: tuple[Application, ...]) -> _Found | None:
-        """Prices a graph, unless it has been."""
+        """Price a graph and queue it, unless it was seen; return what was found."""
         nonlocal best
         if after.outputs in seen:
             return None
@@ -165,7 +155,9 @@ def joint(
             seconds, _, candidate, derivation = heapq.heappop(queue)
             if seconds > alpha * best[0]:
                 break
-            for applied, after in explored.rewrites.setdefault(candidate.outputs, Kept(_rewrites(candidate, rules))):
+            for applied, after in explored.rewrites.setdefault(
+                candidate.outputs, ReplayIterator(_rewrites(candidate, rules))
+            ):
                 enter(after, (*derivation, *applied))
                 if len(seen) >= most:
                     break
@@ -188,26 +180,26 @@ def joint(
 
 
 def _sharpened(solver: Solver, best: _Found, ends: Sequence[_Found]) -> Iterator[_Found]:
-    """What was found when operators share moves; `best` a little faster, so that it stands if others equal it."""
+    """Yield the plans with shared moves charged once; `best` wins ties by a factor of 1 - 1e-9."""
     for found in (best, *(end for end in ends if end is not best)):
         _, graph, plan, derivation = found
-        plan = sharpened(solver, graph, plan)
+        plan = with_shared_moves(solver, graph, plan)
         yield plan.seconds * (1 - 1e-9 * (found is best)), graph, plan, derivation
 
 
 def one_device(machine: Machine) -> Machine:
-    """One of the machine's devices by itself."""
+    """Return a machine of one of the devices."""
     return replace(machine, levels=(), links=())
 
 
 def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Application], Graph]]:
     """
-    What the rules make of a graph: each rule everywhere it applies, then each in one place.
+    Yield rewrites of a graph: each rule everywhere it applies, then each rule in one place.
 
     Repeated layers mostly want the same rewrite; without the former, n of them would take n rounds.
     """
     nodes = len(graph.nodes())
-    spend(MATCHED * nodes * len(rules))
+    spend(limits().work_match * nodes * len(rules))
     index = Index(graph)
     matching = [rule for rule in rules if any(True for _ in rule.matches(graph, index=index))]
     for rule in matching:
@@ -216,13 +208,13 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Applic
             yield at, after
     for rule in matching:
         for place, after in rule.applications(graph, index=index):
-            spend(REBUILT * nodes)
+            spend(limits().work_rebuild * nodes)
             yield [Application(rule.name, place)], after
 
 
 def _everywhere(graph: Graph, rule: Rule, index: Index) -> tuple[list[Application], Graph]:
-    """A rule applied as often as there are places for it at first: some make new places for themselves for ever."""
+    """Apply a rule as often as it matches at first: some rules make new matches for themselves for ever."""
     most = sum(1 for _ in rule.matches(graph, index=index))
-    spend(REBUILT * len(graph.nodes()) * (1 + most))
+    spend(limits().work_rebuild * len(graph.nodes()) * (1 + most))
     at, after = rule.everywhere(graph, most=most)
     return [Application(rule.name, place) for place in at], after

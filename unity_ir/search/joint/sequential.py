@@ -1,7 +1,6 @@
 """
-Algebra first, then parallelization: what joint optimization is compared with (Unity, section 6.4).
+Rewrite for one device first, then parallelize: what joint optimization is compared with (Unity, section 6.4).
 
-The graph is rewritten until it is fastest on one device, as if there were no others; what comes out is parallelized.
 Rules, algorithms and costs are those of the joint search.
 """
 
@@ -19,7 +18,7 @@ from unity_ir.search.joint.best_first import JointPlan, Progress, joint, one_dev
 def sequential(
     graph: Graph, machine: Machine, rules: Sequence[Rule], optimizer: Optimizer, progress: Progress | None = None
 ) -> JointPlan:
-    """The fastest parallel graph of the graph that is fastest on one of the machine's devices."""
+    """Return the fastest parallel graph of the graph that is fastest on one of the machine's devices."""
     rewritten = joint(graph, one_device(machine), rules, optimizer, progress=progress)
     found = joint(rewritten.rewritten, machine, (), optimizer, progress=progress, like=graph)
     explored = rewritten.explored + found.explored

@@ -1,10 +1,9 @@
 """
-Roles of machine axes: which divide which dim, copy, sum or repeat.
+Enumerate roles of mesh axes: which shard which dim, copy, sum or repeat.
 
-Every axis of the machine gets a role of its own; on larger machines, neighbouring axes get one together
-(`search/exact/axis_groups.py`), or equal axes of a level are counted: so many of them have this role, so many that
-(`search/bounds/axis_counts.py`). A layout or configuration is an array [group, role]: of the group's axes, how many
-have the role.
+Every axis of the machine has a role of its own; on larger machines, neighbouring axes share one
+(`search/exact/axis_groups.py`), or equal axes of a level are counted (`search/bounds/axis_counts.py`). A layout or
+configuration is an array [group, role]: the number of the group's axes with the role.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ Singles = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class AxisGroup:
-    """Neighbouring mesh axes that have one role together; or `count` equal ones of a level with a role each."""
+    """Neighbouring mesh axes that share one role; or `count` equal axes of a level with a role each."""
 
     axes: tuple[int, ...]
     levels: tuple[tuple[int, int], ...]
-    """The devices along each level; if counted, of one axis."""
+    """(level, devices along it); for a counted group, of one axis."""
     count: int = 1
 
     @property
@@ -46,12 +45,8 @@ class AxisGroup:
         return prod(n for _, n in self.levels)
 
 
-EXACT_AXES = 3
-"""Machines of up to so many axes are always searched axis by axis; of larger ones, neighbouring axes together."""
-
-
-def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
-    """The machine's axes, outermost first, in groups that end before the axes `cuts`."""
+def group_axes(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
+    """Return the machine's axes, outermost first, in groups that end before the axes `cuts`."""
     edges = (0, *cuts, len(machine.mesh.sizes)) if machine.mesh.sizes else ()
     out: list[AxisGroup] = []
     for start, stop in pairwise(edges):
@@ -63,8 +58,8 @@ def grouped(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
     return tuple(out)
 
 
-def counted(machine: Machine) -> tuple[AxisGroup, ...]:
-    """The machine's axes, outermost first, with equal ones of a level in one group that is counted."""
+def count_equal_axes(machine: Machine) -> tuple[AxisGroup, ...]:
+    """Return the machine's axes, outermost first, with equal axes of a level in one counted group."""
     alike: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):
         alike.setdefault((level, size), []).append(axis)
@@ -73,7 +68,7 @@ def counted(machine: Machine) -> tuple[AxisGroup, ...]:
 
 @lru_cache(maxsize=16)
 def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
-    """Every way to give the axes of all groups roles: [ways, group, role], how many of the group have the role."""
+    """Return every way to give the axes of all groups roles: [ways, group, role], the number of axes with the role."""
     each = [_compositions(group.count, roles) for group in groups]
     at = np.indices(tuple(map(len, each))).reshape(len(each), prod(map(len, each)))
     out = np.zeros((at.shape[1], len(groups), roles), dtype=np.int8)
@@ -85,14 +80,14 @@ def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
 
 @lru_cache(maxsize=16)
 def role_degrees(groups: tuple[AxisGroup, ...], roles: int) -> Ints:
-    """The degree of every role in each of `role_counts`: [ways, role]."""
+    """Return the degree of every role in each of `role_counts`: [ways, role]."""
     out = degrees_of(role_counts(groups, roles), groups)
     out.setflags(write=False)
     return out
 
 
 def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
-    """The degree of every role: [ways, role]."""
+    """Return the degree of every role: [ways, role]."""
     out = np.ones((len(counts), counts.shape[2]), dtype=np.int64)
     for i, group in enumerate(groups):
         out *= np.array([group.size**n for n in range(group.count + 1)], dtype=np.int64)[counts[:, i]]
@@ -101,7 +96,7 @@ def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
 
 @cache
 def _compositions(number: int, parts: int) -> Counts:
-    """Every way to write a number as an ordered sum of so many parts: [ways, parts], most in the first ones first."""
+    """Return every ordered sum of `parts` terms equal to `number`: [ways, parts], large first terms first."""
     if parts == 1:
         return np.array([[number]], dtype=np.int8)
     return np.concatenate(
@@ -111,7 +106,7 @@ def _compositions(number: int, parts: int) -> Counts:
 
 @cache
 def _ranks(number: int, parts: int) -> Ints:
-    """What each part adds to the place of a composition among all: [parts left, number left, first]."""
+    """Return what each part adds to the rank of a composition: [parts left, number left, first]."""
     out = np.zeros((parts + 1, number + 1, number + 1), dtype=np.int64)
     for left in range(2, parts + 1):
         for n in range(number + 1):
@@ -121,7 +116,7 @@ def _ranks(number: int, parts: int) -> Ints:
 
 
 def _rank(ways: Counts, number: int) -> Ints:
-    """The places of compositions [ways, parts] of a number among all of them."""
+    """Return the ranks of compositions [ways, parts] of a number among all of them."""
     parts = ways.shape[1]
     out, left = np.zeros(len(ways), dtype=np.int64), np.full(len(ways), number)
     if number == 1:
@@ -136,7 +131,7 @@ def _rank(ways: Counts, number: int) -> Ints:
 
 
 def code(groups: Sequence[AxisGroup], counts: Counts) -> Ints:
-    """A number for each row of counts [way, group, role], its own."""
+    """Return a distinct number for each row of counts [way, group, role]."""
     roles = counts.shape[2]
     out = np.zeros(len(counts), dtype=np.int64)
     for i, group in enumerate(groups):

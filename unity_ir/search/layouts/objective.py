@@ -1,4 +1,4 @@
-"""What a search minimises."""
+"""Define what a search minimises: seconds, bytes, or seconds plus a price on bytes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from unity_ir.search.layouts.space import LayoutSpace
 @dataclass(frozen=True, slots=True)
 class Price:
     """
-    `second` for each second of an iteration, and `byte` for each byte held on a device at the end of its forward.
+    Charge `second` per second of an iteration and `byte` per byte held on a device at the end of its forward.
 
-    Of moves of weights and their gradients, to and from where they rest, the part `hidden` counts nothing: kernels of
-    other operators are done meanwhile.
+    The share `hidden` of moves of weights and their gradients, to and from where they rest, is free: it overlaps
+    kernels.
     """
 
     second: float = 1.0
@@ -32,26 +32,26 @@ class Price:
         return self.second * seconds + self.byte * bytes
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
-        """For which rows it is cheaper to compute the results again than to keep them."""
+        """Return for which rows recomputing the results is cheaper than saving them."""
         none = np.zeros(len(table))
         return self.of(table.again, none) < self.of(none, table.bytes(kept))
 
     def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool) -> Floats:
-        """What each row of an operator's table costs, of whose results these are kept for the backward."""
+        """Return the price [row] of an operator's table, given which results are saved for the backward."""
         if self.byte == 0:
             return self.second * table.seconds
         whole = self.of(table.seconds, table.halos + table.bytes(kept))
         return np.minimum(whole, self.of(table.seconds + table.again, table.halos)) if may_recompute else whole
 
     def reshard(self, space: LayoutSpace, sources: Ints, targets: Ints, training: bool, kept: bool) -> Floats:
-        """What it costs to bring a value from layouts to layouts [source, target], and to keep it there."""
+        """Return the price [source, target] of moving a value between layouts, and of saving it there if `kept`."""
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
             return seconds if self.second == 1 else self.second * seconds
         return self.of(seconds, space.arriving(sources, targets) * kept)
 
     def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
-        """What it costs to bring a leaf from where it rests to every layout [rest, layout]."""
+        """Return the price [rest, layout] of moving a leaf from where it rests to every layout."""
         if self.byte == 0 and self.second == 1 and weight:
             seconds = space.of_few(rests, training)
         else:

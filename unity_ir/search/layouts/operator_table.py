@@ -1,6 +1,4 @@
-"""
-The table of an operator: every configuration, the layouts it needs and makes, and its seconds forward and backward.
-"""
+"""Tabulate an operator: every configuration, the layouts it needs and makes, and its seconds forward and backward."""
 
 from __future__ import annotations
 
@@ -26,32 +24,32 @@ class OperatorTable:
     """Configurations of one operator; rows of all arrays correspond."""
 
     roles: tuple[GridRole, ...]
-    """What the columns of a row's counts stand for."""
+    """The role of each column of `counts`."""
     counts: Counts
-    """[row, group, role]: 1 for the role of each group of axes"""
+    """[row, group, role]: 1 for the role of each group of axes."""
     operands: tuple[Ints, ...]
     """Per operand, the layout number each row needs."""
     results: tuple[Ints, ...]
     """Per result, the layout number each row makes."""
     seconds: Floats
     again: Floats
-    """Seconds it takes to compute the results once more."""
+    """Seconds [row] to recompute the results."""
     made: tuple[Floats, ...]
-    """Bytes of each result on a device."""
+    """Bytes [row] of each result on a device."""
     halos: Floats
-    """Bytes of operands with their halos, which are tensors by themselves."""
+    """Bytes [row] of operands with their halos, which are separate buffers."""
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def bytes(self, kept: Sequence[bool]) -> Floats:
-        """Per row, of those results that are kept for the backward."""
+        """Return bytes [row] of the results saved for the backward."""
         return sum((m for m, k in zip(self.made, kept, strict=True) if k), np.zeros(len(self)))
 
 
 def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> OperatorTable:
     """
-    Every configuration of a serial compute node on the machine, dominated ones left out.
+    Return every configuration of a serial compute node on the machine, dominated ones dropped.
 
     `needs` says which operands' gradients the backward computes.
     """
@@ -94,7 +92,7 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
 
 
 def kernels_found(graph: Graph) -> None:
-    """Find the kernels of a graph's operators, which tables on all machines need, once."""
+    """Compute the kernels of a graph's operators, which tables on all machines share, once."""
     with_gradient = trained(graph)
     for node in graph.nodes():
         if node.is_compute:
@@ -108,7 +106,7 @@ def _divisible(node: Node) -> tuple[str, ...]:
 
 
 def _summed(node: Node) -> frozenset[str]:
-    """The variables of an operator's matrices of weights that are summed over."""
+    """Return the index variables of an operator's weight matrices that are summed over."""
     analysis = node.analysis
     made = {v for dims in analysis.result_dims for v in dims}
     matrices = [
@@ -120,7 +118,7 @@ def _summed(node: Node) -> frozenset[str]:
 
 
 def _same(node: Node, needed: Sequence[Ints]) -> Ints:
-    """For each row and operand, the first operand that is the same value and is needed in the same layout."""
+    """Return, per row and operand, the first operand with the same value in the same layout."""
     same = np.tile(np.arange(len(needed)), (len(needed[0]), 1))
     for i, value in enumerate(node.operands):
         for j in reversed(range(i)):
@@ -130,7 +128,7 @@ def _same(node: Node, needed: Sequence[Ints]) -> Ints:
 
 
 def _project(counts: Counts, roles: Sequence[int], space: LayoutSpace) -> Counts:
-    """Counts of grid roles as counts of a tensor's roles, to which `roles` takes each of them."""
+    """Return counts of a tensor's roles, given counts of grid roles and the tensor role of each."""
     out = np.zeros((len(counts), counts.shape[1], space.roles), dtype=np.int8)
     for column, role in enumerate(roles):
         out[:, :, space.role(role)] += counts[:, :, column]
@@ -140,7 +138,10 @@ def _project(counts: Counts, roles: Sequence[int], space: LayoutSpace) -> Counts
 def _halo_seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], counts: Counts, spaces: Spaces
 ) -> Floats:
-    """Seconds of the halo exchanges, per row of counts [row, group, variable], there and, for gradients, back."""
+    """
+    Return seconds [row] of the halo exchanges, forward and, for gradients, backward; `counts` is [row, group,
+    variable].
+    """
     out = np.zeros(len(counts))
     analysis = node.analysis
     if not analysis.operand_halos or not spaces.groups:
@@ -179,7 +180,7 @@ def _halo_seconds(
 def _halo_bytes(
     node: Node, variables: tuple[str, ...], degrees: Ints, needed: Sequence[Ints], spaces: Spaces
 ) -> Floats:
-    """Per row, of the operands whose halos are exchanged."""
+    """Return bytes [row] of the operands whose halos are exchanged."""
     total = np.zeros(len(degrees))
     halos = node.analysis.operand_halos
     if halos:
@@ -194,7 +195,7 @@ def _halo_bytes(
 
 
 def _level_sizes(counts: Counts, spaces: Spaces) -> dict[int, int]:
-    """Devices along each level that the chosen groups make."""
+    """Return the devices along each level that the chosen groups make."""
     sizes: dict[int, int] = {}
     for group, count in zip(spaces.groups, counts.tolist(), strict=True):
         for level, size in group.levels:
@@ -203,7 +204,7 @@ def _level_sizes(counts: Counts, spaces: Spaces) -> dict[int, int]:
 
 
 def _undominated(table: OperatorTable) -> OperatorTable:
-    """Of the rows that need and make the same layouts, the fastest."""
+    """Return the fastest of the rows that need and make the same layouts."""
     _, which = distinct(np.stack([*table.operands, *table.results], axis=1))
     order = np.lexsort((table.seconds, which))
     first = np.ones(len(order), dtype=bool)

@@ -1,4 +1,4 @@
-"""The layouts of a value as numbers, and what it costs to go from one to another: what the exact search enumerates."""
+"""Enumerate the layouts of a value and compute the distances between them: shortest paths over legal moves."""
 
 from __future__ import annotations
 
@@ -21,32 +21,21 @@ from unity_ir.search.layouts.axes import (
     Ints,
     Singles,
     code,
-    counted,
-    grouped,
+    count_equal_axes,
+    group_axes,
     role_counts,
     role_degrees,
 )
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.transitions import Moves, all_moves
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 FREE_MOVE = 1e-12
-"""Seconds a free move counts, so that of equal plans the one with fewer moves wins, as in the planner."""
-
-
-DENSE = 256
-"""Layouts up to which shortest paths are found through one layout after the other rather than by relaxing moves."""
-
-
-CACHED = 2**17
-"""Numbers that a processor holds near by: tables are computed so many at a time."""
-
-
-SCATTERED = 20
-"""Of so many seconds between layouts less than one must have got less for these to be looked at one by one."""
+"""Seconds charged for a free move, so that of equal plans the one with fewer moves wins, as in the planner."""
 
 
 def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
-    """`table` at every pair: first the columns of each row that there is, and then rows, which lie together."""
+    """Return `table` at [rows, columns], gathering along contiguous memory."""
     if len(rows) > len(table):
         return np.take(table, columns, axis=1)[rows]
     return np.take(table[rows], columns, axis=1)
@@ -54,7 +43,7 @@ def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
 
 class LayoutSpace:
     """
-    The layouts a value of one shape may have on a machine, and what it costs to go between any two.
+    The layouts a value of one shape may have on a machine, and the cost of moving between any two.
 
     Roles are numbered: dims, then COPY, SUM, REPEAT.
     """
@@ -67,7 +56,7 @@ class LayoutSpace:
         dtype: str,
         merged: tuple[int, ...] | None = None,
     ):
-        """`merged` says for each dim which it is told apart as; going between dims that are not told apart is free."""
+        """Merge dims with equal numbers in `merged`; moving between merged dims is free."""
         self.machine = machine
         self.groups = groups
         self.merged = tuple(range(len(shape))) if merged is None else merged
@@ -88,14 +77,14 @@ class LayoutSpace:
         self._number[code(self.groups, self.counts)] = np.arange(len(self.counts))
 
     def role(self, role: int) -> int:
-        """The number of a role."""
+        """Return the column of a role."""
         return self.merged[role] if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def find(self, counts: Counts) -> Ints:
-        """The layout numbers of rows [ways, group, role]; -1 for one that does not fit the shape."""
+        """Return the layout numbers of counts [ways, group, role]; -1 where the shape does not divide."""
         return self._number[code(self.groups, counts)]
 
     @cached_property
@@ -119,23 +108,25 @@ class LayoutSpace:
 
     @cached_property
     def forward(self) -> Floats:
-        """Seconds of the cheapest moves from every layout to every layout."""
+        """Seconds [from, to] of the cheapest moves."""
         every = np.arange(len(self))
         return self.reshard(every, every, False)
 
     @cached_property
     def training(self) -> Floats:
-        """Seconds from every layout to every layout, and of the gradient back between their duals."""
+        """Seconds [from, to] of the cheapest moves, and of the gradient back between the duals."""
         every = np.arange(len(self))
         return self.reshard(every, every, True)
 
     def reshard(self, sources: Ints, targets: Ints, training: bool) -> Floats:
-        """Seconds of the cheapest moves [source, target]; in training also of the gradient back between their duals."""
+        """
+        Return seconds [source, target] of the cheapest moves; in training also of the gradient back between the duals.
+        """
         there, back = self._there, self._back
         seconds = _columns(self._cheapest, there[sources], there[targets])
         if training:
             home = np.take(self._home, back[targets], axis=1) if len(sources) > len(self._home) else None
-            rows = max(1, CACHED // max(1, len(targets)))
+            rows = max(1, limits().cached_distances // max(1, len(targets)))
             for start in range(0, len(sources), rows):
                 at = slice(start, start + rows)
                 some = back[sources[at]]
@@ -150,11 +141,11 @@ class LayoutSpace:
         return seconds
 
     def of_few(self, sources: Ints, training: bool) -> Floats:
-        """As `reshard`, to every layout, without finding what it costs from those that are not asked for."""
+        """Return `reshard` from a few layouts to every layout, without computing distances from any other."""
         some, at = np.unique(self._there[sources], return_inverse=True)
         own, back = np.unique(self._back[sources], return_inverse=True)
         n = len(self._stays)
-        if "_cheapest" in self.__dict__ or n <= DENSE or 3 * len(some) > n:
+        if "_cheapest" in self.__dict__ or n <= limits().dense_paths or 3 * len(some) > n:
             return self.reshard(sources, np.arange(len(self)), training)
         seconds = np.take(self._from(some), self._there, axis=1)[at]
         if training:
@@ -175,7 +166,7 @@ class LayoutSpace:
         return {}
 
     def apart(self, layout: int, training: bool, there: bool) -> Floats:
-        """As `reshard`, from one layout to every layout, or, if not `there`, to it from every one."""
+        """Return `reshard` from one layout to every layout or, if not `there`, to it from every one."""
         at, back = int(self._there[layout]), self._back
         seconds = np.take((self._cheapest if there else self._home)[at], self._there)
         if training:
@@ -187,13 +178,13 @@ class LayoutSpace:
         return seconds
 
     def arriving(self, sources: Ints, targets: Ints) -> Floats:
-        """Bytes of what a reshard makes [source, target]; none where pieces only go by another name."""
+        """Return the bytes [source, target] that a reshard materialises; 0 where the pieces stay as they are."""
         there = self._there
         return (there[sources][:, None] != there[targets]) * self.bytes[targets]
 
     @cached_property
     def _stays(self) -> Ints:
-        """The layouts without REPEAT: between it and COPY all moves are free, so these stand for the others."""
+        """The layouts without REPEAT, as representatives: moves between REPEAT and COPY are free."""
         return np.flatnonzero(np.all(self.counts[:, :, self.role(REPEAT)] == 0, axis=1))
 
     def _standing_for(self, counts: Counts) -> Ints:
@@ -205,23 +196,23 @@ class LayoutSpace:
 
     @cached_property
     def _there(self) -> Ints:
-        """For each layout the one of `_stays` that stands for it, ..."""
+        """For each layout its representative in `_stays`, ..."""
         return self._standing_for(self.counts.copy())
 
     @cached_property
     def _back(self) -> Ints:
-        """... and for its dual."""
+        """... and that of its dual."""
         return self._standing_for(self.counts[self.duals].copy())
 
     @cached_property
     def _alike(self) -> tuple[list[int], Ints]:
-        """Layouts by the one of `_stays` that stands for them, and where those of each start."""
+        """Layouts sorted by representative, and where those of each start."""
         order = np.argsort(self._there, kind="stable")
         return np.searchsorted(self._there[order], np.arange(len(self._stays) + 1)).tolist(), order
 
     @property
     def stands(self) -> tuple[Ints, Ints]:
-        """For each layout the numbers, among those without REPEAT, of the one that stands for it and for its dual."""
+        """For each layout the index, among those without REPEAT, of its representative and of its dual's."""
         return self._there, self._back
 
     @property
@@ -231,13 +222,16 @@ class LayoutSpace:
 
     @property
     def moves(self) -> tuple[Ints, Ints, Floats]:
-        """... and the moves between them: from which, to which, by their place among these, and seconds."""
+        """... and the moves between them: source and target index, and seconds."""
         return self._moves.sources, self._moves.targets, self._move_seconds
 
     def least(self, sources: Ints, targets: Ints) -> Singles:
         """
-        Seconds of the cheapest moves [source, target] between layouts without REPEAT, in single precision and not too
-        much. Where most are asked for, [layout, layout] whether asked for or not: what is not is any number.
+        Return float32 lower bounds on the seconds [source, target] of the cheapest moves between layouts without
+        REPEAT.
+
+        Where most pairs are asked for, the whole table [layout, layout] is returned; entries not asked for are
+        undefined.
         """
         filled, seconds = self._least
         n = len(filled)
@@ -250,29 +244,31 @@ class LayoutSpace:
 
     @property
     def steps(self) -> int:
-        """Sums it takes, about, to relax all moves from all layouts once."""
+        """Estimate the additions of relaxing all moves from all layouts once."""
         return len(self._moves.sources) * len(self._stays)
 
     def mostly(self, sources: int, targets: int) -> bool:
-        """Whether so many are most of the layouts without REPEAT."""
+        """Return whether these are most of the pairs of layouts without REPEAT."""
         return 3 * sources * targets > len(self._stays) ** 2
 
     @cached_property
     def _home(self) -> Floats:
-        """As `_cheapest`, by where moves lead and where they start."""
+        """The transpose of `_cheapest`, contiguous."""
         return np.ascontiguousarray(self._cheapest.T)
 
     @cached_property
     def _least(self) -> tuple[npt.NDArray[np.bool_], Singles]:
-        """From which layouts there are seconds yet, and those."""
+        """Which rows of the float32 table are filled, and the table."""
         n = len(self._stays)
         return np.zeros(n, dtype=bool), np.zeros((n, n), dtype=np.float32)
 
     @cached_property
     def _cheapest(self) -> Floats:
-        """Seconds of the cheapest moves between the layouts of `_stays`: shortest paths."""
+        """
+        Seconds [from, to] of the cheapest moves between representatives (Floyd-Warshall, or Bellman-Ford if many).
+        """
         n = len(self._stays)
-        if n > DENSE:
+        if n > limits().dense_paths:
             return self.from_layouts(np.arange(n))
         seconds = np.full((n, n), np.inf)
         np.fill_diagonal(seconds, 0.0)
@@ -285,10 +281,10 @@ class LayoutSpace:
 
     def from_layouts(self, sources: Ints, single: bool = False, home: bool = False) -> Floats:
         """
-        Seconds of the cheapest moves from some of the layouts of `_stays` to all, relaxed until none is less; if
+        Return seconds [source, layout] of the cheapest moves from some representatives to all (Bellman-Ford); if
         `home`, to them from all.
 
-        In single precision each sum along the way may be 2**-24 of it too much.
+        In float32 each sum along a path may be too large by a factor of 1 + 2**-24.
         """
         n, moves = len(self._stays), self._moves.home if home else self._moves
         # [target, source]: rows, which are copied, lie together.
@@ -304,13 +300,13 @@ class LayoutSpace:
                 found += of_move
                 to_all[target] = np.minimum(found, to_all[target], out=found)
             better = np.flatnonzero((to_all < before).reshape(-1))
-            if len(better) * SCATTERED < to_all.size:
+            if len(better) * limits().scattered < to_all.size:
                 self._settle(to_all.reshape(-1), better, len(sources), seconds, moves)
                 break
         return np.ascontiguousarray(to_all.T)
 
     def _settle(self, to_all: Floats, better: Ints, columns: int, seconds: Floats, moves: Moves) -> None:
-        """Relax on from those places of [target, source], flat, that got less, one by one."""
+        """Relax sparsely, from those entries of [target, source], flat, that improved last."""
         order = np.argsort(moves.sources, kind="stable")
         starts = np.searchsorted(moves.sources[order], np.arange(len(self._stays) + 1))
         while len(better):
@@ -327,7 +323,7 @@ class LayoutSpace:
 
     @cached_property
     def _moves(self) -> Moves:
-        """All moves between layouts of `_stays`."""
+        """All moves between representatives."""
         moves = all_moves(self.groups, tuple(self.merged.count(d) == 1 for d in range(self.rank)))
         every = moves.degrees
         fits = np.all(np.array(self.shape, dtype=np.int64) % every[:, : self.rank] == 0, axis=1)
@@ -337,7 +333,7 @@ class LayoutSpace:
 
     @cached_property
     def _move_seconds(self) -> Floats:
-        """What they cost."""
+        """Seconds of each of `_moves`."""
         moves = self._moves
         before = self.elements[self._stays][moves.sources]
         after = before * moves.before[moves.of] / moves.after[moves.of]
@@ -358,7 +354,8 @@ class LayoutSpace:
 
 def merged_dims(rank: int, merge: int) -> tuple[int, ...]:
     """
-    Which dims a bound tells apart: 0, all; 1, channels of images, the last dim of others, and the rest; 2, none.
+    Return the class of each dim at a coarseness: 0, each its own; 1, channels of images or the last dim, and the rest;
+    2, one.
     """
     if merge == 0 or (merge == 1 and rank <= 2):
         return tuple(range(rank))
@@ -368,31 +365,31 @@ def merged_dims(rank: int, merge: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Spaces:
-    """The layout spaces of one machine, one per shape and element type, made when first asked for."""
+    """The layout spaces of one machine, one per shape and element type, memoised."""
 
     machine: Machine
     cuts: tuple[int, ...] | None = None
-    """Where the machine's axes are cut into groups that have one role; None for every axis on its own."""
+    """Where the machine's axes are cut into groups with one role; None for every axis on its own."""
     by_count: bool = False
-    """Whether equal axes of a level are counted instead: less than what any layout of the axes themselves costs."""
+    """Whether equal axes of a level are counted instead: a relaxation, whose costs bound those of the axes' layouts."""
     merge: int = 0
-    """How coarsely dims are told apart, as `merged_dims` says: less still."""
+    """Coarseness of dims (`merged_dims`): a further relaxation."""
     hybrids: bool = True
     """
-    Whether weights may be divided along what is summed over (the rules `divide-matmul.sum`, `divide-embedding.rows`,
+    Whether weights may be sharded along what is summed over (the rules `divide-matmul.sum`, `divide-embedding.rows`,
     `divide-perceptron`, `divide-attention.heads`), and partial sums pass linear operators (`add-of-sums`, ..).
     """
 
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
         if self.by_count:
-            return counted(self.machine)
+            return count_equal_axes(self.machine)
         axes = len(self.machine.mesh.sizes)
-        return grouped(self.machine, *(range(1, axes) if self.cuts is None else self.cuts))
+        return group_axes(self.machine, *(range(1, axes) if self.cuts is None else self.cuts))
 
     @property
     def axis_by_axis(self) -> bool:
-        """Whether every axis may have a role of its own, so that nothing is left out."""
+        """Whether every axis may have a role of its own, so that the search is exact."""
         return not self.by_count and len(self.groups) == len(self.machine.mesh.sizes)
 
     @cached_property
@@ -408,8 +405,8 @@ class Spaces:
 
     def of_value(self, value: Value) -> LayoutSpace:
         """
-        The layouts of a value. Where dims are merged at all, those of weights all are: a weight may rest divided along
-        the dim in which it is needed divided, so that hardly anything is lost.
+        Return the layouts of a value. Where dims are merged, all dims of weights are: a weight may rest sharded along
+        the dim in which it is needed sharded, so hardly anything is lost.
         """
         weight = self.merge > 0 and value.node.op == "weight"
         return self.of(value.type.shape, value.type.dtype, 2 if weight else None)

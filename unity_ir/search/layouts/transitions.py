@@ -1,4 +1,4 @@
-"""Moves between layouts: axes of a level change from one role to another, in one collective."""
+"""Enumerate legal moves between layouts: axes of a level change from one role to another, in one collective."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from unity_ir.search.layouts.axes import (
 @dataclass(frozen=True, eq=False)
 class Moves:
     """
-    Moves between layouts without REPEAT, by the place of these in `role_counts`. Moves of one set, of the same axes
-    from one role to another, lie together; no two of a set end, or start, in the same layout.
+    Moves between layouts without REPEAT, by index in `role_counts`. Moves of one set (the same axes, from one role to
+    another) are contiguous; no two of a set share a source or a target.
     """
 
     degrees: Ints
-    """Of the layouts: [layout, role]."""
+    """Degrees of the layouts: [layout, role]."""
     sources: Ints
     targets: Ints
     of: Ints
-    """The set of each."""
+    """The set of each move."""
     kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
-    """Per set its kind, and the devices along each level in a group."""
+    """Per set its collective, and the devices along each level in a group."""
     lie: tuple[slice, ...]
-    """Where the moves of each set lie."""
+    """The slice of each set."""
     before: Ints
-    """Per set, by how much a piece grows by leaving its dim, ..."""
+    """Per set, the factor by which a piece grows by leaving its dim, ..."""
     after: Ints
     """... and shrinks by entering another."""
 
     @property
     def home(self) -> Moves:
-        """The moves as they would be gone backwards."""
+        """Return the moves reversed."""
         return replace(self, sources=self.targets, targets=self.sources)
 
     def among(self, layouts: npt.NDArray[np.bool_]) -> Moves:
-        """The moves between some of the layouts, numbered anew."""
+        """Return the moves between some of the layouts, renumbered."""
         number = np.cumsum(layouts) - 1
         kept = layouts[self.sources] & layouts[self.targets]
         ends = np.cumsum(kept)
@@ -68,7 +68,7 @@ class Moves:
 
 @lru_cache(maxsize=256)
 def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
-    """All moves between layouts of values with so many dims told apart; `single` says which are one dim by itself."""
+    """Return all moves between layouts of values of rank `len(single)`; `single` says which dims are not merged."""
     rank = len(single)
     every = role_counts(groups, rank + 2)
     names = (*range(rank), COPY, SUM)

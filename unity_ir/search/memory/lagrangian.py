@@ -1,11 +1,11 @@
 """
-The fastest choice for a graph among those that fit a device's memory.
+Find the fastest choice for a graph among those that fit a device's memory, by Lagrangian relaxation.
 
     max over l >= 0 of  ( min over choices of seconds + l * bytes )  -  l * limit
 
-is a lower bound on the seconds of all choices that fit (Lagrange; Everett, 1963). The minimum is what the exact search
-finds. As a function of l it is concave, of one line for each choice: the next l to try is where the lines of a choice
-that fits and of one that does not cross (Dinkelbach). The choices met on the way, and those between them, are plans.
+is a lower bound on the seconds of all choices that fit (Everett, 1963). The exact search computes the minimum. It is
+concave and piecewise linear in l, one line per choice: the next l is where the lines of a choice that fits and of one
+that does not cross (Dinkelbach). The choices met on the way, and mixtures of them, are candidate plans.
 """
 
 from __future__ import annotations
@@ -27,38 +27,36 @@ from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import pins
 from unity_ir.rules.derivation import Application
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.shared_moves import bounded, certain, shares, sharpened
-from unity_ir.search.exact.solver import CLOSE, ExactPlan, Solver
+from unity_ir.search.exact.shared_moves import bounded, certain, shares, with_shared_moves
+from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.joint.best_first import JointPlan
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import SPACE, Price
-from unity_ir.search.memory.peak_descent import within
-from unity_ir.search.memory.seconds_and_bytes import Choice, Ledger
+from unity_ir.search.memory.peak_descent import descend_to_limit
+from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
 from unity_ir.simulate.report import peak
-
-TRIES = 24
-"""Prices of a byte at most, for one limit."""
 
 
 @dataclass(frozen=True)
-class Fitting:
-    """A plan that fits, ..."""
+class FittingPlan:
+    """The fastest plan found within a limit, ..."""
 
     graph: Graph
     """... of this graph, ..."""
     plan: ExactPlan
     bytes: float
     price: float
-    """... seconds a byte costs at which the bound is best, ..."""
+    """... seconds per byte at which the bound is best, ..."""
     lines: tuple[tuple[float, float], ...]
-    """... and for every price tried what no choice is below: seconds + price * bytes."""
+    """... and for every price tried a lower bound on seconds + price * bytes."""
 
     def bound(self, limit: float) -> float:
-        """Seconds that no choice of so many bytes is below."""
+        """Return a lower bound in seconds on the choices of at most `limit` bytes."""
         return max(least - price * limit for price, least in self.lines)
 
 
 class NothingFits(UnityError):
-    """No choice fits: `plan`, which takes the fewest `bytes`, does not. None takes fewer seconds than `fastest`."""
+    """Raised where no choice fits: `plan` takes the fewest `bytes`; no choice takes fewer seconds than `fastest`."""
 
     def __init__(self, plan: ExactPlan, bytes: float, fastest: float):
         super().__init__("search: no plan fits")
@@ -68,8 +66,8 @@ class NothingFits(UnityError):
 
 
 @dataclass(frozen=True)
-class Smallest:
-    """The smallest plan known, which does not fit: what it needs per device, how long it takes, and what is advised."""
+class SmallestPlan:
+    """The smallest plan known, which does not fit: its bytes per device, its seconds, and advice."""
 
     needs: float
     seconds: float
@@ -86,14 +84,14 @@ class Smallest:
 
 
 class Refused(UnityError):
-    """No plan that fits was found for a graph and what rewrites make of it; plans by hand were not tried."""
+    """Raised where no plan fits, rewritten or not; plans by hand were not tried."""
 
-    def __init__(self, message: str, smallest: Smallest | None = None):
+    def __init__(self, message: str, smallest: SmallestPlan | None = None):
         super().__init__(message)
         self.smallest = smallest
 
     def known(self, name: str, needs: float, seconds: float) -> Refused:
-        """The same; or of a plan by hand, if that needs less."""
+        """Return this error, or that of the plan by hand `name` if it needs fewer bytes."""
         if self.smallest is None or self.smallest.needs <= needs:
             return self
         least = replace(self.smallest, needs=needs, seconds=seconds, of=f"known, that of {name},")
@@ -101,7 +99,7 @@ class Refused(UnityError):
 
 
 class Solvers:
-    """A solver at several prices. Those without a price, for bytes alone and at the last price keep what they made."""
+    """Solvers at several prices. Those for time alone, bytes alone and the last price keep their tables."""
 
     def __init__(self, solver: Solver):
         self.solver = solver
@@ -117,18 +115,18 @@ class Solvers:
         return self._last
 
 
-class Curve:
+class LagrangianCurve:
     """
-    The choices for a graph that are the least at some price, from the fastest to the smallest.
+    The choices for a graph that are optimal at some price, from the fastest to the smallest.
 
     They are kept: under another limit the search goes on between those on either side of it.
     """
 
     def __init__(self, solvers: Solvers, graph: Graph, fastest: ExactPlan | None = None):
-        """`fastest` is the choice without a limit, if it is known."""
+        """Start from `fastest`, the optimum without a limit, if it is known."""
         self.solvers, self.graph = solvers, graph
-        self.ledger = Ledger(solvers.solver, graph)
-        fastest = fastest or sharpened(solvers.solver, graph, solvers.solver.solve(graph))
+        self.ledger = CostModel(solvers.solver, graph)
+        fastest = fastest or with_shared_moves(solvers.solver, graph, solvers.solver.solve(graph))
         self.fastest = self.ledger.choice(fastest)
         self.lines = [(0.0, fastest.bound)]
         self.met = [self.fastest]
@@ -149,11 +147,14 @@ class Curve:
         return self.ledger.costs(choice)[0]
 
     def bound(self, limit: float) -> float:
-        """Seconds that no choice of so many bytes is below, if every operator pays for the moves it shares."""
+        """
+        Return a lower bound in seconds on choices of at most `limit` bytes, if every operator pays for the moves it
+        shares.
+        """
         return max(least - price * limit for price, least in self.lines)
 
     def solve(self, price: float) -> Choice:
-        """The least choice at a price of a byte."""
+        """Return the optimal choice at a price of a byte."""
         if price not in self._at:
             plan = self.solvers.at(Price(1.0, price)).solve(self.graph)
             self._at[price] = self.ledger.choice(plan)
@@ -161,8 +162,8 @@ class Curve:
             self.met.append(self._at[price])
         return self._at[price]
 
-    def fitting(self, limit: float) -> Fitting:
-        """The fastest choice found of at most `limit` bytes on each device. Raises `NothingFits`."""
+    def fitting(self, limit: float) -> FittingPlan:
+        """Return the fastest choice found of at most `limit` bytes per device. Raises `NothingFits`."""
         if self.bytes(self.fastest) <= limit:
             return self._found(self.fastest, limit)
         if self.bytes(self.smallest) > limit:
@@ -173,9 +174,9 @@ class Curve:
         under = max((c for c in self.met if self.bytes(c) <= limit), key=self.bytes)
         good = [c for c in (*self.good, *self.met) if self.bytes(c) <= limit]
         best = _better(self.ledger, min(good, key=self.seconds), over, under, limit)
-        for _ in range(TRIES):
+        for _ in range(limits().byte_prices):
             (low, much), (high, few) = self.ledger.costs(over), self.ledger.costs(under)
-            if high <= low or self.seconds(best) <= self.bound(limit) * (1 + CLOSE):
+            if high <= low or self.seconds(best) <= self.bound(limit) * (1 + limits().close):
                 # Not slower and smaller: what does not fit was not the fastest but near the bound.
                 break
             price = (high - low) / (much - few)
@@ -191,13 +192,18 @@ class Curve:
         self.good.append(best)
         return self._found(best, limit)
 
-    def walked(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> Fitting | None:
-        """A choice whose peak is within the limit, near one of those known, if there is one."""
+    def walked(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> FittingPlan | None:
+        """
+        Return a choice whose simulated peak is within the limit, by local search from known ones; None if none is
+        found.
+        """
         if self.bytes(self.smallest) > limit and not shares(self.graph):
             return None
         starts = sorted((*self.good, *self.met), key=self.bytes)
         operators = sum(n.is_compute for n in self.graph.nodes())
-        found = within(self.ledger, starts, operators, lambda c: need(self.ledger.plan(c, 0.0), self.graph), limit)
+        found = descend_to_limit(
+            self.ledger, starts, operators, lambda c: need(self.ledger.plan(c, 0.0), self.graph), limit
+        )
         if found is None:
             return None
         faster = self.ledger.improved(found, self.bytes(found))
@@ -205,17 +211,18 @@ class Curve:
         return self._found(faster if fits else found, limit)
 
     def price(self, limit: float) -> float:
-        """What a byte costs where the bound is best."""
+        """Return the price of a byte at which the bound is best."""
         return max(self.lines, key=lambda line: line[1] - line[0] * limit)[0]
 
-    def _found(self, choice: Choice, limit: float) -> Fitting:
+    def _found(self, choice: Choice, limit: float) -> FittingPlan:
         plan, bytes = self.ledger.plan(choice, 0.0), self.bytes(choice)
-        return Fitting(self.graph, plan, bytes, self.price(limit), tuple(self.lines))
+        return FittingPlan(self.graph, plan, bytes, self.price(limit), tuple(self.lines))
 
-    def sound(self, found: Fitting) -> Fitting:
+    def sound(self, found: FittingPlan) -> FittingPlan:
         """
-        With what no choice is below when operators share moves: the line without a price and that at the plan's; all
-        that the search went by, if in this graph they never do.
+        Return the plan with bounds that hold when operators share moves: at price 0 and at the plan's price.
+
+        Where operators of this graph never share moves, every line holds as it is.
         """
         if not shares(self.graph):
             return found
@@ -223,14 +230,17 @@ class Curve:
         return replace(found, lines=(self.lines[0], (found.price, least)))
 
 
-def fitting(solver: Solver, graph: Graph, limit: float) -> Fitting:
-    """The fastest choice found of at most `limit` bytes on each device, and what none is below."""
-    curve = Curve(Solvers(solver), graph)
+def fitting(solver: Solver, graph: Graph, limit: float) -> FittingPlan:
+    """Return the fastest choice found of at most `limit` bytes per device, with its bound. Raises `NothingFits`."""
+    curve = LagrangianCurve(Solvers(solver), graph)
     return curve.sound(curve.fitting(limit))
 
 
-def _better(ledger: Ledger, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
-    """The fastest within the limit of the best so far, and of what lies between two choices and near that."""
+def _better(ledger: CostModel, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
+    """
+    Return the fastest within the limit of the incumbent, `under`, and a mixture of `over` and `under` after local
+    search.
+    """
     tried = [best, under]
     mixed = ledger.between(over, under, limit)
     if mixed is not None:
@@ -238,15 +248,12 @@ def _better(ledger: Ledger, best: Choice, over: Choice, under: Choice, limit: fl
     return min((c for c in tried if ledger.costs(c)[1] <= limit), key=lambda c: ledger.costs(c)[0])
 
 
-ROUNDS = 6
-"""Times the limit is tightened because the simulated peak is above what is held at the end of the forward."""
-
-
 def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     """
-    Bytes a device must have for a plan: what is held at the end of the forward, or, where more, the simulated peak.
+    Return the bytes a device must have for a plan: those held at the end of the forward or, if more, the simulated
+    peak.
 
-    Simulated only where all that there ever is, at once, would be more than the device has.
+    The peak is simulated only where the sum of all buffers exceeds the device's memory.
     """
     if not not_kept(graph) and all_at_once(graph, priced, optimizer) <= priced.machine.device.memory:
         return priced.memory_bytes
@@ -254,7 +261,9 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
 
 
 def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
-    """Bytes that the peak of a plan that keeps all is not above: no buffer is freed, and each has a gradient."""
+    """
+    Return an upper bound in bytes on the peak of a plan without recomputation: no buffer is freed, each has a gradient.
+    """
     placement = priced.placement
     values = [(v, placement.layouts[v]) for n in graph.nodes() if not n.is_parallel for v in n.results]
     weights = [r.value.node for r in priced.weight_reshards]
@@ -267,10 +276,10 @@ def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
 
 def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], JointPlan]) -> JointPlan:
     """
-    The joint search under the device's memory: `fastest`, if it fits, else the best plan found that does.
+    Run the joint search under the device's memory: return `fastest` if it fits, else the best plan found that does.
 
-    The rewrites are those that help when a byte costs what it does for the source graph at the limit. `search` is the
-    joint search with a solver. Raises `Refused` where nothing fits, and says what is closest.
+    The rewrites are those that help at the byte price of the source graph at the limit. `search` is the joint search
+    with a given solver. Raises `Refused` where nothing fits, with the closest plan.
     """
     solver, machine = fastest.solver, fastest.solver.spaces.machine
     limit = machine.device.memory
@@ -282,7 +291,7 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
     if need(fastest.plan, fastest.rewritten) <= limit:
         return fastest
     solvers = Solvers(solver)
-    first = Curve(solvers, source)
+    first = LagrangianCurve(solvers, source)
     if _states(source, solver) > limit:
         smallest_plan = first.ledger.plan(first.smallest, 0.0)
         raise _refused(need(smallest_plan, source), smallest_plan, source, solver)
@@ -297,11 +306,11 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
         rewritten = search(solvers.at(price))
         derivations.setdefault(rewritten.rewritten, rewritten.derivation)
         interrupted = rewritten.interrupted
-    curves |= {graph: Curve(solvers, graph) for graph in derivations if graph is not source}
+    curves |= {graph: LagrangianCurve(solvers, graph) for graph in derivations if graph is not source}
     smallest: tuple[float, ExactPlan] | None = None
     low, target = 0.0, float(limit)
 
-    def returned(found: Fitting) -> JointPlan:
+    def returned(found: FittingPlan) -> JointPlan:
         found = curves[found.graph].sound(found)
         bound = certain(found.bound(limit), found.graph, machine) if solver.spaces.axis_by_axis else None
         return replace(
@@ -315,7 +324,7 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
             interrupted=interrupted,
         )
 
-    for _ in range(ROUNDS):
+    for _ in range(limits().peak_rounds):
         found = _fastest(curves.values(), target)
         needs = need(found.plan, found.graph)
         if needs <= limit:
@@ -336,18 +345,20 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
 
 
 def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Refused:
-    """What is said of the smallest plan found, and of what no plan is below, if that is too much already."""
+    """
+    Return the error for the smallest plan found, with a lower bound on all plans if that is over the limit already.
+    """
     machine = solver.spaces.machine
     limit, least = machine.device.memory, _states(source, solver)
     over = least > limit
     alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {_size(least)}; "
     advice = f"{alone if over else ''}use more devices or a smaller {'model' if over else 'batch'}"
-    smallest = Smallest(needs, plan.seconds, machine.device, advice)
+    smallest = SmallestPlan(needs, plan.seconds, machine.device, advice)
     return Refused(str(smallest), smallest)
 
 
 def lacking(needs: float, device: Device) -> str:
-    """How much a plan of so many bytes per device lacks, as text."""
+    """Return, as text, how much a plan of `needs` bytes per device lacks."""
     return f"needs {_size(needs)} per device, {_size(needs - device.memory)} more than {device.name} has"
 
 
@@ -360,7 +371,7 @@ def _text(number: float) -> str:
 
 
 def _states(graph: Graph, solver: Solver) -> float:
-    """Bytes on each device of all that rests there of the weights that are trained, if everything were divided."""
+    """Return the bytes per device of weights, gradients and optimizer state, if all were sharded evenly."""
     with_gradient = trained(graph)
     held = sum(
         leaf_tensors(n, n in with_gradient, solver.optimizer) * n.types[0].bytes
@@ -370,21 +381,21 @@ def _states(graph: Graph, solver: Solver) -> float:
     return held / solver.spaces.machine.devices
 
 
-def _fastest(curves: Iterable[Curve], limit: float) -> Fitting:
-    """The fastest plan within the limit on any of the curves; the smallest where there is none."""
-    best: Fitting | None = None
-    smallest: Fitting | None = None
+def _fastest(curves: Iterable[LagrangianCurve], limit: float) -> FittingPlan:
+    """Return the fastest plan within the limit on any of the curves; the smallest where there is none."""
+    best: FittingPlan | None = None
+    smallest: FittingPlan | None = None
     for curve in curves:
         if best is not None:
             # At the price of the best so far: where that promises no more than there, it is not worth a search.
             curve.solve(best.price)
-            if curve.bound(limit) >= min(best.bound(limit), best.plan.seconds * (1 - CLOSE)) * (1 - 1e-9):
+            if curve.bound(limit) >= min(best.bound(limit), best.plan.seconds * (1 - limits().close)) * (1 - 1e-9):
                 continue
         try:
             found = curve.fitting(limit)
         except NothingFits as error:
             if smallest is None or error.bytes < smallest.bytes:
-                smallest = Fitting(curve.graph, error.plan, error.bytes, 0.0, ((0.0, error.fastest),))
+                smallest = FittingPlan(curve.graph, error.plan, error.bytes, 0.0, ((0.0, error.fastest),))
             continue
         if best is None or found.plan.seconds < best.plan.seconds * (1 - 1e-9):
             best = found

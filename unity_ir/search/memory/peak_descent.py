@@ -1,9 +1,9 @@
 """
-A choice that fits, where those that hold little at the end of the forward have their peak elsewhere.
+Local search on simulated peak memory.
 
-The peak is no sum over operators, so it is walked down: from several choices one row after the other is changed, as
-long as the peak gets less, or what is held at the end of the forward at the same peak; then from the smallest of these
-with a few rows changed at random.
+It serves where choices that hold little at the end of the forward have their peak elsewhere. The peak is no sum over
+operators, so it is descended: from several choices, change one row after the other while the peak falls, or, at equal
+peak, the bytes held at the end of the forward; then again from the smallest with a few rows changed at random.
 """
 
 from __future__ import annotations
@@ -15,43 +15,32 @@ from random import Random
 import numpy as np
 
 from unity_ir.budget import spend
-from unity_ir.search.memory.seconds_and_bytes import Choice, Ledger
-
-PROPOSALS = 200
-"""Plans whose peak is looked at, at most, for graphs of up to ..."""
-
-SMALL = 120
-"""... so many operators: of larger ones, no single row makes a difference."""
-
-SIZED = 300_000
-"""Work of the simulated peak of a plan, for each of its variables."""
-
-KICK = 3
-"""Rows that are changed at once where no single one helps."""
-
-KICKS = 30
-"""How often."""
+from unity_ir.search.layouts.limits import limits
+from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
 
 
 @dataclass
-class _Walk:
-    ledger: Ledger
+class _Descent:
+    ledger: CostModel
     need: Callable[[Choice], int]
     limit: float
     proposals: int
     known: dict[Choice, tuple[float, float]] = field(default_factory=dict[Choice, tuple[float, float]])
 
     def size(self, choice: Choice) -> tuple[float, float]:
-        """The peak, and what is held at the end of the forward; the former only where the latter is within limits."""
+        """
+        Return the peak and the bytes held at the end of the forward; the peak is infinite where the latter exceed the
+        limit.
+        """
         if choice not in self.known:
-            spend(SIZED * len(choice))
+            spend(limits().work_peak * len(choice))
             held = self.ledger.costs(choice)[1]
             self.proposals -= held <= self.limit
             self.known[choice] = (self.need(choice) if held <= self.limit else np.inf), held
         return self.known[choice]
 
     def down(self, choice: Choice) -> Choice:
-        """Where no other row of one variable is smaller, or that fits."""
+        """Return a local minimum below `choice`, or the first choice that fits."""
         size, changed = self.size(choice), True
         while changed:
             changed = False
@@ -68,13 +57,13 @@ class _Walk:
         return choice
 
 
-def within(
-    ledger: Ledger, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
+def descend_to_limit(
+    ledger: CostModel, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
 ) -> Choice | None:
-    """A choice for a graph of so many operators that needs no more than the limit, if one is found."""
-    if operators > SMALL:
+    """Return a choice that needs at most `limit` bytes; None if none is found or the graph is large."""
+    if operators > limits().peak_operators:
         return None
-    walk = _Walk(ledger, need, limit, PROPOSALS)
+    walk = _Descent(ledger, need, limit, limits().peak_proposals)
     ends: list[Choice] = []
     for start in dict.fromkeys(starts):
         for choice in (start, ledger.without_recompute(start)):
@@ -82,16 +71,16 @@ def within(
                 ends.append(walk.down(choice))
     random = Random(0)
     best = min(ends, key=walk.size, default=None)
-    for _ in range(KICKS):
+    for _ in range(limits().kicks):
         if best is None or walk.size(best)[0] <= limit or walk.proposals <= 0:
             break
         best = min(best, walk.down(_kicked(ledger, best, random)), key=walk.size)
     return best if best is not None and walk.size(best)[0] <= limit else None
 
 
-def _kicked(ledger: Ledger, choice: Choice, random: Random) -> Choice:
-    """A choice with other rows for a few variables."""
+def _kicked(ledger: CostModel, choice: Choice, random: Random) -> Choice:
+    """Return the choice with random rows for a few variables."""
     rows = list(choice)
-    for v in random.sample(range(len(rows)), min(KICK, len(rows))):
+    for v in random.sample(range(len(rows)), min(limits().kick_rows, len(rows))):
         rows[v] = random.choice(np.flatnonzero(np.isfinite(ledger.bytes[v])).tolist())
     return tuple(rows)

@@ -1,8 +1,8 @@
 """
-What any choice for a graph costs, in seconds and in bytes apart, and better choices near those at hand.
+Compute the seconds and the bytes of any choice for a graph, and improve choices by local search.
 
-The exact search minimises one sum. Under a limit of bytes it finds choices on either side of the limit; what lies
-between them is looked for here: the first operators as in the one and the others as in the other, then one by one.
+The exact search minimises one sum. Under a limit of bytes it finds choices on either side of the limit; this module
+looks between them: the first operators as in one choice and the others as in the other, then single changes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,21 @@ import numpy.typing as npt
 from unity_ir.budget import spend
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.search.exact.factor_graph import NOWHERE
-from unity_ir.search.exact.recompute import Kept
-from unity_ir.search.exact.solver import ExactPlan, Solver, Terms
+from unity_ir.search.exact.recompute import SavedForBackward
+from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.layouts.axes import Floats, Ints
-
-CHANGED = 50_000
-"""Work of looking at all other rows of a variable."""
+from unity_ir.search.layouts.limits import limits
 
 Choice = tuple[int, ...]
-"""For each variable of a ledger, its row."""
+"""The row of each variable of a `CostModel`."""
 
 
 T = TypeVar("T", Ints, npt.NDArray[np.bool_])
 
 
 @dataclass(frozen=True, eq=False)
-class _Way:
-    """A value between two variables: per row of each the layout made or needed, and what is between any two layouts."""
+class _Edge:
+    """An edge: per row of either variable the layout made or needed, and the cost [made, needed]."""
 
     source: int
     target: int
@@ -43,7 +41,7 @@ class _Way:
     bytes: Floats
 
     def at(self, source: int | slice, target: int | slice) -> tuple[Floats, Floats]:
-        """Seconds and bytes for a row of each, or for one of one and all of the other."""
+        """Return seconds and bytes for a row of each end, or for one row of one end and all of the other."""
         made, needs = self.made[source], self.needs[target]
         there = needs != NOWHERE
         return self.seconds[made, needs] * there, self.bytes[made, needs] * there
@@ -51,7 +49,7 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Where a leaf with several uses rests, before it is brought to where those find it."""
+    """Key of the layout where a leaf with several uses rests, before it is brought to its relay."""
 
     leaf: Value
 
@@ -59,11 +57,11 @@ class Rest:
 Key = Node | Value | Rest
 
 
-class Ledger:
+class CostModel:
     """
-    The rows of every operator, relay and leaf of a graph; none is left out.
+    Seconds and bytes of every row of every operator, relay and leaf; no row is dropped.
 
-    Operators that may be computed again have their rows twice.
+    Operators that may be recomputed have their rows twice: saved, then recomputed.
     """
 
     def __init__(self, solver: Solver, graph: Graph):
@@ -71,12 +69,12 @@ class Ledger:
         self.keys: list[Key] = []
         self.seconds: list[Floats] = []
         self.bytes: list[Floats] = []
-        self.ways: list[_Way] = []
+        self.ways: list[_Edge] = []
         self._numbers: dict[Key, int] = {}
         self._arriving: dict[int, Floats] = {}
-        terms = Terms(solver, graph)
+        terms = FactorGraphBuilder(solver, graph)
         self._terms = terms
-        keeps = Kept(graph)
+        keeps = SavedForBackward(graph)
         self._may_recompute = keeps.may_recompute
         for node in terms.nodes:
             if node.is_leaf:
@@ -118,7 +116,7 @@ class Ledger:
                     uses = terms.uses[value]
                     training, kept = terms.training(value, [user for user, _ in uses]), keeps.relayed(value, uses)
                     self._way(value, own, self._made(node, value), relay, every, training, kept)
-        self._touching: list[list[_Way]] = [[] for _ in self.keys]
+        self._touching: list[list[_Edge]] = [[] for _ in self.keys]
         for way in self.ways:
             self._touching[way.source].append(way)
             self._touching[way.target].append(way)
@@ -129,7 +127,7 @@ class Ledger:
         return len(self.solver.table(node, self._terms.with_gradient))
 
     def _twice(self, node: Node, of_rows: T) -> T:
-        """For the rows that keep their results and then for those that do not."""
+        """Return `of_rows` for the saved rows and, where the operator may be recomputed, for the recomputed ones."""
         return cast(T, np.concatenate([of_rows, of_rows])) if node in self._may_recompute else of_rows
 
     def _enter(self, key: Key, seconds: Floats, bytes: Floats) -> int:
@@ -155,10 +153,10 @@ class Ledger:
             self._arriving[id(space)] = space.arriving(every, every)
         seconds = space.training if training else space.forward
         bytes = self._arriving[id(space)] if kept else np.broadcast_to(0.0, self._arriving[id(space)].shape)
-        self.ways.append(_Way(source, target, made, needs, seconds, bytes))
+        self.ways.append(_Edge(source, target, made, needs, seconds, bytes))
 
     def choice(self, plan: ExactPlan) -> Choice:
-        """The rows of a plan."""
+        """Return the rows of a plan."""
         return tuple(self._row(key, plan) for key in self.keys)
 
     def _row(self, key: Key, plan: ExactPlan) -> int:
@@ -171,7 +169,7 @@ class Ledger:
                 return plan.layouts[key]
 
     def plan(self, choice: Choice, bound: float) -> ExactPlan:
-        """The plan of a choice."""
+        """Return the plan of a choice."""
         rows = {key: row % self._rows(key) for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node)}
         again = frozenset(
             key for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node) and row >= self._rows(key)
@@ -182,7 +180,7 @@ class Ledger:
         return ExactPlan(self.costs(choice)[0], rows, layouts, rests, again, bound, every, every)
 
     def costs(self, choice: Choice) -> tuple[float, float]:
-        """Seconds and bytes, as `cost.plan` has them: users that find a value in one layout share it."""
+        """Return seconds and bytes as `cost.plan` counts them: users of a value in one layout share its move."""
         seconds, bytes = self._charged(choice)
         for ways in self._shared:
             alike: dict[int, list[tuple[float, float]]] = {}
@@ -196,7 +194,7 @@ class Ledger:
         return seconds, bytes
 
     def _charged(self, choice: Choice) -> tuple[float, float]:
-        """Likewise, but every user pays: what the search adds up, and changes one by one."""
+        """Return seconds and bytes with every user paying for its moves: what the local search changes."""
         seconds = sum(float(s[row]) for s, row in zip(self.seconds, choice, strict=True))
         bytes = sum(float(b[row]) for b, row in zip(self.bytes, choice, strict=True))
         for way in self.ways:
@@ -205,13 +203,15 @@ class Ledger:
         return seconds, bytes
 
     def around(self, node: Node, choice: Choice) -> tuple[float, float]:
-        """Seconds of an operator, and of the values to and from it."""
+        """Return the seconds of an operator, and of the values to and from it."""
         variable, row = self._numbers[node], choice[self._numbers[node]]
         own = float(self.seconds[variable][row])
         return own, float(self._around(variable, choice)[0][row]) - own
 
     def between(self, one: Choice, other: Choice, limit: float) -> Choice | None:
-        """The fastest choice within the limit that is as one up to some variable, and as the other from there on."""
+        """
+        Return the fastest choice within the limit that takes one choice up to some variable and the other from there.
+        """
         best: tuple[float, Choice] | None = None
         for first, last in ((one, other), (other, one)):
             seconds, bytes = self._mixed(first, last)
@@ -223,7 +223,7 @@ class Ledger:
         return best and best[1]
 
     def _mixed(self, first: Choice, last: Choice) -> tuple[Floats, Floats]:
-        """Seconds and bytes of the choices that begin with 0, 1, ... of the rows of the first."""
+        """Return seconds and bytes of the choices that take 0, 1, ... of their first rows from `first`."""
         steps = np.zeros((2, len(self.keys) + 2))
         for v in range(len(self.keys)):
             for i, column in enumerate((self.seconds[v], self.bytes[v])):
@@ -240,12 +240,12 @@ class Ledger:
         return seconds, bytes
 
     def improved(self, choice: Choice, limit: float, passes: int = 4) -> Choice:
-        """A choice within the limit that no other row of one variable makes faster, or what some passes come to."""
+        """Return a local optimum within the limit (no single row makes it faster), or where `passes` passes end."""
         rows = list(choice)
         _, held = self._charged(choice)
         for _ in range(passes):
             changed = False
-            spend(CHANGED * len(rows))
+            spend(limits().work_change * len(rows))
             for v in range(len(rows)):
                 seconds, bytes = self._around(v, rows)
                 fits = held + bytes - bytes[rows[v]] <= limit
@@ -260,20 +260,20 @@ class Ledger:
         return tuple(rows)
 
     def smallest_rows(self, variable: int, choice: Choice) -> list[int]:
-        """The other rows a variable may have beside these of the others, those that hold least first."""
+        """Return the other feasible rows of a variable, fewest bytes first, given the rows of the others."""
         _, bytes = self._around(variable, choice)
         return [
             int(row) for row in np.argsort(bytes, kind="stable") if np.isfinite(bytes[row]) and row != choice[variable]
         ]
 
     def without_recompute(self, choice: Choice) -> Choice:
-        """The same rows, but that nothing is computed again."""
+        """Return the same rows with nothing recomputed."""
         return tuple(
             row % self._rows(key) if isinstance(key, Node) else row for key, row in zip(self.keys, choice, strict=True)
         )
 
     def _around(self, variable: int, rows: Sequence[int]) -> tuple[Floats, Floats]:
-        """Of each row of a variable: its seconds and bytes, and those of the values to and from it."""
+        """Return, per row of a variable, seconds and bytes including the values to and from it."""
         seconds, bytes = self.seconds[variable], self.bytes[variable]
         for way in self._touching[variable]:
             if way.source == variable:

@@ -13,7 +13,7 @@ from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.baselines.random_plan import sample
 from unity_ir.search.result import SearchResult
-from unity_ir.search.strategy import Context, NoOptions
+from unity_ir.search.strategy import NoOptions, SearchContext
 from unity_ir.search.tofu.search import VARIANTS, tofu
 
 
@@ -33,7 +33,7 @@ class OnePlan:
     """Given a serial graph, a machine, an optimizer and the options, returns the plan."""
     options: type[Any] = NoOptions
 
-    def search(self, graph: Graph, machine: Machine, options: Any, context: Context) -> SearchResult:
+    def search(self, graph: Graph, machine: Machine, options: Any, context: SearchContext) -> SearchResult:
         """The plan, and what it costs."""
         plan = self.make(graph, machine, context.optimizer, options)
         return SearchResult(self.name, plan, cost(plan, machine, context.optimizer))

@@ -9,7 +9,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.search.flexflow.mcmc import Settings, mcmc
 from unity_ir.search.result import SearchResult
-from unity_ir.search.strategy import Context
+from unity_ir.search.strategy import SearchContext
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Mcmc:
     name = "mcmc"
     options = McmcOptions
 
-    def search(self, graph: Graph, machine: Machine, options: McmcOptions, context: Context) -> SearchResult:
+    def search(self, graph: Graph, machine: Machine, options: McmcOptions, context: SearchContext) -> SearchResult:
         """The plan with the least simulated time of all chains."""
         settings = Settings(beta=options.beta, budget=options.budget, seed=options.seed)
         best = mcmc(graph, machine, context.optimizer, settings, context.progress)

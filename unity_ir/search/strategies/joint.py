@@ -8,12 +8,12 @@ from functools import partial
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.rules.algebraic import selected
-from unity_ir.search.choose.winner import settling
-from unity_ir.search.joint.best_first import Explored, JointPlan, joint
+from unity_ir.search.choose.winner import choosing
+from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
 from unity_ir.search.joint.sequential import sequential
 from unity_ir.search.memory.lagrangian import Refused, joint_within
 from unity_ir.search.result import SearchResult
-from unity_ir.search.strategy import Context
+from unity_ir.search.strategy import SearchContext
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,13 @@ class Joint:
     name = "joint"
     options = RewriteOptions
 
-    def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: Context) -> SearchResult:
+    def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
         """The fastest plan found, with a lower bound on all placements of its graph."""
         rules, optimizer = selected(options.rules), context.optimizer
-        with settling(self.name, graph, machine, optimizer) as settle:
-            search = partial(joint, graph, machine, rules, optimizer, progress=context.progress, explored=Explored())
+        with choosing(self.name, graph, machine, optimizer) as settle:
+            search = partial(
+                joint, graph, machine, rules, optimizer, progress=context.progress, explored=RewriteCache()
+            )
             try:
                 found = joint_within(search(), graph, lambda solver: search(solver=solver))
             except Refused as refused:
@@ -59,13 +61,13 @@ class Sequential:
     name = "sequential"
     options = RewriteOptions
 
-    def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: Context) -> SearchResult:
+    def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
         """The fastest plan of the graph that is fastest on one device."""
-        with settling(self.name, graph, machine, context.optimizer) as settle:
+        with choosing(self.name, graph, machine, context.optimizer) as settle:
             return settle.result(_sequential(graph, machine, options, context))
 
 
-def _sequential(graph: Graph, machine: Machine, options: RewriteOptions, context: Context) -> JointPlan:
+def _sequential(graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> JointPlan:
     rules = selected(options.rules)
     found = sequential(graph, machine, rules, context.optimizer, progress=context.progress)
     again = partial(joint, found.rewritten, machine, (), context.optimizer)

@@ -9,7 +9,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.rules.algebraic import selected
 from unity_ir.search.result import SearchResult
-from unity_ir.search.strategy import Context
+from unity_ir.search.strategy import SearchContext
 from unity_ir.search.unity.search import Options, unity
 
 
@@ -28,7 +28,7 @@ class Unity:
     name = "unity"
     options = UnityOptions
 
-    def search(self, graph: Graph, machine: Machine, options: UnityOptions, context: Context) -> SearchResult:
+    def search(self, graph: Graph, machine: Machine, options: UnityOptions, context: SearchContext) -> SearchResult:
         """The plan that Unity's search finds."""
         own = Options(**{f.name: getattr(options, f.name) for f in fields(Options)})
         found = unity(graph, machine, selected(options.rules), context.optimizer, own, context.progress)

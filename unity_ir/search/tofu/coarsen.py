@@ -1,8 +1,8 @@
 """
-Coarsening (Tofu, section 5.1): operators and tensors that share a partition strategy, as one group each.
+Coarsen a graph: group operators and tensors that share a partition strategy (Tofu, section 5.1).
 
 The backward needs no grouping here, since it follows from the forward. Grouped are the steps of an unrolled recurrent
-network, which are known by the weights they share, and runs of elementwise operators.
+network, recognised by shared weights, and runs of elementwise operators.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from unity_ir.pcg.graph import Graph, Node, Value
-
-DEPTH = 3
-"""How far back an operator without weights looks for what tells it from others."""
+from unity_ir.search.layouts.limits import limits
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Groups:
 
 
 def alone(graph: Graph) -> Groups:
-    """Every operator and value by itself."""
+    """Return groups of one operator or value each."""
     nodes = graph.nodes()
     operators = {n: i for i, n in enumerate(n for n in nodes if n.is_compute)}
     values = {v: i for i, v in enumerate(v for n in nodes for v in n.results)}
@@ -33,13 +31,13 @@ def alone(graph: Graph) -> Groups:
 
 
 def coarsen(graph: Graph) -> Groups:
-    """Operators of one group do the same, of the same shapes, on the same weights or on values of one group."""
+    """Group operators that compute the same on equal shapes, with the same weights or on values of one group."""
     nodes, users = graph.nodes(), graph.users()
     shared = {n.result for n in nodes if n.op == "weight" and len(users.get(n.result, ())) > 1}
     colours: dict[tuple[Node, int], Hashable] = {}
 
     def colour(node: Node, depth: int) -> Hashable:
-        """What an operator does, to the given depth; a weight that several use is told from others by itself."""
+        """Return a key of what an operator computes, to the given depth; a weight with several users is its own key."""
         if (node, depth) not in colours:
             own = (node.op, node.attributes, tuple(v.type for v in node.operands), node.types)
             weights = tuple((i, v) for i, v in enumerate(node.operands) if v in shared)
@@ -61,7 +59,7 @@ def coarsen(graph: Graph) -> Groups:
     values: dict[Value, int] = {}
     named: dict[Hashable, int] = {}
     for node in nodes:
-        key: Hashable = node if node.is_leaf else colour(node, DEPTH)
+        key: Hashable = node if node.is_leaf else colour(node, limits().coarsen_depth)
         if node.is_compute:
             operators[node] = numbers.setdefault(key, len(numbers))
         for value in node.results:

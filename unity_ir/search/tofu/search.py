@@ -24,7 +24,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
 from unity_ir.search.exact.elimination import minimise, plain
 from unity_ir.search.tofu.coarsen import alone, coarsen
-from unity_ir.search.tofu.step import Axes, Step, group_sizes
+from unity_ir.search.tofu.step import StepBuilder, StepProblem, group_sizes
 
 VARIANTS = ("tofu", "tofu-all-row", "tofu-spartan", "tofu-equal-chop", "tofu-no-reduction")
 
@@ -34,13 +34,13 @@ Choices = tuple[list[int], list[int]]
 
 def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = True) -> Graph:
     """
-    The parallel graph of a serial one with the fewest bytes moved, one axis at a time.
+    Return the parallel graph with the fewest bytes moved, one axis at a time.
 
     Raises `UnityError` for an unknown variant.
     """
     if variant not in VARIANTS:
         raise UnityError(f"tofu: unknown variant {variant!r}; known are {', '.join(VARIANTS)}")
-    axes = Axes(graph, coarsen(graph) if coarse else alone(graph), reduction=variant != "tofu-no-reduction")
+    axes = StepBuilder(graph, coarsen(graph) if coarse else alone(graph), reduction=variant != "tofu-no-reduction")
     mesh = machine.mesh
     sizes = (prod(mesh.sizes),) if variant == "tofu-equal-chop" and mesh.sizes else mesh.sizes
     solve = {"tofu-all-row": _all_row, "tofu-spartan": _spartan}.get(variant, fewest)
@@ -53,8 +53,8 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
     return materialise(graph, assignments, mesh, layouts)
 
 
-def fewest(step: Step) -> Choices:
-    """The optimum of the step."""
+def fewest(step: StepProblem) -> Choices:
+    """Return the optimal choices of a step, by elimination."""
     count = len(step.operators)
     factors = [plain((i,), own) for i, own in enumerate(step.own)]
     factors += [plain((i, count + j), table) for (i, j), table in step.edges.items()]
@@ -62,12 +62,12 @@ def fewest(step: Step) -> Choices:
     return [found[i] for i in range(count)], [found[count + j] for j in range(len(step.values))]
 
 
-def _all_row(step: Step) -> Choices:
+def _all_row(step: StepProblem) -> Choices:
     values = [0] * len(step.values)
     return [_best_operator(step, i, dict(enumerate(values))) for i in range(len(step.operators))], values
 
 
-def _spartan(step: Step) -> Choices:
+def _spartan(step: StepProblem) -> Choices:
     operators: dict[int, int] = {}
     values: dict[int, int] = {}
     around: dict[int, list[int]] = {}
@@ -76,7 +76,7 @@ def _spartan(step: Step) -> Choices:
     for j in sorted(range(len(step.values)), key=lambda j: (-step.sizes[j], j)):
 
         def bytes(choice: int, j: int = j) -> float:
-            """Of the operators around a tensor, each as is best then."""
+            """Return the bytes of the operators around a tensor, each at its best choice given the tensor's."""
             trial = {**values, j: choice}
             decided = sum(float(step.edges[i, j][operators[i], choice]) for i in around.get(j, ()) if i in operators)
             free = (i for i in around.get(j, ()) if i not in operators)
@@ -91,8 +91,10 @@ def _spartan(step: Step) -> Choices:
     return [operators[i] for i in range(len(operators))], [values[j] for j in range(len(values))]
 
 
-def _operator_bytes(step: Step, operator: int, values: dict[int, int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Bytes of each choice of an operator, with the values that are decided."""
+def _operator_bytes(
+    step: StepProblem, operator: int, values: dict[int, int]
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the bytes [choice] of an operator, given the values decided so far."""
     total = step.own[operator].copy()
     for (i, j), table in step.edges.items():
         if i == operator and j in values:
@@ -100,5 +102,5 @@ def _operator_bytes(step: Step, operator: int, values: dict[int, int]) -> np.nda
     return total
 
 
-def _best_operator(step: Step, operator: int, values: dict[int, int]) -> int:
+def _best_operator(step: StepProblem, operator: int, values: dict[int, int]) -> int:
     return int(_operator_bytes(step, operator, values).argmin())

@@ -1,8 +1,8 @@
 """
-One step of Tofu's recursion: what operators and tensors may do with one more mesh axis, and the bytes that moves.
+Tabulate one step of Tofu's recursion: what operators and tensors may do with one more mesh axis, and the bytes moved.
 
-Every tensor is partitioned along one dim, every operator along one index variable; the bytes are those of the forward
-and of the backward that follows from it. Earlier axes have their roles already, and make the pieces smaller.
+Every tensor is partitioned along one dim, every operator along one index variable; bytes are those of the forward and
+of the backward that follows from it. Earlier axes have their roles already, which shrink the pieces.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from unity_ir.search.tofu.coarsen import Groups
 from unity_ir.simulate.choices import fits
 
 Roles = tuple[int, ...]
-"""What a tensor does with the axes so far."""
+"""A tensor's role on each axis so far."""
 
 
 @dataclass(frozen=True)
-class Step:
+class StepProblem:
     """
-    The choices of one step: `operators` and `values` list, for every group, what it may do with the axis; `edges` has
-    for an operator group and a value group the bytes of all their moves, a row per choice of the operators.
+    The choices of one step.
+
+    `operators` and `values` list, for every group, its possible roles on the axis; `edges` has, for an operator group
+    and a value group, the bytes of all their moves [operator's choice, value's choice].
     """
 
     operators: list[list[GridRole]]
     values: list[Roles]
     own: list[Floats]
-    """Bytes an operator group moves whatever its tensors do: halos."""
+    """Bytes [choice] of an operator group's halos."""
     edges: dict[tuple[int, int], Floats]
     sizes: list[int]
     """Bytes of each value group."""
 
 
 @dataclass
-class Axes:
-    """Builds the steps of a graph; `done` are the sizes of the axes before, `operators` and `values` their roles."""
+class StepBuilder:
+    """Builds the steps of a graph; `done` are the sizes of earlier axes, `operators` and `values` the roles on them."""
 
     graph: Graph
     groups: Groups
@@ -66,8 +68,8 @@ class Axes:
         self.operators = dict.fromkeys(self._of_operator, ())
         self.values = dict.fromkeys(self._of_value, ())
 
-    def step(self, size: int) -> Step:
-        """The choices for an axis of `size` devices."""
+    def step(self, size: int) -> StepProblem:
+        """Return the choices for an axis of `size` devices."""
         alike: dict[Hashable, tuple[list[GridRole], Floats]] = {}
         may: list[list[GridRole]] = []
         own: list[Floats] = []
@@ -98,10 +100,10 @@ class Axes:
                     known[key] = self._bytes(node, value, slots, made, gradient, may[group], rests[of], size)
                 edges[group, of] = edges.get((group, of), 0.0) + known[key]
         sizes = [self._of_value[g].type.elements * _item(self._of_value[g]) for g in sorted(self._of_value)]
-        return Step(may, rests, own, edges, sizes)
+        return StepProblem(may, rests, own, edges, sizes)
 
-    def choose(self, step: Step, size: int, operators: Iterable[int], values: Iterable[int]) -> None:
-        """Take one choice of every group for an axis."""
+    def choose(self, step: StepProblem, size: int, operators: Iterable[int], values: Iterable[int]) -> None:
+        """Fix one choice of every group for an axis."""
         for group, choice in enumerate(operators):
             self.operators[group] = (*self.operators[group], step.operators[group][choice])
         for group, choice in enumerate(values):
@@ -109,15 +111,15 @@ class Axes:
         self.done = (*self.done, size)
 
     def assignments(self) -> dict[Node, tuple[GridRole, ...]]:
-        """What every operator does with the axes."""
+        """Return every operator's role on each axis."""
         return {n: self.operators[g] for n, g in self.groups.operators.items()}
 
     def layouts(self) -> dict[Value, Roles]:
-        """Where every value rests."""
+        """Return the layout where every value rests."""
         return {v: self.values[g] for v, g in self.groups.values.items()}
 
     def _form(self, node: Node) -> Hashable:
-        """What tells an operator's choices and bytes from another's."""
+        """Return a key of an operator's choices and bytes."""
         return node.op, node.attributes, tuple(v.type for v in node.operands), node.types
 
     # -- what may be
@@ -171,7 +173,7 @@ class Axes:
         rests: Roles,
         size: int,
     ) -> Floats:
-        """Bytes received in a group of `size`, per choice of the operator and of the value."""
+        """Return the bytes [operator's choice, value's choice] received in a group of `size` devices."""
         before = self.operators[self.groups.operators[node]]
         table = np.zeros((len(may), len(rests)))
         for row, what in enumerate(may):
@@ -196,7 +198,7 @@ class Axes:
 
 @lru_cache(maxsize=65536)
 def received(source: int, target: int, elements: int, size: int) -> float:
-    """Elements received in a group of `size` devices that hold `elements`, as one goes from a role to another."""
+    """Return the elements received, as a group of `size` devices that hold `elements` goes from one role to another."""
     if source == target:
         return 0.0
     piece = elements // size if is_shard(source) else elements
@@ -207,7 +209,7 @@ def _item(value: Value) -> int:
     return ELEMENT_BYTES[value.type.dtype]
 
 
-def group_sizes(step: Step) -> Mapping[int, int]:
-    """The number of choices of every variable: operator groups first, then value groups."""
+def group_sizes(step: StepProblem) -> Mapping[int, int]:
+    """Return the number of choices of every variable: operator groups first, then value groups."""
     counts = [*map(len, step.operators), *map(len, step.values)]
     return dict(enumerate(counts))

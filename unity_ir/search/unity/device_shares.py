@@ -1,8 +1,8 @@
 """
-Degrees, shares of a machine, and the views that make the one on the other (Unity, sections 3.2 and 5.2).
+Enumerate degrees, shares of a machine, and the machine views that realise the one on the other (Unity, 3.2 and 5.2).
 
-A share is how many coordinates of each mesh axis are there to use: all of them, or fewer, of which an operator uses the
-first; its view is pinned there. What a share costs does not depend on which coordinates they are, only on how many.
+A share is the number of usable coordinates of each mesh axis: all of them, or fewer, of which an operator uses the
+first; its view is pinned there. The cost of a share depends only on how many coordinates it has.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from unity_ir.pcg.sharding import (
     prime_factors,
     result_role,
 )
+from unity_ir.search.layouts.limits import limits
 
 Share = tuple[int, ...]
-"""Per mesh axis, the coordinates there are to use."""
+"""The number of usable coordinates of each mesh axis."""
 
 Degrees = tuple[tuple[GridRole, int], ...]
-"""What a PCG says of an operator: the degree of each index variable or set of carriers above 1, in TDL order."""
-
-MOST_VIEWS = 64
-"""Views of one operator that are tried; the first ones keep earlier index variables on outer axes."""
+"""The degree of each index variable or set of carriers above 1, in TDL order."""
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -42,13 +40,13 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def roles(node: Node) -> tuple[GridRole, ...]:
-    """What an operator may be divided along."""
+    """Return what an operator may be sharded along."""
     analysis = node.analysis
     return (*(v for v in analysis.splittable if analysis.bound.extents[v] > 1), *analysis.carriers)
 
 
 def divisible(node: Node, degrees: Degrees) -> bool:
-    """Whether an operator can be divided so: known roles, and all sizes are divisible."""
+    """Return whether an operator can have these degrees: known roles, and all sizes divide."""
     analysis, known = node.analysis, roles(node)
     if any(role not in known for role, _ in degrees):
         return False
@@ -68,8 +66,11 @@ def divisible(node: Node, degrees: Degrees) -> bool:
 @cache
 def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[int, ...]) -> tuple[Assignment, ...]:
     """
-    Every way to make the degrees of whole axes of a share: which levels make how much of each, and which axes of a
-    level, those of one role next to one another. What is left over repeats. Empty where the degrees do not fit.
+    Return every view with these degrees on whole axes of a share; axes left over repeat. Empty where the degrees do not
+    fit.
+
+    Views differ in which levels provide how much of each degree, and in which axes of a level; axes of one role are
+    contiguous.
     """
     classes: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(levels, sizes, strict=True)):
@@ -88,7 +89,7 @@ def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[
                 for axis, role in part:
                     assignment[axis] = role
             out[tuple(assignment)] = None
-            if len(out) == MOST_VIEWS:
+            if len(out) == limits().unity_views:
                 return tuple(out)
     return tuple(out)
 
@@ -96,7 +97,7 @@ def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[
 def _spread(
     classes: Sequence[tuple[tuple[int, int], list[int]]], wanted: Counter[tuple[int, int]], roles: int
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Per class of axes, how many of them each role takes, so that all roles get what they want."""
+    """Yield, per class of axes, the number each role takes, so that every degree is met."""
     if not classes:
         if not any(wanted.values()):
             yield ()
@@ -114,7 +115,7 @@ def _spread(
 
 
 def _orders(axes: list[int], counts: tuple[int, ...], degrees: Degrees) -> list[list[tuple[int, GridRole]]]:
-    """Every order of the roles on the axes of one class."""
+    """Return every order of the roles on the axes of one class."""
     blocks: list[tuple[GridRole, int]] = [(degrees[i][0], n) for i, n in enumerate(counts) if n]
     if sum(counts) < len(axes):
         blocks.append((REPEAT, len(axes) - sum(counts)))
@@ -124,13 +125,13 @@ def _orders(axes: list[int], counts: tuple[int, ...], degrees: Degrees) -> list[
 
 
 def whole(machine: Machine) -> Share:
-    """All of a machine."""
+    """Return the share that is all of a machine."""
     return machine.mesh.sizes
 
 
 def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterator[tuple[int, Share, Share]]:
     """
-    Every way to split a share in two along one axis: the axis, and both parts. Of axes alike, one stands for all.
+    Yield every split of a share in two along one axis: the axis, and both parts. Of equal axes, one stands for all.
 
     The second part's coordinates come after those of the first.
     """
@@ -145,10 +146,10 @@ def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterato
 
 
 def moved(assignment: Assignment, start: Sequence[int]) -> Assignment:
-    """A view on the first coordinates of a share, on a share that starts elsewhere."""
+    """Return a view translated to a share that starts at `start`."""
     return tuple(pinned_at(start[a]) if role == pinned_at(0) else role for a, role in enumerate(assignment))
 
 
 def devices(degrees: Degrees) -> int:
-    """The tasks of an operator of these degrees."""
+    """Return the number of tasks of an operator with these degrees."""
     return prod(d for _, d in degrees)

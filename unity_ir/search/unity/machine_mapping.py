@@ -1,15 +1,15 @@
 """
-The fastest machine mapping of a PCG, by dynamic programming over its sequences and branches (Unity, section 5.2).
+Find the fastest machine mapping of a PCG by dynamic programming over sequences and branches (Unity, section 5.2).
 
-A PCG is a serial graph and the degrees of its operators; a mapping gives each operator a view. Everything is a table
-over the views of the two ends of a region (`search.unity.series_parallel`):
+A PCG is a serial graph and the degrees of its operators; a mapping gives each operator a view. Each region
+(`search.unity.series_parallel`) has a table over the views of its two ends:
 
-    edge       what it costs to bring a value from one view to the other, and its gradient back
+    edge       the cost of moving a value from one view to the other, and its gradient back
     sequence   min over the views of the operator in the middle of  left + operator + right
     parallel   min of  first + rest, both with the whole share,  and  max(first, rest), each with a part of it
     block      a beam over the operators in order; the paper has no answer for graphs that are not series-parallel
 
-Tables are kept by structure, so that subgraphs alike, of one candidate or of several, are costed once.
+Tables are memoised by structure, so equal subgraphs, of one candidate or of several, are costed once.
 """
 
 from __future__ import annotations
@@ -25,32 +25,23 @@ from unity_ir.budget import spend
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import Assignment, Layout, operand_layout, result_layout
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity import series_parallel
 from unity_ir.search.unity.device_shares import Degrees, Share, moved, splits, views, whole
-from unity_ir.search.unity.series_parallel import Block, Edge, Flow, Parallel, Region
-from unity_ir.search.unity.view_costs import Prices
+from unity_ir.search.unity.series_parallel import Block, DirectEdge, Flow, Parallel, Region
+from unity_ir.search.unity.view_costs import ViewCosts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-TABLE = 100_000
-"""Work of a table of a region beside the moves it prices."""
-
-PAIR = 3_000
-"""Work of a move between two views."""
-
-SORTED = 20
-"""Work of an entry of the partial mappings of a block, which are made and sorted."""
-
-BEAM = 64
-"""Partial mappings of a block that are kept, for each view of its source."""
-
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class Subgraph:
     """
-    A serial graph to map. Where it is cut out of a larger one, `entry` is the leaf that stands for the value that
-    flows in, in one of `entries`; its first output leaves in one of `exits`. Empty where it is not cut.
+    A serial graph to map.
+
+    Where it is cut out of a larger one, `entry` is the leaf that stands for the value flowing in, in one of `entries`;
+    its first output leaves in one of `exits`. Empty where it is not cut.
     """
 
     graph: Graph
@@ -59,8 +50,8 @@ class Piece:
     exits: tuple[Layout, ...] = ()
 
     @cached_property
-    def numbers(self) -> dict[Node | Edge, int]:
-        """What a mapper calls its operators and edges; a piece is one mapper's."""
+    def numbers(self) -> dict[Node | DirectEdge, int]:
+        """Numbers of its operators and edges; a subgraph belongs to one mapper."""
         return {}
 
     @cached_property
@@ -77,7 +68,7 @@ class Piece:
 
     @cached_property
     def uses(self) -> Mapping[Value, int]:
-        """How many operators read each leaf that belongs to the piece."""
+        """The number of operators that read each leaf of the subgraph."""
         found: dict[Value, int] = {}
         for node in self.flow.nodes:
             for value in dict.fromkeys(node.operands):
@@ -85,8 +76,11 @@ class Piece:
                     found[value] = found.get(value, 0) + 1
         return found
 
-    def wires(self, edge: Edge) -> tuple[tuple[Value, int], ...]:
-        """What an edge brings, and to which operand; the first output, to operand 0, at the end of a piece cut out."""
+    def wires(self, edge: DirectEdge) -> tuple[tuple[Value, int], ...]:
+        """
+        Return the values an edge carries and to which operand; the first output, to operand 0, at the exit of a cut
+        subgraph.
+        """
         if edge.target is None:
             value = self.graph.outputs[0] if self.exits else None
             return ((value, 0),) if value is not None and value.node is edge.source else ()
@@ -95,7 +89,7 @@ class Piece:
 
     @cached_property
     def keys(self) -> Mapping[Node, Hashable]:
-        """All that the price of an operator depends on, but its degrees."""
+        """Key of each operator: all that its cost depends on except its degrees."""
         return {
             node: (
                 node.op,
@@ -112,7 +106,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """What an end of a region may be: the views of an operator on a share, and what it costs and needs under each."""
+    """The views of an operator on a share, and its cost and layouts under each."""
 
     assignments: tuple[Assignment, ...]
     seconds: Floats
@@ -124,44 +118,44 @@ class Views:
         return len(self.seconds)
 
 
-NOTHING = Views(((),), np.zeros(1), (), ())
+NO_VIEWS = Views(((),), np.zeros(1), (), ())
 
 
 @dataclass
 class Mapper:
     """Maps candidates on one machine. Without `cache`, nothing is kept from one candidate to the next."""
 
-    prices: Prices
+    prices: ViewCosts
     cache: bool = True
     _numbers: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     _views: dict[Hashable, Views] = field(default_factory=dict[Hashable, Views])
     tables: dict[Hashable, Floats] = field(default_factory=dict[Hashable, Floats])
 
     def number(self, key: Hashable) -> int:
-        """A small number for a structure; equal structures have equal ones."""
+        """Return a number for a structure; equal structures have equal ones."""
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def number_of(self, piece: Piece, node: Node) -> int:
-        """Of an operator, but for its degrees."""
+    def number_of(self, piece: Subgraph, node: Node) -> int:
+        """Return the number of an operator's structure, degrees left out."""
         if node not in piece.numbers:
             piece.numbers[node] = self.number(piece.keys[node])
         return piece.numbers[node]
 
-    def costs(self, piece: Piece, degrees: Mapping[Node, Degrees]) -> Floats:
-        """Seconds of the fastest mapping for each [entry, exit]; one of each where the piece is not cut out."""
+    def costs(self, piece: Subgraph, degrees: Mapping[Node, Degrees]) -> Floats:
+        """Return the seconds [entry, exit] of the fastest mapping; [1, 1] where the subgraph is not cut."""
         if not self.cache:
             self.tables.clear()
             self._views.clear()
         return _Mapping(self, piece, degrees).costs()
 
     def views(
-        self, piece: Piece, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
+        self, piece: Subgraph, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
     ) -> dict[Node, Assignment]:
-        """The fastest mapping for one of the entries and one of the exits."""
+        """Return the fastest mapping for one entry and one exit."""
         return _Mapping(self, piece, degrees).chosen(entry, exit)
 
-    def of(self, piece: Piece, node: Node, degrees: Degrees, share: Share) -> Views:
-        """The views of an operator on a share."""
+    def of(self, piece: Subgraph, node: Node, degrees: Degrees, share: Share) -> Views:
+        """Return the views of an operator on a share."""
         key = (self.number_of(piece, node), degrees, share)
         if key not in self._views:
             machine = self.prices.machine
@@ -179,9 +173,9 @@ class Mapper:
 
 
 class _Mapping:
-    """One candidate."""
+    """Maps one candidate."""
 
-    def __init__(self, mapper: Mapper, piece: Piece, degrees: Mapping[Node, Degrees]):
+    def __init__(self, mapper: Mapper, piece: Subgraph, degrees: Mapping[Node, Degrees]):
         self.mapper = mapper
         self.piece = piece
         self.degrees = degrees
@@ -197,14 +191,14 @@ class _Mapping:
     # -- what things are
 
     def number(self, region: Region) -> int:
-        """Of a region: equal ones are alike in all that matters here."""
+        """Return the number of a region's structure; equal ones have equal tables."""
         if region not in self._ids:
             self._ids[region] = self.mapper.number(self._structure(region))
         return self._ids[region]
 
     def _structure(self, region: Region) -> Hashable:
         match region:
-            case Edge(source, target):
+            case DirectEdge(source, target):
                 ends = self._end(source, self.piece.entries), self._end(target, self.piece.exits)
                 return ("edge", *ends, self._wiring(region))
             case series_parallel.Sequence(left, middle, right):
@@ -222,7 +216,7 @@ class _Mapping:
             return layouts
         return self.mapper.number_of(self.piece, node), self.degrees.get(node, ())
 
-    def _wiring(self, edge: Edge) -> int:
+    def _wiring(self, edge: DirectEdge) -> int:
         numbers = self.piece.numbers
         if edge not in numbers:
             wires = self.piece.wires(edge)
@@ -236,7 +230,7 @@ class _Mapping:
     def views(self, node: Node | None, share: Share, of_end: Views) -> Views:
         if node is not None:
             return self.mapper.of(self.piece, node, self.degrees.get(node, ()), share)
-        return of_end if len(of_end) else NOTHING
+        return of_end if len(of_end) else NO_VIEWS
 
     def source(self, region: Region, share: Share) -> Views:
         return self.views(region.source, share, self.entry)
@@ -245,29 +239,28 @@ class _Mapping:
         return self.views(region.target, share, self.exit)
 
     def inside(self, node: Node, share: Share) -> Views:
-        return self.views(node, share, NOTHING)
+        return self.views(node, share, NO_VIEWS)
 
     def fits(self, region: Region, share: Share) -> bool:
-        """Whether all operators of a region have a view on a share."""
+        """Return whether all operators of a region have a view on a share."""
         return all(len(self.inside(n, share)) for n in region.inner)
 
     # -- what they cost
 
     def table(self, region: Region, before: Share, share: Share, after: Share) -> Floats:
         """
-        Seconds of what is inside a region that has a share, its ends left out, for each view of the source on `before`
-        and of the target on `after`.
+        Return the seconds [source view on `before`, target view on `after`] of a region on a share, without its ends.
         """
-        key = (self.number(region), before, () if isinstance(region, Edge) else share, after)
+        key = (self.number(region), before, () if isinstance(region, DirectEdge) else share, after)
         tables = self.mapper.tables
         if key not in tables:
-            spend(TABLE)
+            spend(limits().work_region)
             tables[key] = self._table(region, before, share, after)
         return tables[key]
 
     def _table(self, region: Region, before: Share, share: Share, after: Share) -> Floats:
         match region:
-            case Edge():
+            case DirectEdge():
                 return self._edge(region, before, after)
             case series_parallel.Sequence(left, middle, right):
                 own = self.inside(middle, share).seconds
@@ -281,11 +274,11 @@ class _Mapping:
                 out[states[:, 0], states[:, -1]] = seconds
                 return out
 
-    def _edge(self, edge: Edge, before: Share, after: Share) -> Floats:
+    def _edge(self, edge: DirectEdge, before: Share, after: Share) -> Floats:
         source, target = self.source(edge, before), self.target(edge, after)
         out = np.zeros((len(source), len(target)))
         wires = self.piece.wires(edge)
-        spend(PAIR * len(source) * len(target) * len(wires))
+        spend(limits().work_view_pair * len(source) * len(target) * len(wires))
         for i, made in enumerate(zip(*source.makes, strict=True) if wires else ()):
             for j in range(len(target)):
                 # One value that is needed in one layout twice is brought there once.
@@ -299,7 +292,7 @@ class _Mapping:
     def _ways(
         self, region: Parallel, before: Share, share: Share, after: Share
     ) -> list[tuple[Floats, tuple[int, Share, Share] | None]]:
-        """The two sides one after the other with the whole share, and at once, each with a part of it."""
+        """Return the table of both sides in sequence on the whole share, and of each split with both at once."""
         first, rest = region.first, region.rest
         ways: list[tuple[Floats, tuple[int, Share, Share] | None]] = [
             (self.table(first, before, share, after) + self.table(rest, before, share, after), None)
@@ -313,7 +306,10 @@ class _Mapping:
         return ways
 
     def _block(self, region: Block, before: Share, share: Share, after: Share) -> tuple[Ints, Floats]:
-        """The best partial mappings found: a view per column, the source's first, the target's last; their seconds."""
+        """
+        Return the best partial mappings by beam search: a view per column (source first, target last), and their
+        seconds.
+        """
         order = (*region.inner, region.target)
         column: dict[Node | None, int] = {n: i + 1 for i, n in enumerate(region.inner)}
         column[region.source] = 0
@@ -325,7 +321,7 @@ class _Mapping:
             ends = i == len(region.inner)
             own = np.zeros(len(self.target(region, after))) if ends else of_each[i]
             total = seconds[:, None] + own[None]
-            spend(TABLE + SORTED * states.size * len(own))
+            spend(limits().work_region + limits().work_block_entry * states.size * len(own))
             for edge in region.edges:
                 if edge.target is node:
                     at = before if edge.source is region.source else share
@@ -340,13 +336,13 @@ class _Mapping:
                 *(column[n] for n in region.inner[: i + 1] if last_use.get(n, 0) > i),
                 *([i + 1] if ends else []),
             ]
-            states, seconds = _best(states, total.reshape(-1), live, None if ends else BEAM)
+            states, seconds = _best(states, total.reshape(-1), live, None if ends else limits().beam)
         return states, seconds
 
     # -- which views they are
 
     def chosen(self, entry: int, exit: int) -> dict[Node, Assignment]:
-        """The view of every operator."""
+        """Return the view of every operator."""
         found: dict[Node, Assignment] = {}
         start = (0,) * len(self.share)
         self._choose(self.piece.region, (self.share, self.share, self.share), (entry, exit), start, found)
@@ -360,10 +356,10 @@ class _Mapping:
         start: Sequence[int],
         found: dict[Node, Assignment],
     ) -> None:
-        """The views inside a region whose share begins at `start`, for one view of each of its ends."""
+        """Choose the views inside a region whose share begins at `start`, given one view of each of its ends."""
         before, share, after = shares
         match region:
-            case Edge():
+            case DirectEdge():
                 return
             case series_parallel.Sequence(left, middle, right):
                 first, second = self.table(left, before, share, share), self.table(right, share, share, after)
@@ -389,7 +385,7 @@ class _Mapping:
 
 
 def _best(states: Ints, seconds: Floats, live: Sequence[int], beam: int | None) -> tuple[Ints, Floats]:
-    """Of partial mappings alike in their live columns the fastest; of each view of the source so many."""
+    """Return the fastest of the mappings equal in their live columns; at most `beam` for each view of the source."""
     order = np.argsort(seconds, kind="stable")
     order = order[np.isfinite(seconds[order])]
     states, seconds = states[order], seconds[order]

@@ -1,7 +1,9 @@
 """
-Unity's search as its paper has it (section 5): substitutions are selected in each part of a graph (this file, 5.1),
-each candidate costed by its fastest machine mapping (`search.unity.machine_mapping`, 5.2), and parts are put
-together for the best partitioning of the tensors between them (`search.unity.split`, 5.3).
+Unity's search as its paper has it (section 5).
+
+Substitutions are selected in each part of a graph (this file, 5.1), each candidate costed by its fastest machine
+mapping (`search.unity.machine_mapping`, 5.2), and parts are joined by the best partitioning of the tensors between them
+(`search.unity.split`, 5.3).
 """
 
 from __future__ import annotations
@@ -23,20 +25,15 @@ from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import REPEAT
 from unity_ir.rules.derivation import Application
 from unity_ir.rules.rule import Rule
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity.device_shares import divisors
-from unity_ir.search.unity.machine_mapping import Floats, Mapper, Piece
+from unity_ir.search.unity.machine_mapping import Floats, Mapper, Subgraph
 from unity_ir.search.unity.split import Chosen, Selection, carried_over, compose, derivation, parts, structure
-from unity_ir.search.unity.substitutions import Candidate, Substitutions
-from unity_ir.search.unity.view_costs import Prices
+from unity_ir.search.unity.substitutions import CandidatePCG, Substitutions
+from unity_ir.search.unity.view_costs import ViewCosts
 
 Progress = Callable[[int, float], None]
 
-
-MAPPED = 15_000
-"""Work of an operator of a candidate whose mapping is found."""
-
-CANDIDATES = 10_000
-"""Of a whole graph, ..."""
 
 FEWEST, MOST = 10, 300
 """... but for every operator at least and at most so many."""
@@ -46,8 +43,8 @@ FEWEST, MOST = 10, 300
 class Options:
     """
     `alpha`: how much worse than the best a candidate may be and still be rewritten. `budget`: candidates costed for
-    every operator of a part; by default as many as make `CANDIDATES` for a whole graph. `split` and `cache` are what
-    Table 2 of the paper switches off.
+    every operator of a part; by default as many as make `unity_candidates` for a whole graph. `split` and `cache` are
+    what Table 2 of the paper switches off.
     """
 
     alpha: float = 1.05
@@ -66,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True)
 class UnityPlan:
-    """What the search found; `seconds` is what it believes an iteration takes, branches at once counted once."""
+    """The search's result; `seconds` is its own estimate, in which branches at once count once."""
 
     graph: Graph
     seconds: float
@@ -83,8 +80,8 @@ def unity(
     options: Options | None = None,
     progress: Progress | None = None,
 ) -> UnityPlan:
-    """The parallel graph Unity's search finds for a serial one."""
-    search = _Search(machine, rules, optimizer, options or Options(), progress)
+    """Return the parallel graph that Unity's search finds for a serial one."""
+    search = _UnitySearch(machine, rules, optimizer, options or Options(), progress)
     candidate, seconds = search.run(graph)
     with within(None):
         views = search.mapper.views(candidate.piece, candidate.degrees)
@@ -92,7 +89,7 @@ def unity(
     return UnityPlan(plan, seconds, candidate.steps, search.explored, candidate.piece.graph)
 
 
-class _Search:
+class _UnitySearch:
     def __init__(
         self,
         machine: Machine,
@@ -103,33 +100,35 @@ class _Search:
     ):
         self.machine = machine
         self.options = options
-        self.mapper = Mapper(Prices(machine, optimizer), options.cache)
+        self.mapper = Mapper(ViewCosts(machine, optimizer), options.cache)
         self.rules = rules
         self.progress = progress
         self.explored = 0
         self.budget = FEWEST
         self._found: dict[object, Selection] = {}
 
-    def run(self, graph: Graph) -> tuple[Candidate, float]:
-        """The best candidate of a whole graph."""
+    def run(self, graph: Graph) -> tuple[CandidatePCG, float]:
+        """Return the best candidate of a whole graph and its seconds."""
         operators = sum(n.is_compute for n in graph.nodes())
-        self.budget = self.options.budget or min(MOST, max(FEWEST, CANDIDATES // max(1, operators)))
-        pieces = parts(graph, self.machine, self.rules, self.options.least) if self.options.split else [Piece(graph)]
+        self.budget = self.options.budget or min(MOST, max(FEWEST, limits().unity_candidates // max(1, operators)))
+        pieces = parts(graph, self.machine, self.rules, self.options.least) if self.options.split else [Subgraph(graph)]
         if len(pieces) == 1:
-            best = self.select(Piece(graph), self.rules)
+            best = self.select(Subgraph(graph), self.rules)
             return best.candidates[0][0], float(best.seconds[0, 0])
         for rules in (self.rules, ()):
             chosen = self._combine(pieces, rules)
             whole, degrees = compose(graph, chosen)
             steps = derivation(graph, chosen, self.rules)
             if steps is not None:
-                piece = Piece(whole)
+                piece = Subgraph(whole)
                 with within(None):
-                    return Candidate(piece, degrees, steps), float(self.mapper.costs(piece, degrees)[0, 0])
+                    return CandidatePCG(piece, degrees, steps), float(self.mapper.costs(piece, degrees)[0, 0])
         raise AssertionError("what is not rewritten is derived by no step")
 
-    def _combine(self, pieces: Sequence[Piece], rules: Sequence[Rule]) -> list[Chosen]:
-        """For every partitioning of every tensor between parts the best before it; then back from the end."""
+    def _combine(self, pieces: Sequence[Subgraph], rules: Sequence[Rule]) -> list[Chosen]:
+        """
+        Choose a candidate for every part by dynamic programming over the partitionings of the tensors between them.
+        """
         found = [self.select(p, rules) for p in pieces]
         best = np.zeros(len(found[0].seconds))
         via: list[tuple[int, ...]] = []
@@ -145,32 +144,36 @@ class _Search:
             at = back[at]
         return out[::-1]
 
-    def select(self, piece: Piece, rules: Sequence[Rule]) -> Selection:
-        """Substitutions selected in one part, for all its entries and exits; parts alike are searched once."""
+    def select(self, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
+        """
+        Return the substitutions selected in one part, for all its entries and exits; equal parts are searched once.
+        """
         key = (structure(piece), len(rules))
         known = self._found.get(key) if self.options.cache else None
         found = carried_over(known, piece, rules) if known is not None else self._select(piece, rules)
         self._found.setdefault(key, found)
         return found
 
-    def _select(self, piece: Piece, rules: Sequence[Rule]) -> Selection:
+    def _select(self, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
         """
-        The queue of section 5.1, for all pairs of partitionings at once: a candidate's priority is how near it comes to
-        the best of the pair it suits best, then how little it costs for any. Where the budget ends, the best so far.
+        Run the queue of section 5.1 for all pairs of partitionings at once.
+
+        A candidate's priority is its ratio to the best of the pair it suits best, then its least cost over the pairs.
+        Where the budget ends, the incumbents stand.
         """
         alpha, budget = self.options.alpha, self.budget * max(1, len(piece.flow.nodes))
         substitutions = Substitutions(rules, self.machine.devices)
         best = np.full((max(1, len(piece.entries)), max(1, len(piece.exits))), np.inf)
-        queue: list[tuple[float, float, int, Candidate, Floats]] = []
+        queue: list[tuple[float, float, int, CandidatePCG, Floats]] = []
         tie, seen = count(), set[object]()
-        start = Candidate(piece, {})
+        start = CandidatePCG(piece, {})
         of = [[start] * best.shape[1] for _ in range(best.shape[0])]
 
-        def enter(candidate: Candidate) -> None:
+        def enter(candidate: CandidatePCG) -> None:
             if candidate.key in seen:
                 return
             seen.add(candidate.key)
-            spend(MAPPED * len(piece.flow.nodes))
+            spend(limits().work_mapping * len(piece.flow.nodes))
             seconds = self.mapper.costs(candidate.piece, candidate.degrees)
             better = seconds < best * (1 - 1e-9)
             best[better] = seconds[better]
@@ -181,7 +184,7 @@ class _Search:
             if self.progress is not None:
                 self.progress(self.explored, float(best.min()))
 
-        def push(candidate: Candidate, seconds: Floats) -> None:
+        def push(candidate: CandidatePCG, seconds: Floats) -> None:
             # A piece without operators takes no time.
             near = np.divide(seconds, best, out=np.ones_like(seconds), where=best > 0)
             if (least := float(near.min())) <= alpha:
@@ -205,8 +208,8 @@ class _Search:
                         break
         return Selection(best, of)
 
-    def _runs(self, piece: Piece, substitutions: Substitutions) -> Iterator[Candidate]:
-        """What flows in partitioned in every way, and all that follows it."""
+    def _runs(self, piece: Subgraph, substitutions: Substitutions) -> Iterator[CandidatePCG]:
+        """Yield candidates in which the input is partitioned in every way and all that follows it."""
         sizes = self.machine.mesh.sizes
         inputs = [n.result for n in piece.graph.nodes() if n.op == "input" and n is not piece.entry]
         for degree in divisors(self.machine.devices)[1:] if piece.entry is None else ():

@@ -1,7 +1,7 @@
 """
-Sequences and parallel branches (Unity, section 5.2): how the operators between two others fall apart.
+Decompose a graph into sequences and parallel branches (Unity, section 5.2).
 
-    Edge                nothing between: what one operator hands the other
+    DirectEdge          nothing between: what one operator hands the other
     Sequence            at an operator that all paths go through
     Parallel            into branches that do not depend on one another
     Block               neither: the graph is not series-parallel there (Unity, section 8)
@@ -18,7 +18,7 @@ from unity_ir.pcg.graph import Graph, Node
 
 
 @dataclass(frozen=True, eq=False)
-class Edge:
+class DirectEdge:
     source: Node | None
     target: Node | None
     inner: tuple[Node, ...] = ()
@@ -60,18 +60,18 @@ class Block:
     source: Node | None
     target: Node | None
     inner: tuple[Node, ...]
-    edges: tuple[Edge, ...]
-    """Those between its operators and its ends, by the place of their target in `(*inner, target)`."""
+    edges: tuple[DirectEdge, ...]
+    """The edges among its operators and ends, ordered by target in `(*inner, target)`."""
 
 
-Region = Edge | Sequence | Parallel | Block
+Region = DirectEdge | Sequence | Parallel | Block
 
 
 class Flow:
-    """The operators of a graph, in order, and which hand something to which. Ends stand before and after all."""
+    """The operators of a graph in order, and their users. None stands before and after all."""
 
     def __init__(self, graph: Graph, boundary: Node | None = None):
-        """`boundary` is a leaf that flows in, and so is an operator to its users."""
+        """Treat the leaf `boundary` as an operator: it is what flows in."""
         self.nodes = [n for n in graph.nodes() if n.is_compute]
         self.place: dict[Node | None, int] = {n: i for i, n in enumerate(self.nodes)}
         self.users: dict[Node | None, dict[Node | None, None]] = {n: {} for n in (None, *self.nodes)}
@@ -86,7 +86,7 @@ class Flow:
                 self.users[value.node][None] = None
 
     def cuts(self, source: Node | None, inner: SequenceOf[Node], target: Node | None) -> list[Node]:
-        """The operators of `inner` through which all paths between two ends go, but a direct edge, in order."""
+        """Return the operators of `inner` on every path between two ends (direct edges left out), in order."""
         place: dict[Node | None, int] = {n: i for i, n in enumerate((*inner, target))}
         # Nothing is reached where there are no operators.
         reach = max((place[u] for u in self.users[source] if u in place and u is not target), default=len(inner))
@@ -98,7 +98,7 @@ class Flow:
         return found
 
     def branches(self, inner: SequenceOf[Node]) -> list[list[Node]]:
-        """The connected parts of some operators, by their first ones."""
+        """Return the connected components of some operators, by their first ones."""
         group = {n: [n] for n in inner}
         for node in inner:
             for user in self.users[node]:
@@ -115,16 +115,16 @@ class Flow:
 
 
 def decompose(flow: Flow) -> Region:
-    """The whole of a graph, between None and None."""
+    """Return the region of a whole graph, between None and None."""
     return _region(flow, None, flow.nodes, None)
 
 
 def _region(
     flow: Flow, source: Node | None, inner: SequenceOf[Node], target: Node | None, branch: bool = False
 ) -> Region:
-    """What is between two ends; of a branch between them, without what goes there directly."""
+    """Return the region between two ends; of a `branch`, without a direct edge between them."""
     if not inner:
-        return Edge(source, target)
+        return DirectEdge(source, target)
     parts = flow.branches(inner)
     direct = target in flow.users[source] and not branch
     if len(parts) + direct == 1:
@@ -134,7 +134,7 @@ def _region(
     else:
         regions: list[Region] = [_region(flow, source, part, target, branch=True) for part in parts]
         if direct:
-            regions.append(Edge(source, target))
+            regions.append(DirectEdge(source, target))
         found = regions.pop()
         while regions:
             first = regions.pop()
@@ -146,7 +146,7 @@ def _region(
 def _sequence(
     flow: Flow, source: Node | None, inner: SequenceOf[Node], target: Node | None, cuts: list[Node]
 ) -> Region:
-    """Split in the middle, so that a change re-costs a logarithm of the splits."""
+    """Split at the middle cut, so that a change re-costs a logarithmic number of splits."""
     if not cuts:
         return _region(flow, source, inner, target)
     middle = cuts[len(cuts) // 2]
@@ -160,7 +160,7 @@ def _block(flow: Flow, source: Node | None, inner: SequenceOf[Node], target: Nod
     members = set(inner)
     order = (*inner, target)
     edges = [
-        Edge(node, user)
+        DirectEdge(node, user)
         for node in (source, *inner)
         for user in flow.users[node]
         if user in members or (user is target and not (branch and node is source))

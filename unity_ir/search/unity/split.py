@@ -1,8 +1,8 @@
 """
-Graph splitting (Unity, section 5.3): a graph cut where one tensor holds it together, and put together again.
+Split a graph where one tensor connects its parts, and join the parts again (Unity, section 5.3).
 
-Cuts are at operators that all paths go through, where they disrupt the fewest substitutions, every part having at
-least so many operators. A part reads the tensor that flows into it from a leaf, its entry.
+Cuts are at operators that all paths go through, where they disrupt the fewest substitutions, every part having a
+minimum number of operators. A part reads the tensor that flows into it from a leaf, its entry.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from unity_ir.pcg.sharding import Layout
 from unity_ir.rules.derivation import Application, apply_at
 from unity_ir.rules.rule import Rule
 from unity_ir.search.unity.device_shares import Degrees, divisors, views, whole
-from unity_ir.search.unity.machine_mapping import Floats, Flow, Piece
-from unity_ir.search.unity.substitutions import Candidate
+from unity_ir.search.unity.machine_mapping import Floats, Flow, Subgraph
+from unity_ir.search.unity.substitutions import CandidatePCG
 
 ENTRY = "what flows in"
-"""The name of the leaf a part reads; no weight of a module has blanks in its name."""
+"""Name of the leaf that a part reads; no weight of a module has blanks in its name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Of one part, for each entry and exit, the seconds of its best candidate, and that."""
+    """The seconds [entry, exit] of a part's best candidates, and these."""
 
     seconds: Floats
-    candidates: list[list[Candidate]]
+    candidates: list[list[CandidatePCG]]
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """A part, and the candidate chosen for it."""
 
-    piece: Piece
-    candidate: Candidate
+    piece: Subgraph
+    candidate: CandidatePCG
 
 
 # --- cutting
 
 
-def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Piece]:
-    """The parts of a graph, in order; the whole as one where it cannot be cut."""
+def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Subgraph]:
+    """Return the parts of a graph, in order; the whole as one where it cannot be cut."""
     cuts = _cuts(graph, rules, least)
     if not cuts:
-        return [Piece(graph)]
+        return [Subgraph(graph)]
     with_gradient = trained(graph)
     entries = [leaf("weight" if n in with_gradient else "input", n.types[0], name=ENTRY) for n in cuts]
     layouts = [partitionings(n.types[0].shape, machine) for n in cuts]
     new: dict[Value, Value] = {}
-    out: list[Piece] = []
+    out: list[Subgraph] = []
     ends = [*((n.result,) for n in cuts), graph.outputs]
     order = topological(graph.outputs)
     position = {n: i for i, n in enumerate([n for n in order if n.is_compute])}
@@ -74,12 +74,14 @@ def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> 
         inputs = tuple(n for n in topological(results) if n.op == "input")
         part = Graph(graph.name, inputs, results)
         into = layouts[i - 1] if i else ()
-        out.append(Piece(part, entry, into, layouts[i] if i < len(cuts) else ()))
+        out.append(Subgraph(part, entry, into, layouts[i] if i < len(cuts) else ()))
     return out
 
 
 def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
-    """Where to cut: between any two cuts at least so many operators, at the places that disrupt fewest rules."""
+    """
+    Return the operators to cut after: at least `least` operators between any two, where cuts disrupt the fewest rules.
+    """
     flow = Flow(graph)
     nodes = flow.nodes
     place = {n: i for i, n in enumerate(nodes)}
@@ -92,7 +94,7 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
     possible = [place[n] for n in flow.cuts(None, nodes, None) if len(n.types) == 1 and n.result not in graph.outputs]
 
     def between(begin: int, end: int) -> list[int]:
-        """Of `nodes[begin:end]`: a cut ends a part."""
+        """Return the cuts within `nodes[begin:end]`; a cut ends a part."""
         may = [i for i in possible if begin + least <= i + 1 <= end - least]
         if not may:
             return []
@@ -104,8 +106,10 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
 
 def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
     """
-    The partitionings of a tensor between parts, no replicas: whole; one dim divided by any degree; two, which take all
-    devices. Each has one view; the mapping of the whole chooses again.
+    Return the partitionings of a tensor between parts, without replicas, each with one view.
+
+    They are: whole; one dim by any degree; two dims that together take all devices. The mapping of the whole chooses
+    views again.
     """
     found: dict[tuple[tuple[int, int], ...], None] = {(): None}
     for degree in divisors(machine.devices)[1:]:
@@ -125,7 +129,7 @@ def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
 
 
 def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, Degrees]]:
-    """The whole graph of the parts' candidates, and the degrees of its operators."""
+    """Return the joined graph of the parts' candidates, and the degrees of its operators."""
     whole, degrees = _joined(graph, [(c.piece, c.candidate.piece.graph) for c in chosen])
     return whole, {
         new: c.candidate.degrees.get(old, ())
@@ -134,8 +138,8 @@ def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, D
     }
 
 
-def _joined(graph: Graph, graphs: Sequence[tuple[Piece, Graph]]) -> tuple[Graph, list[Mapping[Node, Node]]]:
-    """Parts in sequence, each part's entry being what the one before it makes."""
+def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Graph, list[Mapping[Node, Node]]]:
+    """Join parts in sequence, each part's entry being the output of the one before."""
     outputs: list[Value] = []
     nodes: list[Mapping[Node, Node]] = []
     for piece, part in graphs:
@@ -155,7 +159,10 @@ def _joined(graph: Graph, graphs: Sequence[tuple[Piece, Graph]]) -> tuple[Graph,
 
 
 def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[Application, ...] | None:
-    """The parts' derivations as one of the whole graph, which numbers operators otherwise; None if there is none."""
+    """
+    Return the parts' derivations as one of the whole graph, whose operators are numbered otherwise; None if there is
+    none.
+    """
     known = {rule.name: rule for rule in rules}
     now = [(c.piece, c.piece.graph) for c in chosen]
     whole, out = graph, list[Application]()
@@ -175,8 +182,8 @@ def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) ->
 # --- parts alike
 
 
-def structure(piece: Piece) -> object:
-    """Equal for parts that differ only in the names of their leaves."""
+def structure(piece: Subgraph) -> object:
+    """Return a key, equal for parts that differ only in the names of their leaves."""
     nodes = topological(piece.graph.outputs)
     number = {n: i for i, n in enumerate(nodes)}
     return (
@@ -196,19 +203,19 @@ def structure(piece: Piece) -> object:
     )
 
 
-def carried_over(found: Selection, piece: Piece, rules: Sequence[Rule]) -> Selection:
-    """What was selected in a part alike, in this one."""
+def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
+    """Return the selection of an equal part, carried over to this one."""
     known = {rule.name: rule for rule in rules}
-    done: dict[Candidate, Candidate] = {}
+    done: dict[CandidatePCG, CandidatePCG] = {}
 
-    def carried(candidate: Candidate) -> Candidate:
+    def carried(candidate: CandidatePCG) -> CandidatePCG:
         if candidate not in done:
             graph = piece.graph
             for step in candidate.steps:
                 graph = apply_at(graph, known[step.rule], step.at, dict(step.given))
-            here = Piece(graph, piece.entry, piece.entries, piece.exits)
+            here = Subgraph(graph, piece.entry, piece.entries, piece.exits)
             pairs = zip(here.flow.nodes, candidate.piece.flow.nodes, strict=True)
-            done[candidate] = Candidate(here, {n: candidate.degrees.get(o, ()) for n, o in pairs}, candidate.steps)
+            done[candidate] = CandidatePCG(here, {n: candidate.degrees.get(o, ()) for n, o in pairs}, candidate.steps)
         return done[candidate]
 
     return Selection(found.seconds, [[carried(c) for c in row] for row in found.candidates])

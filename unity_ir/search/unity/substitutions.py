@@ -1,8 +1,8 @@
 """
-Candidates and what substitutions make of them (Unity, sections 4 and 5.1).
+Generate candidates by substitutions (Unity, sections 4 and 5.1).
 
-A candidate PCG is held as a serial graph and the degrees of its operators. Its parallel operators follow: between
-neighbours divided alike a combine and the partition after it have cancelled.
+A candidate PCG is a serial graph and the degrees of its operators. Its parallel operators follow: between neighbours
+sharded alike a combine and the partition after it have cancelled.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.rules.derivation import Application
 from unity_ir.rules.rule import Rule
 from unity_ir.search.unity.device_shares import Degrees, devices, divisible, divisors, roles
-from unity_ir.search.unity.machine_mapping import Piece
+from unity_ir.search.unity.machine_mapping import Subgraph
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class CandidatePCG:
     """A PCG, and the algebraic rules that led to it."""
 
-    piece: Piece
+    piece: Subgraph
     degrees: Mapping[Node, Degrees]
     steps: tuple[Application, ...] = ()
 
@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Substitutions:
-    """All that are tried: algebraic rules, and each operator divided along each index variable by each degree."""
+    """The substitutions: algebraic rules, and each operator sharded along each index variable by each degree."""
 
     rules: Sequence[Rule]
     devices: int
@@ -42,19 +42,19 @@ class Substitutions:
         default_factory=dict[tuple[Node, Degrees], tuple[Degrees, ...]]
     )
 
-    def of(self, candidate: Candidate) -> Iterator[Candidate]:
-        """What every substitution at every place makes of a candidate."""
+    def of(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
+        """Yield the candidates that every substitution at every place makes."""
         yield from self._algebraic(candidate)
         for node in candidate.piece.flow.nodes:
             for degrees in self.degrees(node, candidate.degrees.get(node, ())):
                 alone = {**candidate.degrees, node: degrees}
-                yield Candidate(candidate.piece, alone, candidate.steps)
+                yield CandidatePCG(candidate.piece, alone, candidate.steps)
                 onwards = self._onwards(candidate.piece, node, alone)
                 if len(onwards) > 1:
-                    yield Candidate(candidate.piece, {**alone, **onwards}, candidate.steps)
+                    yield CandidatePCG(candidate.piece, {**alone, **onwards}, candidate.steps)
 
     def degrees(self, node: Node, now: Degrees) -> tuple[Degrees, ...]:
-        """What the parallelization rules of an operator make of its degrees."""
+        """Return the degrees that parallelization rules make of an operator's."""
         if (node, now) not in self._ways:
             self._ways[node, now] = tuple(self._degrees(node, now))
         return self._ways[node, now]
@@ -76,7 +76,7 @@ class Substitutions:
                         tried.add(degrees)
                         break
 
-    def _onwards(self, piece: Piece, node: Node, degrees: Mapping[Node, Degrees]) -> dict[Node, Degrees]:
+    def _onwards(self, piece: Subgraph, node: Node, degrees: Mapping[Node, Degrees]) -> dict[Node, Degrees]:
         """
         An operator and those after it that follow how it is divided, up to where its parts are summed up: between them
         combine and partition cancel.
@@ -96,7 +96,7 @@ class Substitutions:
                 del found[user]
         return found
 
-    def _algebraic(self, candidate: Candidate) -> Iterator[Candidate]:
+    def _algebraic(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
         piece = candidate.piece
         for rule in self.rules:
             at, after = rule.everywhere(piece.graph)
@@ -106,27 +106,30 @@ class Substitutions:
             for place, after in rule.applications(piece.graph):
                 yield self._rewritten(candidate, after, [Application(rule.name, place)])
 
-    def _rewritten(self, candidate: Candidate, after: Graph, steps: Sequence[Application]) -> Candidate:
-        """The operators that remain keep their degrees; new ones have those of one they replace, or follow."""
+    def _rewritten(self, candidate: CandidatePCG, after: Graph, steps: Sequence[Application]) -> CandidatePCG:
+        """
+        Return the rewritten candidate: remaining operators keep their degrees; new ones take those of one replaced, or
+        follow.
+        """
         piece = candidate.piece
         same = corresponding(piece.graph, after)
         kept = {new: candidate.degrees.get(old, ()) for new, old in same.items()}
         old = set(same.values())
         gone = [n for n in piece.flow.nodes if n not in old]
-        rewritten = Piece(after, piece.entry, piece.entries, piece.exits)
+        rewritten = Subgraph(after, piece.entry, piece.entries, piece.exits)
         given = dict(kept)
         for node in rewritten.flow.nodes:
             if node in given:
                 continue
             alike = (candidate.degrees.get(g, ()) for g in gone if g.op == node.op)
             given[node] = next((d for d in alike if divisible(node, d)), self._following(node, given))
-        return Candidate(rewritten, given, (*candidate.steps, *steps))
+        return CandidatePCG(rewritten, given, (*candidate.steps, *steps))
 
     def _following(self, node: Node, given: Mapping[Node, Degrees]) -> Degrees:
         dims = {v: made(v, given[v.node]) for v in node.operands if v.node in given}
         return follow(node, dims, self.devices)
 
-    def alike(self, piece: Piece, dims: Mapping[Value, Sequence[int]]) -> Candidate:
+    def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
         """
         Substitutions at many places at once: a run of operators that all follow how what flows in is partitioned.
 
@@ -137,17 +140,17 @@ class Substitutions:
         for node in piece.flow.nodes:
             degrees[node] = follow(node, {v: known[v] for v in node.operands if v in known}, self.devices)
             known.update({v: made(v, degrees[node]) for v in node.results})
-        return Candidate(piece, degrees)
+        return CandidatePCG(piece, degrees)
 
 
 def made(value: Value, degrees: Degrees) -> Sequence[int]:
-    """The degree of each dim of an operator's result."""
+    """Return the degree of each dim of an operator's result."""
     by = {role: d for role, d in degrees if isinstance(role, str)}
     return [by.get(v, 1) if v is not None else 1 for v in value.node.analysis.result_dims[value.index]]
 
 
 def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> Degrees:
-    """The degrees an operator has that takes its operands as they are divided; none where they do not agree."""
+    """Return the degrees of an operator that follows its operands' sharding; none where they disagree."""
     analysis, known = node.analysis, roles(node)
     wanted: dict[str, int] = {}
     for parameter, value in zip(analysis.bound.operands, node.operands, strict=True):
@@ -160,7 +163,7 @@ def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> 
 
 
 def corresponding(before: Graph, after: Graph) -> dict[Node, Node]:
-    """The operators of a graph after a rewrite that are those before it, on other operands or the same."""
+    """Map operators after a rewrite to those before it, on the same or other operands."""
     found: dict[Node, Node] = {}
     existed = {n for n in before.nodes() if n.is_compute}
     stack = [(a.node, b.node) for a, b in zip(after.outputs, before.outputs, strict=True)]

@@ -1,4 +1,4 @@
-"""What a machine mapping is charged for: kernels, moves and updates, as `cost.plan` counts them, view by view."""
+"""Cost a machine mapping view by view: kernels, moves and updates, as `cost.plan` counts them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,15 @@ from unity_ir.pcg.materialise import degrees, resting
 from unity_ir.pcg.reshard import Move, move_kind, plan
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, dual, is_pinned, is_shard, operand_layout, shards
 from unity_ir.pcg.types import ELEMENT_BYTES, tensor_type
-
-PLANNED = ((4, 3), (99, 2))
-"""
-On a machine of up to so many axes, the axes of a mesh on which the planner is asked; on more, each pair of roles is one
-collective, for the planner's time grows with a power of the axes.
-"""
+from unity_ir.search.layouts.limits import limits
 
 FREE = 1e-12
 """Seconds a free move counts, so that of equal mappings the one with fewer moves wins."""
 
 
 @dataclass
-class Prices:
-    """Prices on one machine; each is found once."""
+class ViewCosts:
+    """Memo of costs on one machine."""
 
     machine: Machine
     optimizer: Optimizer
@@ -38,10 +33,10 @@ class Prices:
 
     @cached_property
     def planned(self) -> int:
-        return next(n for most, n in PLANNED if len(self.machine.mesh.sizes) <= most)
+        return next(n for most, n in limits().planned_axes if len(self.machine.mesh.sizes) <= most)
 
     def move(self, shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, gradient: bool) -> float:
-        """Seconds to bring a value from one layout to another, and, where it has one, its gradient back."""
+        """Return the seconds of moving a value between layouts and, if it has one, its gradient back."""
         if source == target:
             return 0.0
         key = (shape, dtype, source, target, gradient)
@@ -54,8 +49,10 @@ class Prices:
 
     def _one_way(self, shape: tuple[int, ...], dtype: str, source: Layout, target: Layout) -> float:
         """
-        The planner's price, on a mesh in which neighbours of one level that do the same are one axis, and those that do
-        nothing are left out; of few axes, those that repeat may help.
+        Return the planner's seconds on a reduced mesh.
+
+        Neighbouring axes of one level with the same roles are merged, and idle axes are dropped; on few axes, repeating
+        ones stay, since they may help.
         """
         touched = {r for a, b in zip(source, target, strict=True) if a != b for r in (a, b) if is_shard(r)}
         axes = list(
@@ -90,10 +87,10 @@ class Prices:
         self, node: Node, view: Assignment, trained: bool, gradients: tuple[bool, ...], uses: Mapping[Value, int]
     ) -> float:
         """
-        Seconds of an operator under a view: kernels and halos both ways, and its leaves: from where they rest, their
-        gradients back, and their updates.
+        Return the seconds of an operator under a view: kernels and halos both ways, moves of its leaves, and their
+        updates.
 
-        A leaf rests where each of its users wants it, and costs each its part; so it is when all want the same.
+        A leaf rests where each of its users wants it, and each pays its part; that is exact when all want the same.
         """
         machine = self.machine
         needs = tuple(trained and g for g in gradients)
@@ -126,7 +123,7 @@ class Prices:
 def _one_by_one(
     source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, price: Callable[[Move], float]
 ) -> list[Move]:
-    """A move for every pair of roles, those first that make pieces smaller. Pieces are taken to be contiguous."""
+    """Return one move per pair of roles, those first that shrink pieces. Pieces are taken to be contiguous."""
     del price
     pairs = dict.fromkeys((a, b) for a, b in zip(source, target, strict=True) if a != b)
     kinds = {pair: move_kind(*pair) for pair in pairs}
