@@ -18,13 +18,14 @@ from dataclasses import dataclass, field, replace
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
+from unity_ir.forms.classify import is_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.fusing import with_fusions
 from unity_ir.lowering.emit.plan_text import plan_text
 from unity_ir.lowering.emit.reference_text import reference_text
 from unity_ir.lowering.emit.tuning import Piece, Table, piece_of
-from unity_ir.lowering.launchers import is_convolution, launcher
+from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.pytorch.value import TORCH_DTYPES
 from unity_ir.lowering.rank.deadlock import calls, check_order, makers, there
 from unity_ir.lowering.rank.program import (

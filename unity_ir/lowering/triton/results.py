@@ -10,9 +10,9 @@ from math import prod
 from unity_ir.forms.addresses import Names
 from unity_ir.forms.contraction import contraction, product_factors, with_factors
 from unity_ir.forms.rewrite import canonical, map_children, outermost, reductions
+from unity_ir.forms.window_writes import writes_windows
 from unity_ir.lowering.triton.step import Buffer
 from unity_ir.lowering.triton.tiling import is_split
-from unity_ir.lowering.triton.window_writes import writes_windows
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Cases, Const, Expr, Reduce, Result, Var, accesses

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from textwrap import wrap
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names
+from unity_ir.forms.classify import Form, form_of
+from unity_ir.forms.contraction import Contraction
 from unity_ir.lowering.triton.expression import Writer
 from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, Result, accesses, children
 
@@ -122,6 +125,8 @@ class Step:
     """As of `Launch`."""
     options_name: str = ""
     """Of a dict with the constants, warps and stages, where launches of many shapes have the same."""
+    after: tuple[str, ...] = ()
+    """Lines of the launcher that finish the result."""
 
     @property
     def options(self) -> Mapping[str, Scalar]:
@@ -197,6 +202,18 @@ class Stage:
     """Identifiers of the launcher."""
     operator: str = "matmul"
     """What is computed, as part of an identifier."""
+
+    @cached_property
+    def form(self) -> Form:
+        """Form of the result."""
+        return form_of(self.result, self.extents)
+
+    @property
+    def product(self) -> Contraction | None:
+        """The matrix product of tensors of one floating type that the result is made of, if any."""
+        dtypes = {b.dtype for b in self.buffers.values()}
+        one = len(dtypes) == 1 and not dtypes & {*NOT_FLOATING}
+        return self.form if isinstance(self.form, Contraction) and one else None
 
     @property
     def expr(self) -> Expr:
