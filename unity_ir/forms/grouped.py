@@ -1,5 +1,5 @@
 """
-Products of rows with the one weight that integers pick for each, and the gradient of those weights, told by their form.
+Recognise products of rows with the one weight that integers pick for each, and the gradient of those weights.
 
     out[t, n] = sum[v](where(eq(v, at[t]), sum[k](x[t, k] * w[v, k, n]), 0))
     out[v, k, n] = sum[t](where(eq(v, at[t]), x[t, k] * y[t, n], 0))
@@ -37,7 +37,7 @@ class Routed:
 
 
 def routed(expr: Expr, extents: Mapping[str, int]) -> Routed | None:
-    """The expression as such a product; None for anything else."""
+    """Match an expression as such a product; return None for anything else."""
     found = gather(expr)
     if found is None and (single := pick(expr)) is not None and extents[single.variable] == 1:
         # A sum over a piece of one weight is written as what it sums.

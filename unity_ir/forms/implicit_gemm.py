@@ -17,18 +17,18 @@ _DIMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = 
     "data": (("batch", "group", "own"), ("own", "group", "shared"), ("batch", "group", "shared")),
     "weight": (("batch", "group", "own"), ("batch", "group", "shared"), ("own", "group", "shared")),
 }
-"""Of each form, what beside the windows' dims a, b and the result are indexed by."""
+"""Groups of variables that index a, b and the result of each form, beside the windows."""
 _SIDES: Mapping[str, tuple[str, str, str]] = {
     "forward": ("window", "inner", "outer"),
     "data": ("outer", "inner", "window"),
     "weight": ("outer", "window", "inner"),
 }
-"""And what their other two dims are."""
+"""Part of each window that is a dim of a, b and the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImplicitGemm:
-    """The numbers of one kernel: sizes of the product, strides by parameter, and the windows."""
+    """Arguments of one kernel: `sizes` M, N and K of the product, strides by parameter, and the windows' geometry."""
 
     of: Convolution
     sizes: tuple[int, int, int]
@@ -38,7 +38,7 @@ class ImplicitGemm:
 
 
 def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[str, int]) -> ImplicitGemm | None:
-    """The kernel's numbers; None where a group of variables has no one stride, or there are three windows."""
+    """Return the kernel's arguments; None where a group of variables has several strides, or of three windows."""
     if len(of.slidings) > 2:
         return None
     image, other = Access(of.image.tensor, of.image.indices), Access(of.other.tensor, of.other.indices)
@@ -85,7 +85,7 @@ def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[st
 
 
 def _dim_strides(indices: Sequence[object], extents: Mapping[str, int]) -> dict[Window, int]:
-    """The elements between neighbours along each dim that is indexed by a window."""
+    """Return the elements between neighbours along each dim that a window indexes."""
     found: dict[Window, int] = {}
     stride = 1
     for index in reversed(indices):

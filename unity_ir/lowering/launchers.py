@@ -1,4 +1,4 @@
-"""From a bound line to the text of a Python function that computes it, and of the kernels it launches."""
+"""Generate the Python function that computes a bound line, and the kernels it launches, by the line's form."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ def _elements(bound: Bound, dtypes: Sequence[str]) -> list[str]:
 
 
 def _reads_as_product(expr: Expr) -> bool:
-    """Whether operator and shapes say all of the expression: a sum of a product of two reads."""
+    """Return whether operator and shapes determine the expression: a sum of a product of two reads."""
     factors = product_factors(expr) if isinstance(expr, Reduce) else None
     return factors is not None and all(isinstance(f, Access) for f in factors)
 
 
 def _digest(bound: Bound) -> list[str]:
-    """Part of a name: nothing for a line that follows from its operator and shapes alone."""
+    """Return the digest in a name; none for a line that its operator and shapes determine."""
     # What only moves elements has attributes that say where to.
     if (
         not bound.has_windows
@@ -300,7 +300,7 @@ def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:
 
 
 def _family(bound: Bound, dtypes: Sequence[str]) -> str:
-    """The name of the kernel of lines whose shapes alone differ."""
+    """Return the kernel name shared by lines that differ in shapes only."""
     digest: list[str] = []
     if AND in bound.operator:
         # Which of them reads what is not in the names of operators.

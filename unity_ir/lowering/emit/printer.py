@@ -1,5 +1,5 @@
 """
-A rank's program as one readable Python file.
+Print a rank's program as one readable Python file.
 
 Header and plan, the kernels, a launcher per operator and shape, the step in straight lines (each with its operator,
 shape and placement as a comment), the same forward in plain PyTorch for `--check`, and the fixed part
@@ -56,7 +56,7 @@ import triton.language as tl
 
 @dataclass(frozen=True)
 class Emitted:
-    """The program's text, and what its launches compile to, for ahead-of-time checks."""
+    """Text of a program, and what its launches compile to, for ahead-of-time checks."""
 
     text: str
     kernels: Mapping[str, str]
@@ -110,7 +110,7 @@ def emit(
 
 @dataclass(frozen=True)
 class Implementations:
-    """What computes what: as it was measured, or else as it was told."""
+    """Triton or PyTorch per operator: the tuned table first, then the options."""
 
     matmul: str
     kernels: str
@@ -118,7 +118,7 @@ class Implementations:
     tuned: Table | None = None
 
     def of(self, piece: Piece) -> str:
-        """What computes a piece: `triton` or `torch`."""
+        """Return the implementation of a piece: `triton` or `torch`."""
         if piece.fused:
             return "triton"
         measured = None if self.tuned is None else self.tuned.choice(piece.key)
@@ -153,14 +153,14 @@ class _Printer:
         self.launchers: dict[str, Launcher] = {}
         self.alike: dict[object, tuple[Launcher, list[str]]] = {}
         self.texts: dict[str, str] = {}
-        """The name of the kernel of each text without its name."""
+        """Name of the kernel that has each text, less its own name."""
         self.calls = {i: self._launcher(i) for i in program.body if isinstance(i, Compute)}
         self.taken = self._reserved()
 
     # -- names
 
     def _identifier(self, wish: str) -> str:
-        """A fresh identifier like `wish`; every character that is not of one is dropped."""
+        """Return a fresh identifier like `wish`, underscores for every character an identifier cannot hold."""
         stem = re.sub(r"\W", "_", wish, flags=re.ASCII).strip("_") or "x"
         if not stem[0].isalpha() or keyword.iskeyword(stem):
             stem = f"x_{stem}"
@@ -172,7 +172,7 @@ class _Printer:
         return name
 
     def _reserved(self) -> set[str]:
-        """Names a function of the program may read, which no local variable may hide."""
+        """Return the names that functions of the program read, which no local variable may hide."""
         names = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads"}
         for statement in ast.parse(self._header() + runtime.text()).body:
             match statement:
@@ -233,7 +233,7 @@ class _Printer:
     # -- launchers
 
     def _launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
-        """The function of an operator, and the positions its piece starts at where it must know them."""
+        """Return an operator's function, and the global positions its piece starts at where it must know them."""
         program = self.program
         operands = tuple(program.tensors[r] for r in instruction.operands)
         line = tdl_text(self.program.local_line(instruction)) if isinstance(instruction, Fused) else ""
@@ -251,7 +251,7 @@ class _Printer:
         return made, [f"ctx.index({a!r}) * {piece.line.extents[v]}" for v, a in starts]
 
     def _sharing(self, made: Launcher) -> Launcher:
-        """The launcher with the kernels of others, where only their names differ from its own."""
+        """Return the launcher with earlier kernels in place of its own wherever only their names differ."""
         names = {n: self.texts.setdefault(re.sub(rf"\b{n}\b", "", text), n) for n, text in made.kernels.items()}
         source = made.source
         for own, name in names.items():
@@ -290,5 +290,5 @@ class _Printer:
 
 
 def _once(texts: Iterable[str]) -> str:
-    """Texts of kernels or launchers one after the other; what stands before several is written once."""
+    """Join the texts of kernels or launchers; write a head they share once."""
     return "\n\n\n".join(dict.fromkeys(block for text in texts for block in text.rstrip("\n").split("\n\n\n")))

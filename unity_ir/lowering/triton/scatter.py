@@ -1,5 +1,5 @@
 """
-Kernels of sums that add every element to the one place which an operand of integers names.
+Generate kernels of sums that add every element to the one place an operand of integers names.
 
 The positions are sorted by those places before, so that what belongs to a place lies together. Without atomics, so that
 results do not depend on timing.
@@ -25,17 +25,17 @@ from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import Access, Result, Var, WrittenIndex, index_names
 
 COLUMNS = 256
-"""Elements of a place that a program makes, at most: of few places there are more programs so."""
+"""Most elements of a place per program, so that few places still keep many programs at work."""
 
 TILE = 1024
 """Elements a program reads at a time: of several positions where a place has fewer elements. More spills nothing, but
 keeps threads idle where places have few positions, as those of large tables do."""
 
 SHORT = 512
-"""Positions up to which one program adds up all that a place may have."""
+"""Most positions that one program sums for a place; more are summed in chunks first."""
 
 FEWEST = 4
-"""Chunks that are worth a launch of their own."""
+"""Fewest chunks that are worth a launch of their own."""
 
 
 def scatter_steps(stage: Stage, of: Scatter) -> list[Step]:

@@ -1,4 +1,4 @@
-"""What launchers are made of: stages, one result each, and steps, one launch of one kernel each."""
+"""Define the parts of launchers: stages (one result each) and steps (one launch of one kernel each)."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the work of a launch is laid out."""
+    """Work distribution of one launch."""
 
     kind: str
     """`elements` of results by themselves, `rows` that are reduced, a `product` of matrices; empty for all else."""
     programs: int
-    """At work beside each other."""
+    """Programs in the grid."""
     passes: int
-    """How often a program goes over what it reads."""
+    """Times a program reads its input."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Stage:
     result: Result
     extents: Mapping[str, int]
     buffers: Mapping[str, Buffer]
-    """Of every tensor the result's expression reads."""
+    """Buffer of every tensor the result's expression reads."""
     output: Buffer
     device: str
     """The tensor of the launcher on whose device the result is made."""
@@ -309,5 +309,5 @@ def mentions(expr: Expr, variable: str) -> bool:
 
 
 def warps(elements: int) -> int:
-    """Warps for a tile of so many elements: 16 elements a thread, between 1 and 16 warps."""
+    """Return the warps of a tile: 16 elements per thread, between 1 and 16 warps."""
     return max(1, min(16, elements // 512))

@@ -1,5 +1,5 @@
 """
-Kernels of results whose dims are windows: every element gathers what is written to it.
+Generate kernels of results whose dims are windows: every element gathers what is written to it.
 
 Element p of `out[2*y + i - 1] = g[y] * w[i]` is a sum over the taps i, of those y for which 2*y + i - 1 is p. Without
 atomics, so that results do not depend on timing.
