@@ -1,4 +1,4 @@
-"""Where a bound line's accesses lie in memory, and how a flat position is taken apart into index variables."""
+"""Compute the strides of a bound line's accesses, and split a flat position into index variables."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Address:
 
 def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Address:
     """
-    Where `indices` points to.
+    Return the address that `indices` point to.
 
     Given `[b, (h d)]` with h=2, d=8 returns strides b=16, h=8, d=1.
     """
@@ -134,7 +134,7 @@ def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -
 
 
 def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
-    """Local shape of every operand that is read."""
+    """Return the local shape of every operand that is read."""
     shapes: dict[str, tuple[int, ...]] = {}
     for access in bound_accesses(bound):
         shapes.setdefault(access.tensor, tuple(index_extent(i, bound.extents) for i in access.indices))
@@ -161,7 +161,7 @@ def _reductions(expr: Expr) -> list[Reduce]:
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is not below `n`."""
+    """Return the least power of two that is not below `n`."""
     return 1 << max(n - 1, 0).bit_length()
 
 

@@ -1,5 +1,5 @@
 """
-Which lines are attention: products with the softmax of a product's scores, and what a backward makes of them.
+Recognise attention and its gradients: products with the softmax of a product's scores.
 
     weights[r, c]  = exp(s[r, c] - max[c](s[r, c])) / sum[c](exp(s[r, c] - max[c](s[r, c])))
                      or exp(s[r, c] - saved[r]), where saved[r] is the logarithm of that sum, plus the maximum
@@ -98,7 +98,7 @@ class Attention:
 
 
 def attention(bound: Bound, starts: Mapping[str, str]) -> Attention | None:
-    """A simplified line as attention; None if it is none, or rows, columns or features are single ones."""
+    """Match a simplified line as attention; return None if it is none, or has one row, column or feature."""
     return _Matching(bound, starts).line()
 
 

@@ -1,4 +1,4 @@
-"""Which results are matrix products, with what is made of each element of the product."""
+"""Recognise results that are matrix products followed by a function of each element (the epilogue)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from unity_ir.tdl.syntax import (
 )
 
 SMALLEST = 16
-"""Rows and columns of a product that is worth a program of its own: those of a matrix instruction."""
+"""Fewest rows and columns of a product in a batch: the tile of one matrix instruction."""
 MOST_BATCHES = 65535
-"""Programs along the second axis of a grid."""
+"""Most programs along the second axis of a CUDA grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Contraction:
 
 def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | None:
     """
-    A result as one matrix product, or a batch of them; None if it is none, or strides do not fit.
+    Match a result as one matrix product, or a batch of them; return None if it is none, or strides do not fit.
 
     Each of `m` (variables of the first operand and the result), `n`, `k` (reduced) and `b` (of all three) may be
     several variables, as long as they are one run of memory in the product's operands. Where they are not, the
@@ -130,7 +130,7 @@ def _ways(groups: Mapping[str, list[str]], extents: Mapping[str, int]) -> Iterat
 def _strides(
     groups: Mapping[str, list[str]], extents: Mapping[str, int], x: Address, w: Address, out: Address | None
 ) -> tuple[dict[str, int], dict[str, int]] | None:
-    """The stride of every group in both operands; None where one has several there, or in the result."""
+    """Return the stride of every group in both operands; None where one has several there, or in the result."""
     if x.offset or w.offset:
         return None
     found = [strides(groups, extents, where, dims) for where, dims in ((x, "bmk"), (w, "bkn"))]

@@ -1,4 +1,4 @@
-"""Convolutions and poolings, told by the form of a line, whatever operator has it."""
+"""Recognise convolutions and poolings by the form of a line, whatever operator it is of."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Convolution:
 
 
 def convolution(result: Sequence[object], expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
-    """The convolution that fills a result so indexed; None if it is none."""
+    """Match the expression of a result with these indices as a convolution; return None for anything else."""
     match expr:
         case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
             reduced = frozenset(expr.names)
@@ -203,7 +203,7 @@ class Pooling:
 
 
 def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
-    """A reduction over windows as a pooling; None for anything else."""
+    """Match a reduction over windows as a pooling; return None for anything else."""
     match expr:
         case Reduce("max" | "sum" as kind, _, Access() as image):
             slidings = slidings_of(image.indices, frozenset(expr.names))

@@ -1,5 +1,5 @@
 """
-Products of rows with the one weight that integers pick for each, and the gradient of those weights, told by their form.
+Recognise products of rows with the one weight that integers pick for each, and the gradient of those weights.
 
     out[t, n] = sum[v](where(eq(v, at[t]), sum[k](x[t, k] * w[v, k, n]), 0))
     out[v, k, n] = sum[t](where(eq(v, at[t]), x[t, k] * y[t, n], 0))
@@ -7,11 +7,14 @@ Products of rows with the one weight that integers pick for each, and the gradie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+from unity_ir.forms.addresses import Address, address
+from unity_ir.forms.contraction import one_stride
 from unity_ir.tdl.gather import Pick, gather, pick, scatter
-from unity_ir.tdl.syntax import Access, Binary, Expr, Reduce, Segments, Window, index_names
+from unity_ir.tdl.syntax import Access, Binary, Expr, Reduce, Result, Segments, Window, index_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Routed:
 
 
 def routed(expr: Expr, extents: Mapping[str, int]) -> Routed | None:
-    """The expression as such a product; None for anything else."""
+    """Match an expression as such a product; return None for anything else."""
     found = gather(expr)
     if found is None and (single := pick(expr)) is not None and extents[single.variable] == 1:
         # A sum over a piece of one weight is written as what it sums.
@@ -79,3 +82,50 @@ def _names(access: Access) -> tuple[str, ...]:
         return ()
     names = tuple(n for i in access.indices for n in index_names(i))
     return names if len(set(names)) == len(names) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """
+    One matrix product per weight `b`: of its rows `m`, or, for the gradient, summed over its rows `k`.
+
+    `sizes` counts the rows of all weights together.
+    """
+
+    of: Routed
+    sizes: Mapping[str, int]
+    """Elements along `b`, `m`, `n` and `k`."""
+    strides: Mapping[str, Mapping[str, int]]
+    """Stride of each of these dims in `x`, `w` and `out`."""
+
+
+def grouped(result: Result, extents: Mapping[str, int]) -> Grouped | None:
+    """Match a result as grouped products; return None if it is none, or some dim has several strides."""
+    of = routed(result.expr, extents)
+    if of is None:
+        return None
+    weights = (of.variable,)
+    groups = {"b": weights, "m": of.rows, "n": of.right, "k": of.left}
+    dims = ("mk", "bkn", "mn")
+    if of.of_weights:
+        groups, dims = {"b": weights, "m": of.left, "n": of.right, "k": of.rows}, ("mk", "kn", "bmn")
+    places = [address(i, extents) for i in (of.x.indices, of.w.indices, result.indices)]
+    strides = [_strides({d: groups[d] for d in own}, extents, at) for own, at in zip(dims, places, strict=True)]
+    order = _strides({"rows": of.rows}, extents, address(of.at.indices, extents))
+    whole = prod(extents[n] for n in of.rows)
+    if any(s is None for s in strides) or order is None or order["rows"] != (1 if whole > 1 else 0):
+        return None
+    sizes = {d: prod(extents[n] for n in names) for d, names in groups.items()}
+    return Grouped(of, sizes, {name: own or {} for name, own in zip(("x", "w", "out"), strides, strict=True)})
+
+
+def _strides(groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address) -> dict[str, int] | None:
+    """Return the stride of every group of variables; None where one has several, or skips elements of no group."""
+    found: dict[str, int] = {}
+    for dim, names in groups.items():
+        long = [n for n in names if extents[n] > 1]
+        stride = one_stride(long, extents, where) if all(n in where.strides for n in long) else None
+        if stride is None:
+            return None
+        found[dim] = stride
+    return found

@@ -1,4 +1,4 @@
-"""What kind of kernel computes a bound line: kernels of one kind reach like parts of a device's peaks."""
+"""Classify kernels by how close to a device's peaks they run: one efficiency curve per kind."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from unity_ir.tdl.gather import pick
 from unity_ir.tdl.syntax import Expr, Opaque, Reduce, children
 
 KINDS = ("contraction", "gather", "reduction", "elementwise", "copy")
-"""From the one that says most of a line to the one that says least."""
+"""Kinds of kernels, most specific first."""
 
 
 def kind(analysis: Analysis) -> str:
     """
-    The kind of an operator's kernel, from its line alone.
+    Return the kind of an operator's kernel, from its line alone.
 
     `contraction` of a line with a product of matrices, a convolution or attention; `gather` of one that reads or writes
     where integers say; `reduction`, `elementwise`; `copy` of one without arithmetic.

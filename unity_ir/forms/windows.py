@@ -1,4 +1,4 @@
-"""What lowering must know of windows: where they leave the tensor, and what a reduction passes over there."""
+"""Find where windows leave their tensor, and mask reductions that must pass over what they would read there."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from unity_ir.tdl.analysis import uses_as_value
 from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Const, Expr, Name, Reduce, Window, accesses, index_names
 
 NEUTRAL: Mapping[str, float] = {"sum": 0.0, "max": -inf, "min": inf, "prod": 1.0}
-"""What a reduction over nothing is."""
+"""Value of a reduction over no elements."""
 
 
 def reach(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
-    """The first and the last position it reads or writes of a piece's array, which may lie outside of it."""
+    """Return the first and the last position of a piece's array it touches; both may lie outside."""
     first = window.offset + window.low
     return first, first + window.span(extents)
 
@@ -56,7 +56,7 @@ def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
 
 
 def inside(window: Window) -> Expr:
-    """The condition that a window lies inside the whole tensor."""
+    """Return the condition that a window lies inside the whole tensor."""
     position: Expr = Const(float(window.offset))
     for factor, name in window.terms:
         term = Name(name) if factor == 1 else Binary("*", Const(float(factor)), Name(name))

@@ -1,37 +1,41 @@
-"""From a bound line to the text of a Python function that computes it, and of the kernels it launches."""
+"""Generate the Python function that computes a bound line, and the kernels it launches, by the line's form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names, needs_int64, operand_shapes
-from unity_ir.forms.attention import attention
+from unity_ir.forms.attention import Attention
+from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product, without_activation
 from unity_ir.forms.compose import AND
-from unity_ir.forms.contraction import Contraction, contraction, product_factors
-from unity_ir.forms.convolution import convolution, pointwise
-from unity_ir.forms.grouped import routed
-from unity_ir.forms.rewrite import reductions, simplified, without_ones
+from unity_ir.forms.contraction import Contraction, product_factors
+from unity_ir.forms.convolution import Convolution
+from unity_ir.forms.grouped import Grouped, routed
+from unity_ir.forms.implicit_gemm import implicit_gemm
+from unity_ir.forms.rewrite import simplified, without_ones
+from unity_ir.forms.scatter import Scatter
+from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
 from unity_ir.lowering.pytorch.code import torch_body
 from unity_ir.lowering.pytorch.value import TORCH_DTYPES
 from unity_ir.lowering.triton.attention import Place, attention_steps
-from unity_ir.lowering.triton.convolution import convolution_step, gathered
+from unity_ir.lowering.triton.convolution import convolution_step
 from unity_ir.lowering.triton.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
-from unity_ir.lowering.triton.grouped import grouped, grouped_step
+from unity_ir.lowering.triton.grouped import grouped_step
 from unity_ir.lowering.triton.matmul import matmul_step
 from unity_ir.lowering.triton.optimizer import optimizer_launcher
 from unity_ir.lowering.triton.pointwise import are_together, pointwise_step, reads_nothing_of
 from unity_ir.lowering.triton.reduction import reduction_steps
 from unity_ir.lowering.triton.results import Results
-from unity_ir.lowering.triton.scatter import scatter_steps, scattered
+from unity_ir.lowering.triton.scatter import scatter_steps
 from unity_ir.lowering.triton.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
 from unity_ir.lowering.triton.tiling import have_rows_in_common
-from unity_ir.lowering.triton.window_writes import is_covered, window_write_step, writes_windows
+from unity_ir.lowering.triton.window_writes import window_write_step
 from unity_ir.tdl.analysis import Analysis
-from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
     Access,
@@ -40,7 +44,6 @@ from unity_ir.tdl.syntax import (
     Cases,
     Const,
     Expr,
-    Opaque,
     Reduce,
     Result,
     Window,
@@ -67,38 +70,22 @@ def launcher(
             raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(POINTERS)}")
     if impl not in ("torch", "triton"):
         raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
-    if impl == "triton" and bound.has_windows and (made := _convolution_launcher(bound, operand_dtypes)) is not None:
-        return made
-    if impl == "torch" or not is_covered(bound) or any(_is_opaque(r.expr) for r in bound.results):
-        return _torch_launcher(bound, operand_dtypes, offsets)
-    return _triton_launcher(bound, operand_dtypes, offsets)
-
-
-def is_product(result: Result, extents: Mapping[str, int]) -> bool:
-    """Whether a result is one matrix product and nothing but an activation of it, or one convolution."""
-    form = _without_activation(result.expr)
-    plain = isinstance(form, Reduce) and contraction(result, extents) is not None
-    return plain or is_convolution(result, extents)
-
-
-def _without_activation(expr: Expr) -> Expr:
-    match expr:
-        case Call(activation, (Reduce() as form,)) if activation in FUSED:
-            return form
+    if impl == "torch" or any(is_opaque(r.expr) for r in bound.results):
+        return _torch(bound, operand_dtypes, offsets)
+    function = _Function(bound, operand_dtypes, offsets)
+    line = simplified(bound, function.starts)
+    match classify(line, function.starts):
+        case Convolution() as form:
+            made = _convolution(function, line, form)
+        case Attention() as form:
+            made = _attention(function, line, form)
+        case Grouped() as form:
+            made = _grouped(function, line, form)
         case _:
-            return expr
-
-
-def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
-    """Whether a result is a convolution or one of its gradients; of one tap, too, unless it is a matrix product."""
-    if convolution(result.indices, result.expr, extents) is not None:
-        return True
-    product = contraction(result, extents)
-    return (product is None or product.repeated) and pointwise(result.expr, extents) is not None
-
-
-def _is_opaque(expr: Expr) -> bool:
-    return isinstance(expr, Opaque) or any(map(_is_opaque, children(expr)))
+            made = None
+    if made is None and not is_covered(bound):
+        return _torch(bound, operand_dtypes, offsets)
+    return made or _stages(_Function(bound, operand_dtypes, offsets), line)
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -116,7 +103,7 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
     parts = [f"{_words(bound)}_of" if bound.operator.endswith("_scalar") else _words(bound)]
     parts += ["x".join(map(str, shapes[p.name])) or "scalar" for p in bound.operands if p.name in shapes]
     first = bound.results[0].expr
-    form = _without_activation(first)
+    form = without_activation(first)
     if form != first and isinstance(first, Call):
         parts.append(first.function)
     if AND in bound.operator or not _reads_as_product(form) or len(bound.results) > 1 or offsets or bound.has_windows:
@@ -139,13 +126,13 @@ def _elements(bound: Bound, dtypes: Sequence[str]) -> list[str]:
 
 
 def _reads_as_product(expr: Expr) -> bool:
-    """Whether operator and shapes say all of the expression: a sum of a product of two reads."""
+    """Return whether operator and shapes determine the expression: a sum of a product of two reads."""
     factors = product_factors(expr) if isinstance(expr, Reduce) else None
     return factors is not None and all(isinstance(f, Access) for f in factors)
 
 
 def _digest(bound: Bound) -> list[str]:
-    """Part of a name: nothing for a line that follows from its operator and shapes alone."""
+    """Return the digest in a name; none for a line that its operator and shapes determine."""
     # What only moves elements has attributes that say where to.
     if (
         not bound.has_windows
@@ -175,170 +162,134 @@ def _holds_sizes(expr: Expr) -> bool:
     return not isinstance(expr, Access) and (isinstance(expr, Reduce | Cases) or any(map(_holds_sizes, children(expr))))
 
 
-# --- torch -----------------------------------------------------------------------------------------------------------
+# --- functions -------------------------------------------------------------------------------------------------------
 
 
-def _torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:
-    names = Names()
-    operands = [names.new(p.name) for p in bound.operands]
-    starts = {n: names.new(f"{n}_start") for n in offsets}
-    name = f"{_name(bound, dtypes, offsets)}_torch"
-    like = _first_float(bound, operands)
+class _Function:
+    """The function of a line in the making: its parameters, and what every kernel it launches is made from."""
+
+    def __init__(self, bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]):
+        self.bound = bound
+        self.dtypes = dtypes
+        self.names = Names()
+        self.operands = [self.names.new(p.name) for p in bound.operands]
+        self.starts = {n: self.names.new(f"{n}_start") for n in offsets}
+        self.name = _name(bound, dtypes, offsets)
+        given = list(zip(bound.operands, self.operands, dtypes, strict=True))
+        self.like = next((o for p, o, _ in given if p.floating), self.operands[0])
+        """The operand that gives the results their type and device."""
+        self.dtype = next((d for p, _, d in given if p.floating), "f32")
+        self.buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in given}
+
+    def output(self, result: Result) -> Buffer:
+        """Return a new tensor for a result."""
+        dtype = result.dtype or self.dtype
+        into = TORCH_DTYPES[dtype] if result.dtype else f"{self.like}.dtype"
+        return Buffer(self.names.new(result.name), dtype, into)
+
+    def stage(self, line: Bound, result: Result, output: Buffer, **more: Any) -> Stage:
+        """Return the stage that computes a result of a line, by a kernel named after the function."""
+        base = Stage(result, line.extents, self.buffers, output, self.like, f"{self.name}_kernel", None)
+        return replace(base, wide=needs_int64(line), starts=self.starts, names=self.names, **more)
+
+    def text(self, body: Sequence[str]) -> str:
+        """Return the function with that body, and its line of TDL as docstring."""
+        said = tdl_lines(self.bound)
+        doc = [f'"""{said[0]}"""'] if len(said) == 1 else ['"""', *said, '"""']
+        head = f"def {self.name}({', '.join([*self.operands, *self.starts.values()])}):"
+        return "\n".join([head, *(f"    {line}" for line in [*doc, *body])]) + "\n"
+
+    def launcher(self, steps: Sequence[Step], outputs: Sequence[Buffer]) -> Launcher:
+        """Return the finished launcher of some launches, which fill the outputs it returns."""
+        kernels: dict[str, str] = {}
+        body: list[str] = []
+        for step in steps:
+            assert kernels.setdefault(step.kernel, step.text) == step.text, f"two kernels are called {step.kernel}"
+            body += [*([step.allocation] if step.allocation else []), *step.before, *step.call, *step.after]
+        body.append(f"return {', '.join(b.name for b in outputs)}")
+        source = "".join(dict.fromkeys(step.head for step in steps)) + self.text(body)
+        return Launcher(self.name, source, kernels, tuple(s.compiled for s in steps), tuple(s.launch for s in steps))
+
+
+def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:
+    """Return the launcher in plain PyTorch; what is no product is computed in float32 where operands are of 16 bits."""
+    function = _Function(bound, dtypes, offsets)
+    operands = function.operands
+    function.name = f"{function.name}_torch"
     products = all(is_product(r, bound.extents) or routed(r.expr, bound.extents) is not None for r in bound.results)
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
     if half:
         # What is converted is part of the text: beside another of whole floats it has a name of its own.
         kinds = ["half" if d in ("f16", "bf16") else d for d in dtypes]
-        name = "_".join([name, *(kinds[:1] if len(set(kinds)) == 1 else kinds)])
+        function.name = "_".join([function.name, *(kinds[:1] if len(set(kinds)) == 1 else kinds)])
     inputs = [f"{o}.float()" if half and d in ("f16", "bf16") else o for o, d in zip(operands, dtypes, strict=True)]
-    lines, texts = torch_body(bound, inputs, starts, names)
+    lines, texts = torch_body(bound, inputs, function.starts, function.names)
     if half:
+        like = function.like
         texts = [t if r.dtype else f"({t}).to({like}.dtype)" for t, r in zip(texts, bound.results, strict=True)]
-    body = [*lines, f"return {', '.join(texts)}"]
-    return Launcher(name, _function(name, [*operands, *starts.values()], bound, body), {}, ())
+    return Launcher(function.name, function.text([*lines, f"return {', '.join(texts)}"]), {}, ())
 
 
-def _first_float(bound: Bound, operands: Sequence[str]) -> str:
-    """The operand that gives the results their type and device."""
-    floats = [o for p, o in zip(bound.operands, operands, strict=True) if p.floating]
-    return (floats or list(operands))[0]
+# --- kernels of whole lines ------------------------------------------------------------------------------------------
 
 
-def _function(name: str, parameters: Sequence[str], bound: Bound, body: Sequence[str]) -> str:
-    said = tdl_lines(bound)
-    if len(said) == 1:
-        doc = [f'"""{said[0]}"""']
-    else:
-        doc = ['"""', *said, '"""']
-    lines = [f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in [*doc, *body])]
-    return "\n".join(lines) + "\n"
+def _convolution(function: _Function, line: Bound, form: Convolution) -> Launcher | None:
+    """Return the launcher of a convolution; None for several element types, or strides its kernel does not take."""
+    (result,) = line.results
+    numbers = implicit_gemm(form, result.indices, line.extents)
+    dtypes = {*function.dtypes}
+    if numbers is None or len(dtypes) != 1 or dtypes & {*NOT_FLOATING}:
+        return None
+    output = function.output(result)
+    return function.launcher([convolution_step(function.stage(line, result, output), numbers)], [output])
 
 
-# --- triton ----------------------------------------------------------------------------------------------------------
+def _attention(function: _Function, line: Bound, form: Attention) -> Launcher | None:
+    """Return the launcher of attention or its gradient; None for positions of 64 bits, or sizes no kernel takes."""
+    if needs_int64(line):
+        return None
+    outputs = [function.output(r) for r in line.results]
+    place = Place(line, function.buffers, outputs, function.like, function.name, function.names, function.starts)
+    steps = attention_steps(form, place)
+    return None if steps is None else function.launcher(steps, outputs)
 
 
-def _triton_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:
-    names = Names()
-    operands = [names.new(p.name) for p in bound.operands]
-    starts = {n: names.new(f"{n}_start") for n in offsets}
-    name = _name(bound, dtypes, offsets)
-    line = simplified(bound, starts)
-    made = _attention_launcher(bound, line, dtypes, starts) or _grouped_launcher(bound, line, dtypes, starts)
-    if made is not None:
-        return made
+def _grouped(function: _Function, line: Bound, form: Grouped) -> Launcher | None:
+    """Return the launcher of products of rows with weights that integers pick; None for several element types."""
+    (result,) = line.results
+    read = {function.buffers[a.tensor].dtype for a in (form.of.x, form.of.w)}
+    if result.dtype or read != {function.dtype}:
+        return None
+    output = function.output(result)
+    return function.launcher([grouped_step(function.stage(line, result, output), form)], [output])
+
+
+# --- kernels of single results ---------------------------------------------------------------------------------------
+
+
+def _stages(function: _Function, line: Bound) -> Launcher:
+    """Return the launcher of any line that kernels cover, cut into what single kernels compute."""
+    bound, dtypes = function.bound, function.dtypes
     line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
-    line = without_ones(simplified(line, starts))
+    line = without_ones(simplified(line, function.starts))
     _check_functions(bound.operator, (r.expr for r in line.results))
-    like = _first_float(bound, operands)
-    dtype = next((d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating), "f32")
-    buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
-    results = Results(line, buffers, names, starts)
+    results = Results(line, function.buffers, function.names, function.starts)
     for result in line.results:
-        own = result.dtype or dtype
-        results.add(result, Buffer(names.new(result.name), own, TORCH_DTYPES[own] if result.dtype else f"{like}.dtype"))
-    simple = len(results.parts) == 1 and not any(d in NOT_FLOATING for d in dtypes)
-    family = _family(bound, dtypes) if simple and not bound.has_windows else None
+        results.add(result, function.output(result))
+    one = len(results.parts) == 1
+    plain = one and not any(d in NOT_FLOATING for d in dtypes) and not bound.has_windows
+    family = _family(bound, dtypes) if plain else None
     stages: list[list[Stage]] = []
     for number, (result, output) in enumerate(results.parts):
-        kernel = f"{name}_kernel" if len(results.parts) == 1 else f"{name}_{number}_kernel"
+        kernel = f"{function.name}_kernel" if one else f"{function.name}_{number}_kernel"
         read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
-        wide, words = needs_int64(line), _words(bound)
-        stage = Stage(result, line.extents, read, output, like, kernel, family, wide, starts, names, words)
+        more = {"kernel": kernel, "buffers": read, "family": family, "operator": _words(bound)}
+        stage = function.stage(line, result, output, **more)
         if stages and all(_share_a_kernel(each, stage) for each in stages[-1]):
             stages[-1].append(stage)
         else:
             stages.append([stage])
-    steps: list[Step] = []
-    for stage, *more in stages:
-        steps += _steps(stage, more)
-    body: list[str] = []
-    for step in steps:
-        body += [step.allocation] if step.allocation else []
-        body += [*step.before, *step.call]
-    body.append(f"return {', '.join(b.name for b in results.finals)}")
-    source = _function(name, [*operands, *starts.values()], bound, body)
-    return _launcher_of(name, source, steps)
-
-
-def _launcher_of(name: str, source: str, steps: Sequence[Step]) -> Launcher:
-    kernels: dict[str, str] = {}
-    for step in steps:
-        assert kernels.setdefault(step.kernel, step.text) == step.text, f"two kernels are called {step.kernel}"
-    head = "".join(dict.fromkeys(step.head for step in steps))
-    return Launcher(name, head + source, kernels, tuple(s.compiled for s in steps), tuple(s.launch for s in steps))
-
-
-def _convolution_launcher(bound: Bound, dtypes: Sequence[str]) -> Launcher | None:
-    """The launcher of a convolution or one of its gradients; None for what has other windows."""
-    line = simplified(bound, {})
-    if len(line.results) != 1 or len({*dtypes}) != 1 or {*dtypes} & {*NOT_FLOATING}:
-        return None
-    (result,) = line.results
-    found = convolution(result.indices, result.expr, line.extents)
-    numbers = None if found is None else gathered(found, result.indices, line.extents)
-    if numbers is None:
-        return None
-    names = Names()
-    operands = [names.new(p.name) for p in bound.operands]
-    name = _name(bound, dtypes, ())
-    like = _first_float(bound, operands)
-    buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
-    output = Buffer(names.new(result.name), dtypes[0], f"{like}.dtype")
-    wide = needs_int64(line)
-    stage = Stage(result, line.extents, buffers, output, like, f"{name}_kernel", None, wide, names=names)
-    step, after = convolution_step(stage, numbers)
-    body = [*([step.allocation] if step.allocation else []), *step.call, *after, f"return {output.name}"]
-    source = _function(name, operands, bound, body)
-    return _launcher_of(name, source, [step])
-
-
-def _attention_launcher(bound: Bound, line: Bound, dtypes: Sequence[str], starts: Mapping[str, str]) -> Launcher | None:
-    """The launcher of attention or its gradient; None for anything else, and where positions need 64 bits."""
-    found = None if line.has_windows or needs_int64(line) else attention(line, starts)
-    if found is None:
-        return None
-    names = Names()
-    operands = [names.new(p.name) for p in bound.operands]
-    firsts = [names.new(n) for n in starts.values()]
-    name, like = _name(bound, dtypes, tuple(starts)), _first_float(bound, operands)
-    buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
-    dtype = next(d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating)
-    outputs = [
-        Buffer(names.new(r.name), r.dtype or dtype, TORCH_DTYPES[r.dtype] if r.dtype else f"{like}.dtype")
-        for r in line.results
-    ]
-    place = Place(line, buffers, outputs, like, name, names, dict(zip(starts, firsts, strict=True)))
-    steps = attention_steps(found, place)
-    if steps is None:
-        return None
-    body: list[str] = []
-    for step in steps:
-        body += [*step.before, *([step.allocation] if step.allocation else []), *step.call]
-    body.append(f"return {', '.join(b.name for b in outputs)}")
-    source = _function(name, [*operands, *firsts], bound, body)
-    return _launcher_of(name, source, steps)
-
-
-def _grouped_launcher(bound: Bound, line: Bound, dtypes: Sequence[str], starts: Mapping[str, str]) -> Launcher | None:
-    """The launcher of products of rows with a weight that integers pick for each; None for anything else."""
-    if line.has_windows or len(line.results) != 1 or line.results[0].dtype or not {*dtypes} - {*NOT_FLOATING}:
-        return None
-    names = Names()
-    operands = [names.new(p.name) for p in bound.operands]
-    firsts = {n: names.new(start) for n, start in starts.items()}
-    name, like = _name(bound, dtypes, tuple(starts)), _first_float(bound, operands)
-    buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in zip(bound.operands, operands, dtypes, strict=True)}
-    (result,) = line.results
-    output = Buffer(names.new(result.name), buffers[_first_float(bound, list(buffers))].dtype, f"{like}.dtype")
-    wide = needs_int64(line)
-    stage = Stage(result, line.extents, buffers, output, like, f"{name}_kernel", None, wide, firsts, names)
-    found = grouped(stage)
-    if found is None:
-        return None
-    step = grouped_step(stage, found)
-    body = [*([step.allocation] if step.allocation else []), *step.before, *step.call, f"return {output.name}"]
-    source = _function(name, [*operands, *firsts.values()], bound, body)
-    return Launcher(name, source, {step.kernel: step.text}, (step.compiled,))
+    return function.launcher([step for stage, *more in stages for step in _steps(stage, more)], results.finals)
 
 
 def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:
@@ -349,7 +300,7 @@ def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:
 
 
 def _family(bound: Bound, dtypes: Sequence[str]) -> str:
-    """The name of the kernel of lines whose shapes alone differ."""
+    """Return the kernel name shared by lines that differ in shapes only."""
     digest: list[str] = []
     if AND in bound.operator:
         # Which of them reads what is not in the names of operators.
@@ -368,30 +319,25 @@ def _digest_of(text: str) -> str:
 
 
 def _steps(stage: Stage, more: Sequence[Stage]) -> list[Step]:
-    """The kernels of one stage, or of several that share one, by its form."""
-    if writes_windows(stage.result):
-        return [window_write_step(stage)]
-    if not any(reductions(each.expr) for each in (stage, *more)):
-        return [pointwise_step(stage, more)]
-    product = _product(stage)
-    if product is not None:
-        return [matmul_step(stage, product, more)]
-    places = scattered(stage)
-    return reduction_steps(stage, more) if places is None else scatter_steps(stage, places)
-
-
-def _product(stage: Stage) -> Contraction | None:
-    """The product of tensors of one floating type that a stage is made of."""
-    product = contraction(stage.result, stage.extents)
-    dtypes = {b.dtype for b in stage.buffers.values()}
-    return None if len(dtypes) > 1 or dtypes & {*NOT_FLOATING} else product
+    """Return the launches of one stage, or of several that share a kernel, by their form."""
+    match stage.form:
+        case WindowWrites():
+            return [window_write_step(stage)]
+        case Pointwise() if all(isinstance(each.form, Pointwise) for each in more):
+            return [pointwise_step(stage, more)]
+        case Contraction() if (product := stage.product) is not None:
+            return [matmul_step(stage, product, more)]
+        case Scatter() as places:
+            return scatter_steps(stage, places)
+        case _:
+            return reduction_steps(stage, more)
 
 
 def _share_a_kernel(one: Stage, other: Stage) -> bool:
-    """Whether one kernel computes both: of the same product, or at the same positions."""
-    if not reads_nothing_of(other, one) or any(writes_windows(s.result) or scattered(s) for s in (one, other)):
+    """Return whether one kernel can compute both: of the same product, or at the same positions."""
+    if not reads_nothing_of(other, one) or any(isinstance(s.form, WindowWrites | Scatter) for s in (one, other)):
         return False
-    a, b = _product(one), _product(other)
+    a, b = one.product, other.product
     if a is not None or b is not None:
         return a is not None and b is not None and (a.product, a.names) == (b.product, b.names)
     return are_together(one, other) or have_rows_in_common(one, other)

@@ -15,7 +15,8 @@ from lowered import LOWERED, WITHOUT_GRADIENT
 from operator_cases import CASES, DTYPES
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.launchers import is_convolution, launcher, optimizer_launcher
+from unity_ir.forms.classify import is_convolution
+from unity_ir.lowering.launchers import launcher, optimizer_launcher
 from unity_ir.lowering.pytorch.code import torch_expression
 from unity_ir.lowering.triton.expression import KERNEL_FUNCTIONS
 from unity_ir.ops import Operator, operator

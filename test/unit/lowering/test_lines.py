@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pinned import pinned
 
-from unity_ir.lowering.emit.printer import MOVES, emit
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.lowering.emit.rows import MOVES
 from unity_ir.lowering.rank.program import Compute, Exchange, Leaf, Program, Reshard, UpdateWeight, lower
 from unity_ir.lowering.rank.schedule import Bucket, Wait, crosses, schedule
 from unity_ir.machine import load

@@ -1,5 +1,5 @@
 """
-Operators after each other that become one kernel: products with all that follows element by element, chains of
+Fuse consecutive operators into one kernel: products with all that follows element by element, chains of
 pointwise operators, and row reductions with what is before and after them.
 
     t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
@@ -37,21 +37,21 @@ from unity_ir.pcg.sharding import COPY, pins
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 MOST_OPERATORS = 8
-"""In a group, so that the line stays readable."""
+"""Most operators in a group; the comment of more is hard to read."""
 MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7})
 """
-That a group of a kind reads and makes: what a kernel holds of each has to fit registers, beside the tile of a product.
+Most tensors that a group of a kind reads and makes; a tile of each has to fit registers, beside that of a product.
 """
 
 KINDS = ("elements", "rows", "product")
-"""Of kernels that become one: what any of them does is done by that of the last kind among them."""
+"""Kinds of kernels that fuse; the last kind among a group's members is that of its kernel."""
 
 Choice = Callable[[Piece], str]
-"""What computes a piece: `triton` or `torch`."""
+"""Returns the implementation of a piece: `triton` or `torch`."""
 
 
 def with_fusions(program: Program, choice: Choice) -> Program:
-    """The same program with every group of operators that Triton computes at once as one instruction."""
+    """Return the program with one instruction for every group of operators that one Triton kernel computes."""
     return _Fuser(program, choice).program_of_groups()
 
 
@@ -61,7 +61,7 @@ class _Fuser:
     choice: Choice
     parts: dict[Compute, Part] = field(default_factory=dict[Compute, Part])
     made: dict[object, Launcher | None] = field(default_factory=dict[object, Launcher | None])
-    """Launchers by what they are made of; None where no kernel of Triton's is to be."""
+    """Launcher of every operator and group; None where Triton computes none."""
     lines: dict[object, Part | None] = field(default_factory=dict[object, Part | None])
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class _Fuser:
         self.alive = self._alive()
 
     def _alive(self) -> list[int]:
-        """The bytes held before every place, of what is neither input nor weight."""
+        """Return the bytes live before every instruction, without inputs and weights."""
         change = [0] * (len(self.program.body) + 2)
         for register, place in self.maker.items():
             if not isinstance(self.program.body[place], Leaf):
@@ -116,7 +116,7 @@ class _Fuser:
         return replace(self.program, body=tuple(out))
 
     def _written(self, group: Sequence[int], end: int) -> list[Instruction]:
-        """The instructions from a group up to `end`; of those among it, what is made of its results comes after it."""
+        """Return the instructions from a group up to `end`; those between members that read its results follow it."""
         if not group:
             return []
         body = self.program.body
@@ -194,18 +194,18 @@ class _Fuser:
         return register, crossed
 
     def _read_by_others(self, register: Register, group: Iterable[int]) -> list[int]:
-        """Where in the body a register is read outside of a group; the end for what is returned."""
+        """Return the places in the body that read a register outside of a group."""
         inside = {*group}
         return [p for p in self.readers.get(register, []) if p < len(self.program.body) and p not in inside]
 
     def _kept(self, members: Sequence[Compute]) -> list[Register]:
-        """What a group makes that others read, and what it makes last."""
+        """Return the results of a group that others read, and those of its last member."""
         places = {self.maker[r] for m in members for r in m.results}
         early = [r for m in members[:-1] for r in m.results if not places.issuperset(self.readers.get(r, []))]
         return [*early, *members[-1].results]
 
     def _fits(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
-        """Whether no more is held in the one line than the program holds anyway."""
+        """Return whether the group keeps live memory at or below the program's peak."""
         made = {r for m in members for r in m.results}
         # Of what is moved here in between, the moves before the last do not last.
         moved = {r for m in members for r in m.operands if r not in made and self.maker[r] > group[0]}
@@ -255,7 +255,7 @@ class _Fuser:
         return Part(self.program.local_line(member), member.operands, member.results, axes)
 
     def _launcher(self, member: Compute) -> Launcher | None:
-        """What computes an operator by itself, if Triton does, of one element type."""
+        """Return the Triton launcher of one operator; None for PyTorch's, and for several element types."""
         key = self._key([member])
         if key not in self.made:
             self.made[key] = self._new_launcher(member)
@@ -278,7 +278,7 @@ class _Fuser:
         return self.made[key] is not None
 
     def _tried(self, members: Sequence[Compute]) -> Launcher | None:
-        """The launcher of a group; None where it is none of one kernel that does all its members do, at once."""
+        """Return a group's launcher; None unless one kernel, as parallel as its members, does it in one pass."""
         line = self._line(members)
         if line is None:
             return None

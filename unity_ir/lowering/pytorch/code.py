@@ -1,8 +1,8 @@
 """
 A bound line as plain PyTorch expressions: what a person would write, and autograd can differentiate.
 
-An expression is matched against the forms in order; each form's file writes its text: `reads`, `functions`, `softmax`,
-`grouped`, `windows`, `indexing`, `sums`.
+An expression is matched against the forms in order; each form's file writes its text: `reads`, `functions`, `grouped`,
+`windows`, `indexing`, `sums`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from math import isinf, prod
 
 from unity_ir.forms.addresses import Names
 from unity_ir.forms.rewrite import canonical, is_work
+from unity_ir.forms.softmax import softmax
 from unity_ir.forms.windows import masked_body
 from unity_ir.lowering.pytorch.functions import BINARY, FUNCTIONS, chosen, compared, joined, of_two, opaque, uniform
 from unity_ir.lowering.pytorch.grouped import routed_product
 from unity_ir.lowering.pytorch.indexing import gathered, scattered
 from unity_ir.lowering.pytorch.reads import atom, read
-from unity_ir.lowering.pytorch.softmax import softmax, softmax_axis
 from unity_ir.lowering.pytorch.sums import product, reduced
 from unity_ir.lowering.pytorch.value import TORCH_DTYPES, Value
 from unity_ir.lowering.pytorch.windows import convolved, pooled, target, written
@@ -191,11 +191,10 @@ class _Lines(Writer):
                 return Value(Text(f"torch.arange({limits}, device={self.device})"), (name,), kind="int")
             case Access():
                 return read(self, expr)
-            case Binary("/", Call("exp", (above,)), Reduce() as below) if (
-                axis := softmax_axis(self, expr)
-            ) is not None:
-                del below
-                return softmax(self, above, axis)
+            case Binary("/") if (found := softmax(expr, self.extents, self.starts)) is not None:
+                scores, axis = found
+                value = self.floating(self.value(scores))
+                return Value(Text(f"torch.softmax({value.text.text}, {value.dims.index(axis)})"), value.dims)
             case Binary(op, left, right):
                 return joined(self, op, self.value(left), self.value(right))
             case Call(function, (left, right)) if function in COMPARISONS:

@@ -30,13 +30,13 @@ from unity_ir.pcg.sharding import is_pinned, pins
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 BUCKET_BYTES = 2**20
-"""Syncs of gradients, and gathers of weights, that are smaller whole than this share one call, until it has as much."""
+"""Bytes up to which gradient syncs and weight gathers share one bucket; each is smaller than that as a whole."""
 
 BUCKET_MEMBERS = 16
-"""At most so many, that the line stays readable."""
+"""Most collectives in a bucket; a line of more is hard to read."""
 
 SYNCS = tuple(kind for kind in AMONG_ALL if COLLECTIVES[kind].reduces)
-"""What ends in a gradient."""
+"""Collectives that end a gradient's sync."""
 
 LAG = 8
 """Operators between a gradient's first collective and what must wait for it: the first has had time to end."""
@@ -57,7 +57,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What these hold has to be there: one register, or all of a bucket."""
+    """Wait for the collectives of these registers: of one, or of all in a bucket."""
 
     registers: tuple[Register, ...]
 
@@ -67,7 +67,7 @@ Action = Leaf | Compute | Reshard | Exchange | Bucket | Wait
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the step, and the registers that are read in it for the last time."""
+    """One line of the step; `dies` are the registers read here for the last time."""
 
     action: Action
     dies: tuple[Register, ...] = ()
@@ -92,7 +92,7 @@ def crosses(instruction: Instruction) -> bool:
 
 
 def piece_bytes(program: Program, register: Register) -> int:
-    """Bytes of a rank's piece."""
+    """Return the bytes of one rank's piece of a register."""
     tensor = program.tensors[register]
     return prod(tensor.local(program.mesh)) * ELEMENT_BYTES[tensor.dtype]
 

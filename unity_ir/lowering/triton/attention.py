@@ -312,7 +312,7 @@ class _Body:
         head = signature(name, self.arguments, self.constants)
         text = _HELPERS + "\n".join(["@triton.jit", head, *self.writer.lines]) + "\n"
         grid = (self.tiles * self.batch_count,)
-        *others, allocation = before
+        allocation, *others = before
         expects = ("mma", "pipelined") if self.dtype != "f32" and self.aligned() else ()
         return Step(
             name, text, grid, self.arguments, self.constants, num_warps, num_stages, allocation, tuple(others), expects

@@ -14,16 +14,12 @@ not depend on timing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import prod
 
-from unity_ir.forms.addresses import address, power_of_two
-from unity_ir.forms.contraction import one_stride
-from unity_ir.forms.convolution import Convolution
-from unity_ir.forms.windows import reach
+from unity_ir.forms.addresses import power_of_two
+from unity_ir.forms.implicit_gemm import ImplicitGemm
 from unity_ir.lowering.triton.step import Argument, Buffer, Scalar, Stage, Step
-from unity_ir.tdl.syntax import Access, Window, index_extent
 
 _HEAD = '''\
 # Precision of float32 products, as in matrix products.
@@ -152,94 +148,13 @@ _BODIES: Mapping[str, tuple[str, str, str]] = {
         "out[o, c, i, j] = sum[n, y, z](a[n, o, y, z] * b[n, c, y i, z j])",
     ),
 }
-_DIMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "forward": (("batch", "group", "shared"), ("own", "group", "shared"), ("batch", "group", "own")),
-    "data": (("batch", "group", "own"), ("own", "group", "shared"), ("batch", "group", "shared")),
-    "weight": (("batch", "group", "own"), ("batch", "group", "shared"), ("own", "group", "shared")),
-}
-"""Of each form, what beside the windows' dims a, b and the result are indexed by."""
-_SIDES: Mapping[str, tuple[str, str, str]] = {
-    "forward": ("window", "inner", "outer"),
-    "data": ("outer", "inner", "window"),
-    "weight": ("outer", "window", "inner"),
-}
-"""And what their other two dims are."""
 
 PROGRAMS = 256
 """Programs that keep a GPU busy: as many parts as come near that."""
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """The numbers of one kernel: sizes of the product, strides by parameter, and the windows."""
-
-    of: Convolution
-    sizes: tuple[int, int, int]
-    strides: Mapping[str, int]
-    geometry: Mapping[str, Scalar]
-    groups: int
-
-
-def gathered(of: Convolution, result: Sequence[object], extents: Mapping[str, int]) -> Gathered | None:
-    """The kernel's numbers; None where a group of variables has no one stride, or there are three windows."""
-    if len(of.slidings) > 2:
-        return None
-    image, other = Access(of.image.tensor, of.image.indices), Access(of.other.tensor, of.other.indices)
-    a, b = (other, image) if of.form == "weight" else (image, other)
-    names = {"batch": of.batch, "group": of.groups, "shared": of.shared, "own": of.own}
-    strides: dict[str, int] = {}
-    for prefix, indices, dims, side in zip(
-        ("a", "b", "out"), (a.indices, b.indices, tuple(result)), _DIMS[of.form], _SIDES[of.form], strict=True
-    ):
-        where = address(indices, extents)  # pyright: ignore[reportArgumentType]
-        for dim in dims:
-            stride = one_stride([n for n in names[dim] if extents[n] > 1], extents, where)
-            if stride is None:
-                return None
-            strides[f"{prefix}_{dim}"] = stride
-        raw = _dim_strides(indices, extents)
-        for k, s in enumerate(of.slidings):
-            name = {"inner": s.inner, "outer": s.outer}.get(side)
-            strides[f"{prefix}_{k}"] = raw[s.window] if name is None else where.strides.get(name, 0)
-        for k in range(len(of.slidings), 2):
-            strides[f"{prefix}_{k}"] = 0
-    geometry: dict[str, Scalar] = {}
-    for k in range(2):
-        s = of.slidings[k] if k < len(of.slidings) else None
-        values = {"OUTER": 1, "INNER": 1, "SIZE": 1, "STRIDE": 1, "DILATION": 1, "FIRST": 0}
-        if s is not None:
-            values = {
-                "OUTER": extents[s.outer] if s.outer else 1,
-                "INNER": extents[s.inner] if s.inner else 1,
-                "SIZE": s.window.size,
-                "STRIDE": s.stride,
-                "DILATION": s.dilation,
-                "FIRST": reach(s.window, extents)[0],
-            }
-        geometry |= {f"{name}_{k}": value for name, value in values.items()}
-    batch, groups, shared, own = (prod(extents[n] for n in some) for some in names.values())
-    outer, inner, size = (prod(int(geometry[f"{what}_{k}"]) for k in range(2)) for what in ("OUTER", "INNER", "SIZE"))
-    sizes = {
-        "forward": (batch * outer, own, shared * inner),
-        "data": (batch * size, shared, own * inner),
-        "weight": (own, shared * inner, batch * outer),
-    }[of.form]
-    return Gathered(of, sizes, strides, geometry, groups)
-
-
-def _dim_strides(indices: Sequence[object], extents: Mapping[str, int]) -> dict[Window, int]:
-    """The elements between neighbours along each dim that is indexed by a window."""
-    found: dict[Window, int] = {}
-    stride = 1
-    for index in reversed(indices):
-        if isinstance(index, Window):
-            found[index] = stride
-        stride *= index_extent(index, extents)  # pyright: ignore[reportArgumentType]
-    return found
-
-
-def convolution_step(stage: Stage, of: Gathered) -> tuple[Step, tuple[str, ...]]:
-    """The launch of the kernel, and the lines after it that add up its parts."""
+def convolution_step(stage: Stage, of: ImplicitGemm) -> Step:
+    """Return the launch of the kernel; the lines after it add up its parts."""
     m, n, k = of.sizes
     form = of.of.form
     image, other = stage.buffers[of.of.image.tensor], stage.buffers[of.of.other.tensor]
@@ -273,7 +188,7 @@ def convolution_step(stage: Stage, of: Gathered) -> tuple[Step, tuple[str, ...]]
     parameters += "".join(f"    {name}: tl.constexpr,\n" for name in constants)
     text = _HEAD.format(name=name, parameters=parameters, doc=doc) + body
     expects = () if a.dtype == "f32" else ("mma",)
-    return Step(name, text, grid, arguments, constants, warps, stages, allocation, expects=expects), after
+    return Step(name, text, grid, arguments, constants, warps, stages, allocation, expects=expects, after=after)
 
 
 def blocks(m: int, n: int, k: int, form: str, dtype: str) -> tuple[int, int, int, int, int]:

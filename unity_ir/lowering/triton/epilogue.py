@@ -34,7 +34,7 @@ class Epilogue(Writer):
         outputs = {_out(k): names.new("out_ptr") for k in range(len(stages))}
         buffers |= {_out(k): each.output for k, each in enumerate(stages)}
         self.pointer_arguments = {(pointers | outputs)[t]: buffer.argument for t, buffer in buffers.items()}
-        """Of what is read beside the product's operands, and of what is stored."""
+        """Pointers of epilogue inputs and outputs."""
         self.integer_arguments: dict[str, Argument] = {}
         """Strides, and the positions at which pieces start."""
         starts = {n: names.new(f"{n}_start") for n in stage.starts if any(mentions(each.expr, n) for each in stages)}

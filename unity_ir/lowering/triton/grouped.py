@@ -9,13 +9,10 @@ added to by two programs, and the host waits for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 
-from unity_ir.forms.addresses import Address, address, power_of_two
-from unity_ir.forms.contraction import one_stride
-from unity_ir.forms.grouped import Routed, routed
+from unity_ir.forms.addresses import power_of_two
+from unity_ir.forms.grouped import Grouped
 from unity_ir.lowering.triton.matmul import blocks, expects
 from unity_ir.lowering.triton.scatter import Sorted
 from unity_ir.lowering.triton.step import Argument, Scalar, Stage, Step
@@ -115,53 +112,6 @@ _WEIGHTS = f"""\
     to = out_ptr + weight * out_b + m[:, None] * out_m + n[None, :] * out_n
     tl.store(to, product, mask=m_inside & n_inside)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """
-    A product for each weight `b`: of its rows `m` with it, or, of the gradient, summed over its rows `k`; `sizes` has
-    the rows of all.
-    """
-
-    of: Routed
-    sizes: Mapping[str, int]
-    """Of `b`, `m`, `n` and `k`."""
-    strides: Mapping[str, Mapping[str, int]]
-    """Of `x`, `w` and `out`."""
-
-
-def grouped(stage: Stage) -> Grouped | None:
-    """The result as grouped products; None if it is none, its element types differ, or its strides do not fit."""
-    of = routed(stage.expr, stage.extents)
-    if of is None or len({stage.buffers[a.tensor].dtype for a in (of.x, of.w)} | {stage.output.dtype}) > 1:
-        return None
-    extents = stage.extents
-    weights = (of.variable,)
-    groups = {"b": weights, "m": of.rows, "n": of.right, "k": of.left}
-    dims = ("mk", "bkn", "mn")
-    if of.of_weights:
-        groups, dims = {"b": weights, "m": of.left, "n": of.right, "k": of.rows}, ("mk", "kn", "bmn")
-    places = [address(i, extents) for i in (of.x.indices, of.w.indices, stage.result.indices)]
-    strides = [_strides({d: groups[d] for d in own}, extents, at) for own, at in zip(dims, places, strict=True)]
-    order = _strides({"rows": of.rows}, extents, address(of.at.indices, extents))
-    whole = prod(extents[n] for n in of.rows)
-    if any(s is None for s in strides) or order is None or order["rows"] != (1 if whole > 1 else 0):
-        return None
-    sizes = {d: prod(extents[n] for n in names) for d, names in groups.items()}
-    return Grouped(of, sizes, {name: own or {} for name, own in zip(("x", "w", "out"), strides, strict=True)})
-
-
-def _strides(groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address) -> dict[str, int] | None:
-    """The stride of every group of variables; None where one has several, or steps over what is not a group's."""
-    found: dict[str, int] = {}
-    for dim, names in groups.items():
-        long = [n for n in names if extents[n] > 1]
-        stride = one_stride(long, extents, where) if all(n in where.strides for n in long) else None
-        if stride is None:
-            return None
-        found[dim] = stride
-    return found
 
 
 def grouped_step(stage: Stage, of: Grouped) -> Step:

@@ -1,4 +1,4 @@
-"""Lines taken apart into what single kernels compute."""
+"""Cut lines into parts that single kernels compute."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from math import prod
 from unity_ir.forms.addresses import Names
 from unity_ir.forms.contraction import contraction, product_factors, with_factors
 from unity_ir.forms.rewrite import canonical, map_children, outermost, reductions
+from unity_ir.forms.window_writes import writes_windows
 from unity_ir.lowering.triton.step import Buffer
 from unity_ir.lowering.triton.tiling import is_split
-from unity_ir.lowering.triton.window_writes import writes_windows
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Cases, Const, Expr, Reduce, Result, Var, accesses
@@ -39,7 +39,7 @@ class Results:
         """Buffers by what they hold, and which of its free variables each dim is."""
         nodes = (node for result in bound.results for node in reductions(result.expr))
         self._uses = Counter(canonical(node, self.extents, starts)[0] for node in nodes)
-        """In how many of the results a reduction is."""
+        """Number of results that hold each reduction."""
 
     def add(self, result: Result, output: Buffer) -> None:
         """A result of the line; what others are made of, too, is read if several programs make it."""
@@ -105,7 +105,7 @@ class Results:
         return with_factors(result, [f if isinstance(f, Access) else self._compute_before(f, given) for f in factors])
 
     def _without_products(self, expr: Expr) -> Expr:
-        """Matrix products below the root become reads."""
+        """Replace matrix products below the root by reads."""
         if isinstance(expr, Reduce) and self._is_product(Result("", self._indices(expr), expr)):
             return self._compute_before(expr)
         return map_children(expr, self._without_products)
@@ -144,7 +144,7 @@ class Results:
         return self._with_equal_rows(self._without(expr, {r for r, own in found.items() if own == first}))
 
     def _without_split(self, expr: Expr) -> Expr:
-        """Long reductions of few rows become reads."""
+        """Replace long reductions of few rows by reads."""
         if isinstance(expr, Reduce) and gather(expr) is None and is_split(expr, self.extents):
             return self._compute_before(expr)
         return map_children(expr, self._without_split)

@@ -1,5 +1,5 @@
 """
-Kernels of sums that add every element to the one place which an operand of integers names.
+Generate kernels of sums that add every element to the one place an operand of integers names.
 
 The positions are sorted by those places before, so that what belongs to a place lies together. Without atomics, so that
 results do not depend on timing.
@@ -17,54 +17,25 @@ from dataclasses import dataclass, replace
 from math import isqrt, prod
 
 from unity_ir.forms.addresses import address, power_of_two
-from unity_ir.forms.rewrite import reductions
+from unity_ir.forms.scatter import Scatter
 from unity_ir.lowering.text import SUM
 from unity_ir.lowering.triton.expression import Axis
 from unity_ir.lowering.triton.step import Argument, Buffer, Kernel, Stage, Step, warps
 from unity_ir.tdl.counts import free_variables
-from unity_ir.tdl.gather import Pick, scatter
-from unity_ir.tdl.syntax import Access, Reduce, Result, Segments, Var, WrittenIndex, index_names
+from unity_ir.tdl.syntax import Access, Result, Var, WrittenIndex, index_names
 
 COLUMNS = 256
-"""Elements of a place that a program makes, at most: of few places there are more programs so."""
+"""Most elements of a place per program, so that few places still keep many programs at work."""
 
 TILE = 1024
 """Elements a program reads at a time: of several positions where a place has fewer elements. More spills nothing, but
 keeps threads idle where places have few positions, as those of large tables do."""
 
 SHORT = 512
-"""Positions up to which one program adds up all that a place may have."""
+"""Most positions that one program sums for a place; more are summed in chunks first."""
 
 FEWEST = 4
-"""Chunks that are worth a launch of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """`out[v, e] = sum[b](where(eq(v, at[b]), body[b, e], 0))`."""
-
-    pick: Pick
-    positions: tuple[str, ...]
-    """The variables that are summed, in the order of the integers' dims."""
-
-
-def scattered(stage: Stage) -> Scatter | None:
-    """
-    The result as elements added to places; None where the integers are not read in order, each once.
-
-    Dims of size 1 are no variables of either.
-    """
-    found = scatter(stage.expr)
-    if found is None or not isinstance(stage.expr, Reduce) or reductions(found.body):
-        return None
-    if any(isinstance(i, Segments) for i in found.at.indices):
-        return None
-    positions = tuple(n for i in found.at.indices for n in index_names(i) if stage.extents[n] > 1)
-    summed = [n for n in stage.expr.names if stage.extents[n] > 1]
-    places = [n for i in stage.result.indices for n in index_names(i)]
-    if sorted(positions) != sorted(summed) or found.variable not in places:
-        return None
-    return Scatter(found, positions)
+"""Fewest chunks that are worth a launch of their own."""
 
 
 def scatter_steps(stage: Stage, of: Scatter) -> list[Step]:

@@ -1,15 +1,18 @@
-"""What launchers are made of: stages, one result each, and steps, one launch of one kernel each."""
+"""Define the parts of launchers: stages (one result each) and steps (one launch of one kernel each)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from textwrap import wrap
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names
+from unity_ir.forms.classify import Form, form_of
+from unity_ir.forms.contraction import Contraction
 from unity_ir.lowering.triton.expression import Writer
 from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, Result, accesses, children
 
@@ -52,14 +55,14 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the work of a launch is laid out."""
+    """Work distribution of one launch."""
 
     kind: str
     """`elements` of results by themselves, `rows` that are reduced, a `product` of matrices; empty for all else."""
     programs: int
-    """At work beside each other."""
+    """Programs in the grid."""
     passes: int
-    """How often a program goes over what it reads."""
+    """Times a program reads its input."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,8 @@ class Step:
     """As of `Launch`."""
     options_name: str = ""
     """Of a dict with the constants, warps and stages, where launches of many shapes have the same."""
+    after: tuple[str, ...] = ()
+    """Lines of the launcher that finish the result."""
 
     @property
     def options(self) -> Mapping[str, Scalar]:
@@ -181,7 +186,7 @@ class Stage:
     result: Result
     extents: Mapping[str, int]
     buffers: Mapping[str, Buffer]
-    """Of every tensor the result's expression reads."""
+    """Buffer of every tensor the result's expression reads."""
     output: Buffer
     device: str
     """The tensor of the launcher on whose device the result is made."""
@@ -197,6 +202,18 @@ class Stage:
     """Identifiers of the launcher."""
     operator: str = "matmul"
     """What is computed, as part of an identifier."""
+
+    @cached_property
+    def form(self) -> Form:
+        """Form of the result."""
+        return form_of(self.result, self.extents)
+
+    @property
+    def product(self) -> Contraction | None:
+        """The matrix product of tensors of one floating type that the result is made of, if any."""
+        dtypes = {b.dtype for b in self.buffers.values()}
+        one = len(dtypes) == 1 and not dtypes & {*NOT_FLOATING}
+        return self.form if isinstance(self.form, Contraction) and one else None
 
     @property
     def expr(self) -> Expr:
@@ -292,5 +309,5 @@ def mentions(expr: Expr, variable: str) -> bool:
 
 
 def warps(elements: int) -> int:
-    """Warps for a tile of so many elements: 16 elements a thread, between 1 and 16 warps."""
+    """Return the warps of a tile: 16 elements per thread, between 1 and 16 warps."""
     return max(1, min(16, elements // 512))

@@ -1,5 +1,5 @@
 """
-Kernels of results whose dims are windows: every element gathers what is written to it.
+Generate kernels of results whose dims are windows: every element gathers what is written to it.
 
 Element p of `out[2*y + i - 1] = g[y] * w[i]` is a sum over the taps i, of those y for which 2*y + i - 1 is p. Without
 atomics, so that results do not depend on timing.
@@ -7,67 +7,24 @@ atomics, so that results do not depend on timing.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from unity_ir.forms.addresses import flat_address, power_of_two
-from unity_ir.forms.rewrite import outermost, reductions
+from unity_ir.forms.rewrite import reductions
+from unity_ir.forms.window_writes import WindowWrite, WindowWrites
 from unity_ir.lowering.triton.expression import Axis
 from unity_ir.lowering.triton.step import Kernel, Stage, Step, warps
-from unity_ir.tdl.counts import free_variables
-from unity_ir.tdl.syntax import Bound, Result, Segments, Window, index_names
+from unity_ir.tdl.syntax import index_names
 
 BLOCK = 2048
 """Elements per program."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A dim that is written through a window: `stride * variable + sum(factor * tap) + offset`."""
-
-    variable: str | None
-    """What is solved for; None where the dim has no steps."""
-    stride: int
-    taps: tuple[tuple[int, str], ...]
-    offset: int
-    size: int
-
-
-def writes_windows(result: Result) -> bool:
-    """Whether some dim of a result is a window."""
-    return any(isinstance(i, Window) for i in result.indices)
-
-
-def is_covered(bound: Bound) -> bool:
-    """Whether every result that has windows can be gathered, from what its reductions are before; integers cannot."""
-    return all(not writes_windows(r) or (r.floating and _writes(r, bound.extents) is not None) for r in bound.results)
-
-
-def _writes(result: Result, extents: Mapping[str, int]) -> dict[int, _Write] | None:
-    """The windows by dim; None where a variable is in two dims, or there is a reduction for every tap."""
-    reduced = frozenset[str]().union(*(free_variables(r) for r in outermost(result.expr)))
-    counts = Counter(n for i in result.indices for n in index_names(i) if extents[n] > 1)
-    if any(isinstance(i, Segments) for i in result.indices) or any(c > 1 for c in counts.values()):
-        return None
-    found: dict[int, _Write] = {}
-    for dim, index in enumerate(result.indices):
-        if isinstance(index, Window):
-            terms = [t for t in index.terms if extents[t[1]] > 1]
-            # Taps are looped over, so they are to be few.
-            stride, variable = max(terms, key=lambda t: (t[1] in reduced, extents[t[1]]), default=(1, None))
-            taps = tuple(t for t in terms if t[1] != variable)
-            found[dim] = _Write(variable, stride, taps, index.offset + index.low, index.size)
-    taps = {name for write in found.values() for _, name in write.taps}
-    return None if reduced & taps else found
-
-
 def window_write_step(stage: Stage) -> Step:
     """The launch that computes a result with windows, from an expression without reductions."""
     assert not reductions(stage.expr)
-    writes = _writes(stage.result, stage.extents)
-    assert writes is not None
+    assert isinstance(stage.form, WindowWrites)
+    writes = stage.form.dims
     places: dict[int, str] = {}
     extents = dict(stage.extents)
     for dim, write in writes.items():
@@ -127,7 +84,7 @@ def window_write_step(stage: Stage) -> Step:
     return kernel.step(stage.kernel, (-(-size // block),), warps(block))
 
 
-def _solved(kernel: Kernel, write: _Write, position: str, reached: list[str]) -> list[Axis]:
+def _solved(kernel: Kernel, write: WindowWrite, position: str, reached: list[str]) -> list[Axis]:
     """The axis of a window's variable, where the window is at `position`; conditions are added to `reached`."""
     writer = kernel.writer
     size = 1 if write.variable is None else writer.extents[write.variable]

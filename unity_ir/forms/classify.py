@@ -1,0 +1,111 @@
+"""
+Classify a bound line by its form, whatever operator it is of: the one place that says what computes like what.
+
+| form | line | recognised by |
+|---|---|---|
+| `Contraction` | a function of one matrix product, or of a batch of them | `contraction` |
+| `Convolution` | a convolution, or its gradient by either operand | `convolution` |
+| `Attention` | attention, or its gradients | `attention` |
+| `Grouped` | products of rows with the weight that integers pick, or these weights' gradient | `grouped` |
+| `Scatter` | a sum of elements into the places that integers name | `scatter` |
+| `WindowWrites` | any other result whose dims are windows | `window_writes` |
+| `Reduction` | any other line that reduces | |
+| `Pointwise` | one without reductions | |
+| `OpaqueLine` | one that no formula covers | |
+
+`form_of` classifies one result by itself; `Convolution`, `Attention` and `Grouped` are forms of whole lines only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unity_ir.forms.attention import Attention, attention
+from unity_ir.forms.contraction import Contraction, contraction
+from unity_ir.forms.convolution import Convolution, convolution, pointwise
+from unity_ir.forms.grouped import Grouped, grouped
+from unity_ir.forms.rewrite import reductions
+from unity_ir.forms.scatter import Scatter, scattered
+from unity_ir.forms.window_writes import WindowWrites, window_writes, writes_windows
+from unity_ir.tdl.functions import FUSED
+from unity_ir.tdl.syntax import Bound, Call, Expr, Opaque, Reduce, Result, children
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A result with reductions of no other form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """A result whose elements are computed one by one, without reductions; it may gather."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueLine:
+    """A line with an opaque function (`topk`), or with windows that no element can gather from."""
+
+
+Form = Contraction | Convolution | Attention | Grouped | Scatter | WindowWrites | Reduction | Pointwise | OpaqueLine
+
+_LEADING = (OpaqueLine, WindowWrites, Contraction, Scatter, Reduction, Pointwise)
+"""Forms of single results, from the one that decides the line's to the one every other form outweighs."""
+
+
+def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
+    """
+    Return the form of a simplified line; of several results, that of the one that decides what computes the line.
+
+    `starts` holds the variables used as values whose piece starts elsewhere than at 0 (`rewrite.simplified`).
+    """
+    if any(is_opaque(r.expr) for r in bound.results):
+        return OpaqueLine()
+    (first, *more) = bound.results
+    whole: Form | None = None
+    if bound.has_windows:
+        whole = None if more else convolution(first.indices, first.expr, bound.extents)
+    else:
+        whole = attention(bound, starts) or (None if more else grouped(first, bound.extents))
+    return whole or min((form_of(r, bound.extents) for r in bound.results), key=lambda form: _LEADING.index(type(form)))
+
+
+def form_of(result: Result, extents: Mapping[str, int]) -> Form:
+    """Return the form of one result by itself."""
+    if writes_windows(result):
+        return window_writes(result, extents) or OpaqueLine()
+    if not reductions(result.expr):
+        return Pointwise()
+    return contraction(result, extents) or scattered(result, extents) or Reduction()
+
+
+def is_opaque(expr: Expr) -> bool:
+    """Return whether an expression holds a function that TDL has no formula for."""
+    return isinstance(expr, Opaque) or any(map(is_opaque, children(expr)))
+
+
+def is_product(result: Result, extents: Mapping[str, int]) -> bool:
+    """Return whether a result is one convolution, or one matrix product with at most an activation of it."""
+    bare = isinstance(without_activation(result.expr), Reduce)
+    return (bare and contraction(result, extents) is not None) or is_convolution(result, extents)
+
+
+def without_activation(expr: Expr) -> Expr:
+    """Given `relu(sum[k](..))`, return the sum; return any other expression as it is."""
+    match expr:
+        case Call(activation, (Reduce() as inner,)) if activation in FUSED:
+            return inner
+        case _:
+            return expr
+
+
+def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
+    """
+    Return whether a result is a convolution or one of its gradients.
+
+    One of a single tap has no windows: it counts unless it is one matrix product that needs no batch of images.
+    """
+    if convolution(result.indices, result.expr, extents) is not None:
+        return True
+    product = contraction(result, extents)
+    return (product is None or product.repeated) and pointwise(result.expr, extents) is not None

@@ -1,0 +1,41 @@
+"""Recognise softmaxes among quotients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unity_ir.forms.rewrite import canonical
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import Binary, Call, Expr, Reduce, Var
+
+
+def softmax(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, str] | None:
+    """
+    Return the scores of a softmax, less no maximum, and the variable it normalises over; None for anything else.
+
+    Given `exp(x[i, j] - max[k](x[i, k])) / sum[k](exp(x[i, k] - max[l](x[i, l])))`, returns `x[i, j]` and `j`.
+    """
+    match expr:
+        case Binary("/", Call("exp", (scores,)) as above, Reduce("sum", (Var(summed),), below)):
+            axis = _same_but(above, below, summed, extents, starts)
+        case _:
+            return None
+    if axis is None:
+        return None
+    match scores:
+        # The maximum changes nothing but the range of numbers.
+        case Binary("-", own, Reduce("max", (Var(name),), all)) if _same_but(own, all, name, extents, starts) == axis:
+            return own, axis
+        case _:
+            return scores, axis
+
+
+def _same_but(
+    expr: Expr, other: Expr, variable: str, extents: Mapping[str, int], starts: Mapping[str, str]
+) -> str | None:
+    """Return the free variable of `expr` that is called `variable` in `other`, if they differ in nothing else."""
+    want = canonical(Reduce("sum", (Var(variable),), other), extents, starts)
+    for name in free_variables(expr):
+        if canonical(Reduce("sum", (Var(name),), expr), extents, starts) == want:
+            return name
+    return None

@@ -1,0 +1,120 @@
+"""Merge rows of a printed step, as peephole optimisers merge instructions: moves nest, waits follow what they await."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from unity_ir.lowering.rank.program import Register
+
+MOVES = 4
+"""Most moves nested in one line; more are hard to read."""
+
+TOGETHER = 16
+"""Most collectives awaited, or pieces padded, in one line; more are hard to read."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of the step: assigns `code` to `targets`, then deletes `dies`."""
+
+    targets: list[str]
+    code: str = ""
+    comment: str = ""
+    starts: tuple[Register, ...] = ()
+    """Registers of a collective that all ranks start, and that may be awaited where it starts."""
+    dies: list[str] = field(default_factory=list[str])
+    """Variables read here for the last time."""
+    awaits: tuple[Register, ...] = ()
+    """Registers this line waits for."""
+    waits: bool = False
+    """The collectives have the names of their results, so the line has no code of its own."""
+    pinned: bool = False
+    """Only some ranks do it, or have it."""
+    operand: str = ""
+    """What a move that all ranks make reads."""
+    around: tuple[str, ...] = ()
+    """Text before and after the operand of such a move."""
+    moves: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Kind of every move in this line, and what its axes did before."""
+    joined: list[str] = field(default_factory=list[str])
+    """Operands of a move that one call can make for several."""
+
+    def text(self) -> tuple[str, str]:
+        """Return the code and the comment."""
+        if not self.targets:
+            return self.code, self.comment
+        comment = self.comment
+        if self.moves:
+            kinds, were = (", ".join(each) for each in zip(*self.moves, strict=True))
+            comment = f"{kinds} {comment}, was {were}"
+        target, code = ", ".join(self.targets), self.code
+        if self.waits and len(self.targets) > 1:
+            code = f"wait({target})"
+        elif self.waits:
+            code = f"{target} and {target}.wait()" if self.pinned else f"{target}.wait()"
+        died = f"; del {', '.join(self.dies)}" if self.dies else ""
+        return f"{target} = {code}{died}", comment
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """
+    Merge each row with the one before where that leaves the order of collectives as it is.
+
+    rewrite: x = all_reduce(..); x = x.wait()            -> x = all_reduce(..).wait()
+             x = slice(y); z = all_gather(x); del x      -> z = all_gather(slice(y))
+             x = zero_pad(a, ..); y = zero_pad(b, ..)    -> x, y = zero_pad_many((a, b), ..)
+             x = x.wait(); y = y.wait()                  -> x, y = wait(x, y)
+    """
+    out: list[Row] = []
+    for row in rows:
+        _nest(out, row)
+        if not (out and (_joins(out[-1], row) or _awaits(out[-1], row))):
+            out.append(row)
+    return out
+
+
+def _nest(rows: list[Row], move: Row) -> None:
+    """Take the last row into a move that is the only reader of its result."""
+    if not rows or not move.around or rows[-1].targets != [move.operand] or move.operand not in move.dies:
+        return
+    last = rows[-1]
+    if last.pinned:
+        return
+    if last.waits:
+        # The variable holds the collective and dies only now.
+        inner = f"{move.operand}.wait()"
+    elif 0 < len(last.moves) < MOVES:
+        inner = last.code
+        move.dies.remove(move.operand)
+    else:
+        return
+    rows.pop()
+    move.code = inner.join(move.around)
+    move.moves[:0], move.dies[:0] = last.moves, last.dies
+    move.joined = []
+
+
+def _joins(last: Row, move: Row) -> bool:
+    """Make the move in the last row too, if they differ in the operand alone; return whether that was done."""
+    if not last.joined or not move.joined or len(last.joined) == TOGETHER:
+        return False
+    same = (last.around, last.moves, last.comment) == (move.around, move.moves, move.comment)
+    if not same or {*last.targets} & {*move.joined}:
+        return False
+    last.targets, last.joined = last.targets + move.targets, last.joined + move.joined
+    last.code = f"{last.moves[0][0]}_many(ctx, ({', '.join(last.joined)}){last.around[1]}"
+    last.dies += move.dies
+    return True
+
+
+def _awaits(last: Row, wait: Row) -> bool:
+    """Wait in the last row too, if it starts or awaits collectives itself; return whether that was done."""
+    if wait.awaits and last.starts == wait.awaits:
+        last.targets, last.code, last.starts = wait.targets, f"{last.code}.wait()", ()
+    elif last.waits and wait.waits and len(last.targets) < TOGETHER:
+        last.targets += wait.targets
+    else:
+        return False
+    last.dies += wait.dies
+    return True

@@ -1,0 +1,212 @@
+"""Print the forward and backward of a rank's program: a row for each instruction, rows merged, columns aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from unity_ir.lowering.emit.rows import Row, merged
+from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.rank.deadlock import makers, there
+from unity_ir.lowering.rank.program import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight
+from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Action, Bucket, Schedule, Wait, piece_bytes
+from unity_ir.pcg.collectives import COLLECTIVES
+from unity_ir.pcg.reshard import role_kind
+from unity_ir.pcg.sharding import SUM, coordinate_of, is_pinned, is_shard, pins, role_name
+
+BACKWARD = "# --- backward"
+"""Comment of its own after the line that computes the loss."""
+
+WIDTH = 72
+"""Widest column of code; comments of longer lines follow where these end."""
+
+
+class StepWriter:
+    """
+    Writer of `forward_backward`.
+
+    `calls` holds the name of every operator's launcher, and the positions its piece starts at; `identifier` returns a
+    fresh identifier like the one wished for.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        calls: Mapping[Compute, tuple[str, Sequence[str]]],
+        identifier: Callable[[str], str],
+    ):
+        self.program = program
+        self.schedule = schedule
+        self.calls = calls
+        self.identifier = identifier
+        self.makers = makers(program)
+        self.groups: dict[tuple[int, ...], None] = {}
+        """Mesh axes of every process group the step talks over."""
+        self.own: dict[Register, str] = {}
+        """Expression of every register's value: a variable, or a weight by its name."""
+        self.buckets: dict[Register, str] = {}
+        """Variable of the bucket a register's collective is in."""
+        self.here: dict[tuple[tuple[int, int], ...], str] = {}
+        """Variable that says whether this rank is at pinned coordinates."""
+
+    def text(self) -> str:
+        """Return the function."""
+        program = self.program
+        rows = merged(row for line in self.schedule.lines for row in self._rows(line.action, line.dies))
+        lines = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()]
+        lines += [row.text() for row in rows]
+        out = ["def forward_backward(ctx, weights, batch):"]
+        out.append('    """This rank\'s part of the loss, and of the gradient of every weight by name."""')
+        width = min(max((len(code) for code, _ in lines), default=0), WIDTH)
+        for code, comment in lines:
+            out.append(f"    {code:<{width}}  # {comment}" if comment else f"    {code}")
+        weights = {leaf.result: leaf.name for leaf in program.leaves("weight")}
+        updates = [i for i in program.body if isinstance(i, UpdateWeight)]
+        found = ", ".join(f"{weights[i.weight]!r}: {self._use(i.grad)}" for i in updates)
+        out.append(f"    return {self._use(program.outputs[0])}, {{{found}}}")
+        return "\n".join(out) + "\n"
+
+    # -- a row per instruction
+
+    def _rows(self, action: Action, dies: Sequence[Register]) -> list[Row]:
+        match action:
+            case Leaf("weight", result, name) if not pins(self.program.tensors[result].layout):
+                self.own[result] = f"weights[{name!r}]"
+                return []
+            case Leaf():
+                row = self._leaf(action)
+            case Compute():
+                row = self._compute(action)
+            case Reshard():
+                row = self._reshard(action)
+            case Exchange():
+                row = self._exchange(action)
+            case Bucket():
+                row = self._bucket(action)
+            case Wait():
+                row = self._wait(action)
+        row.dies = list(map(self._use, dies))
+        is_loss = isinstance(action, Compute) and self.program.outputs[0] in action.results
+        return [row, Row([], BACKWARD)] if is_loss else [row]
+
+    def _leaf(self, leaf: Leaf) -> Row:
+        target = self._name(leaf.result, leaf.name or "constant")
+        texts = {"input": f"batch[{leaf.name!r}]", "weight": f"weights[{leaf.name!r}]"}
+        text = texts.get(leaf.op) or self._constant(leaf.result, leaf.value)
+        text = self._only(text, pins(self.program.tensors[leaf.result].layout))
+        return Row([target], text, self._comment(leaf.op, leaf.result))
+
+    def _compute(self, compute: Compute) -> Row:
+        name, starts = self.calls[compute]
+        text = f"{name}({', '.join([*map(self._use, compute.operands), *starts])})"
+        targets = [self._name(r, self.makers[r]) for r in compute.results]
+        text = self._only(text, pins(self.program.tensors[compute.results[0]].layout), len(targets))
+        return Row(targets, text, self._comment(compute.operator, *compute.results))
+
+    def _reshard(self, move: Reshard) -> Row:
+        pinned, operand = there(self.program, move), self._use(move.operand)
+        row = Row([self._name(move.result, move.kind)], moves=[(move.kind, role_name(move.source))])
+        around = self._call(move)
+        row.code = self._only(operand.join(around), pinned)
+        row.comment = self._comment(f"of {_printable(self.makers[move.operand])}", move.result)
+        if pinned:
+            row.pinned = True
+            return row
+        row.starts, row.operand, row.around = (move.result,), operand, around
+        if move.kind == "zero_pad" and piece_bytes(self.program, move.result) < BUCKET_BYTES:
+            row.joined = [operand]
+        return row
+
+    def _exchange(self, move: Exchange) -> Row:
+        self.groups.setdefault(move.axes)
+        pinned = there(self.program, move)
+        arguments = f"{self._use(move.operand)}, {move.dim}, {move.low}, {move.high}, {move.axes!r}"
+        text = self._only(f"{move.kind}(ctx, {arguments})", pinned)
+        target = self._name(move.result, move.kind)
+        what = self._comment(f"{move.kind} of {_printable(self.makers[move.operand])}", move.result)
+        return Row([target], text, f"{what}, {move.low} before and {move.high} after", () if pinned else (move.result,))
+
+    def _bucket(self, bucket: Bucket) -> Row:
+        first, moves = bucket.moves[0], bucket.moves
+        self.groups.setdefault(first.axes)
+        dims = "".join(f"{dim!r}, " for dim in _dims(moves))
+        operands = ", ".join(self._use(m.operand) for m in moves)
+        target = self.identifier("bucket")
+        for move in moves:
+            self.buckets[move.result] = target
+            self._name(move.result, move.kind)
+        what = f"{first.kind} of {len(moves)} {'weights' if first.kind == 'all_gather' else 'gradients'}"
+        text = f"{first.kind}_many(ctx, ({operands}), {dims}{first.axes!r})"
+        return Row([target], text, what, tuple(m.result for m in moves))
+
+    def _wait(self, wait: Wait) -> Row:
+        first = wait.registers[0]
+        row = Row(list(map(self._use, wait.registers)), awaits=wait.registers)
+        if first in self.buckets:
+            row.code = f"{self.buckets[first]}.wait()"
+        else:
+            row.waits, row.pinned = True, bool(pins(self.program.tensors[first].layout))
+        return row
+
+    # -- parts of a row
+
+    def _use(self, register: Register) -> str:
+        return self.own[self.schedule.held(register)]
+
+    def _name(self, register: Register, wish: str) -> str:
+        self.own[register] = self.identifier(wish)
+        return self.own[register]
+
+    def _only(self, text: str, pinned: tuple[tuple[int, int], ...], results: int = 1) -> str:
+        """Return an expression that is None on the ranks that are not at the pinned coordinates."""
+        if not pinned:
+            return text
+        if pinned not in self.here:
+            self.here[pinned] = self.identifier("at_" + "_".join(f"{i}_{c}" for i, c in pinned))
+        nothing = f"({', '.join(['None'] * results)})" if results > 1 else "None"
+        return f"{text} if {self.here[pinned]} else {nothing}"
+
+    def _comment(self, what: str, *registers: Register) -> str:
+        """Return the operator, its first result's whole shape, and what each mesh axis does to that."""
+        tensor = self.program.tensors[registers[0]]
+        roles = ", ".join(map(role_name, tensor.layout)) or "one device"
+        return f"{what} {list(tensor.shape)}, {roles}"
+
+    def _constant(self, register: Register, value: float) -> str:
+        tensor = self.program.tensors[register]
+        axes = tuple(i for i, r in enumerate(tensor.layout) if r == SUM)
+        shape = tensor.local(self.program.mesh)
+        return f"constant(ctx, {value!r}, {shape!r}, {TORCH_DTYPES[tensor.dtype]}, {axes!r})"
+
+    def _call(self, move: Reshard) -> tuple[str, str]:
+        """Return the text before and after the operand of a move: the runtime call of its collective's row."""
+        collective = COLLECTIVES[move.kind]
+        if collective.crosses_links:
+            self.groups.setdefault(move.axes)
+        call = collective.calls[role_kind(move.source), role_kind(move.target)]
+        if call is None:
+            return "", ""
+        held = self.program.tensors[move.operand]
+        words = {
+            "source": _dim_or_rank(move.source),
+            "target": _dim_or_rank(move.target),
+            "held": f"{held.local(self.program.mesh)!r}, {TORCH_DTYPES[held.dtype]}",
+        }
+        return f"{call.function}(ctx, ", "".join(f", {words[a]}" for a in call.arguments) + f", {move.axes!r})"
+
+
+def _dim_or_rank(role: int) -> str:
+    """Return a role as an argument of the runtime: a sharded dim, the rank that pieces are pinned at, or None."""
+    return repr(role if is_shard(role) else coordinate_of(role) if is_pinned(role) else None)
+
+
+def _dims(moves: Sequence[Reshard]) -> tuple[tuple[int, ...], ...]:
+    """Return the dims a bucket's moves gather or scatter along, as an argument; nothing for all-reduces."""
+    if moves[0].kind == "all_reduce":
+        return ()
+    return (tuple(m.source if m.kind == "all_gather" else m.target for m in moves),)
+
+
+def _printable(name: str) -> str:
+    """Return a name as part of a comment, which it cannot end."""
+    return name if name.isprintable() else ascii(name)
