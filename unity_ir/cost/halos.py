@@ -1,4 +1,4 @@
-"""The halo exchanges an operator asks for: which elements each task needs beside its pieces."""
+"""Find the halo exchanges of an operator: the border elements each task needs of its neighbours' shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Of one operand along one dim, which `variable` divides: the elements of a piece before it, and of the halo."""
+    """One operand's exchange along one dim, which `variable` shards: elements of the piece before, and of its halo."""
 
     operand: int
     dim: int

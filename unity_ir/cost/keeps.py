@@ -26,7 +26,7 @@ def backward_reads(
 
 
 class Keeps:
-    """What the backward of a forward graph reads, serial or parallel; outputs are kept, too."""
+    """Find the values that the backward of a forward graph (serial or parallel) reads; outputs are kept, too."""
 
     def __init__(self, graph: Graph):
         with_gradient = trained(graph)

@@ -90,5 +90,5 @@ class _Parts:
 
 
 def layout_bytes(value: Value, layout: Layout, mesh: Mesh) -> int:
-    """Bytes of a value on each device that has it in a layout."""
+    """Return the bytes of a value on each device that holds a shard of it in a layout."""
     return value.type.elements // shards(layout, mesh.sizes) * ELEMENT_BYTES[value.type.dtype]

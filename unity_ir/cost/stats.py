@@ -1,4 +1,4 @@
-"""What `--stats` prints: time, communication and memory of a plan, and the plan operator by operator."""
+"""Print `--stats`: time (seconds), communication and memory (bytes) of a plan, and the plan operator by operator."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WIDTH = 140
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What simulation says of an iteration."""
+    """An iteration as simulated."""
 
     overlapped: float
-    """Seconds with communication beside computation."""
+    """Seconds of an iteration whose communication overlaps with computation."""
     waiting: float
     """Seconds when every move is waited for at once."""
     peak: int
@@ -197,6 +197,6 @@ def bytes_text(size: int) -> str:
 
 
 def _digits(number: float, count: int) -> str:
-    """At least so many digits of a number, and one after the point; those of a number below 1 are after it."""
+    """Format a number with at least `digits` digits, one of them after the point; below 1, all after it."""
     before = len(str(int(number))) if number >= 1 else 1
     return f"{number:.{max(1, count - before)}f}"

@@ -74,7 +74,7 @@ class Template:
     """The kernels of an operator, and the variables (columns of degrees) whose division they do not tell."""
 
     kernels: tuple[_Kernel, ...]
-    """Empty if no row can be told."""
+    """Empty if it predicts no division."""
     unknown: tuple[int, ...]
 
     def tells(self, degrees: Ints) -> npt.NDArray[np.bool_]:
@@ -250,7 +250,7 @@ def _dtypes(node: Node) -> tuple[str, ...]:
 
 
 def _distinct(node: Node) -> tuple[int, ...]:
-    """Of operands and results, the first that is the same value."""
+    """Return, for each operand and result, the position of its first occurrence."""
     values: list[Value] = [*node.operands, *node.results]
     return tuple(values.index(v) for v in values)
 

@@ -17,7 +17,7 @@ class Kernel:
 
     operator: str
     sizes: tuple[int, ...]
-    """Of the operands' pieces, dim by dim, then the extents of the line's index variables in TDL order."""
+    """Sizes of the operands' shards, dim by dim, then the extents of the line's index variables in TDL order."""
     kind: str
     """See `forms.kinds`."""
     flops: int

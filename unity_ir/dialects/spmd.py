@@ -261,7 +261,7 @@ class BetweenRanks(IRDLOperation):
 
     @property
     def kind(self) -> str:
-        """What it does, as the planner calls it."""
+        """The name of its row in `pcg.collectives`."""
         return self.name.removeprefix("spmd.")
 
     @property
@@ -271,7 +271,7 @@ class BetweenRanks(IRDLOperation):
 
     @property
     def pieces(self) -> tuple[Piece, Piece]:
-        """What it takes and makes."""
+        """The pieces of its operand and of its result."""
         assert isinstance(self.operand.type, PieceType)
         assert isinstance(self.result.type, PieceType)
         return self.operand.type.data, self.result.type.data

@@ -20,15 +20,15 @@ class Capacity:
 
     duplex: float = 0.0
     half: float = 0.0
-    """Of links on which both directions share."""
+    """Bytes/s of links on which both directions share."""
 
     def seconds(self, out: float, back: float) -> float:
-        """Seconds for so many bytes out and in."""
+        """Return the seconds in which `out` bytes leave and `back` bytes enter."""
         one_way = max(out, back) / (self.duplex + self.half)
         return max(one_way, (out + back) / (2 * self.duplex + self.half))
 
     def plus(self, wire: Wire, count: float) -> Capacity:
-        """With so many links more."""
+        """Add `count` links."""
         bandwidth = wire.bandwidth * count
         return Capacity(self.duplex + bandwidth * wire.duplex, self.half + bandwidth * (not wire.duplex))
 
@@ -59,7 +59,7 @@ DEMANDS: Mapping[str, Demand] = {
 
 
 def capacity(levels: Sequence[Level], i: int) -> Capacity:
-    """What all links out of one member of level `i` carry together."""
+    """Add up the bytes/s of all links out of one member of level `i`."""
     found = Capacity()
     devices = below(levels, i)
     for j in range(i + 1):
@@ -78,7 +78,7 @@ def capacity(levels: Sequence[Level], i: int) -> Capacity:
 
 
 def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
-    """A level, the devices of a group in one of its members, and the groups there are in it."""
+    """Yield each level with the devices of a group in one of its members, and the number of groups there."""
     for i in range(len(levels)):
         m = prod(n for k, n in sizes.items() if k > i)
         if any(n > 1 for k, n in sizes.items() if k <= i):
@@ -86,7 +86,7 @@ def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[in
 
 
 def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], bytes: float) -> float:
-    """Seconds below which no algorithm can be, latency aside. `sizes` as of `Machine.lines`."""
+    """Return a lower bound on the seconds of any algorithm, latency aside. `sizes` as of `Machine.lines`."""
     n = prod(sizes.values())
     bound = 0.0
     for i, m, groups in cuts(levels, sizes):

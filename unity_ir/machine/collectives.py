@@ -1,5 +1,5 @@
 """
-The algorithms of collectives, and the bytes each sends over the levels its groups span.
+Count the bytes that each algorithm of a collective sends over the levels its groups span (NCCL's rings and trees).
 
 All groups of a machine run the collective at once; `machine.link_traffic` adds up what they put on every link.
 """
@@ -35,7 +35,7 @@ class Crossing:
 
 
 Phase = tuple[Crossing, ...]
-"""What crosses links at once."""
+"""The crossings that share the links at one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _ring_hops(spans: Sequence[Span], times: float = 1) -> tuple[tuple[int, floa
 
 
 def _ring(spans: Sequence[Span], edge: float, times: float = 1) -> Schedule:
-    """Of every byte, `edge` bytes go over each edge of the ring."""
+    """Send `edge` bytes over each edge of the ring for every byte of a piece."""
     crossings: list[Crossing] = []
     for i, (level, n) in enumerate(spans):
         m = _inside(spans, i)

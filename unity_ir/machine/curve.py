@@ -36,7 +36,7 @@ class Curve:
     memory_power: float
 
     def seconds(self, flops: Numbers, bytes: Numbers, peak: float, bandwidth: float) -> Floats:
-        """Seconds of kernels that do so many operations and read and write so many bytes."""
+        """Return the seconds of kernels, given their operations and the bytes they read and write."""
         return self.launch + np.maximum(
             _seconds(flops, peak * self.compute_top, self.compute_half, self.compute_power),
             _seconds(bytes, bandwidth * self.memory_top, self.memory_half, self.memory_power),

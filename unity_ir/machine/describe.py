@@ -23,10 +23,10 @@ RATES = (1.0, 1e24)
 """FLOP/s, bytes/s and bytes: what is beyond is a typing error, and its times are infinite or nothing."""
 
 MAX_SECONDS = 3600.0
-"""Of anything that costs time by itself."""
+"""Longest latency, launch or overhead, in seconds, that a description may give."""
 
 LEAST_PART = 1e-6
-"""Of a peak or a bandwidth."""
+"""Least efficiency, as a part of a peak or a bandwidth, that a description may give."""
 
 NAME_LENGTH = 200
 
@@ -61,7 +61,7 @@ def _items(value: Any) -> list[Any] | None:
 
 
 def _short(value: object) -> str:
-    """What was written, in a few words."""
+    """Quote a value from the description, shortened for an error message."""
     try:
         text = ascii(value)
     except ValueError:

@@ -37,7 +37,7 @@ class Device:
     curves: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
     """By kind of kernel (see `forms.kinds`), fitted from a profile."""
     profile: Profile | None = None
-    """What was measured, which goes before what is estimated."""
+    """Measured seconds; they take precedence over estimates."""
 
     def peak(self, dtype: str) -> float:
         """FLOP/s. Raises `UnityError` where the device does not say."""
@@ -51,7 +51,7 @@ class Device:
         return float(self.kernel_times(flops, bytes, dtype, kind))
 
     def kernel_times(self, flops: Numbers, bytes: Numbers, dtype: str, kind: str = "") -> Floats:
-        """Seconds of kernels of one kind and element type, which do so many operations and move so many bytes."""
+        """Return the seconds of kernels of one kind and element type, given their operations and bytes."""
         curve = self.curves.get(kind)
         if curve is not None:
             return curve.seconds(flops, bytes, self.peak(dtype), self.memory_bandwidth)
@@ -95,5 +95,5 @@ _shipped = lru_cache(_read)
 
 
 def fit_path(profile: Path, ranks: int) -> Path:
-    """Where the curves fitted to a profile are, for so many ranks at work at once."""
+    """Return the path of the curves fitted to a profile, for `ranks` ranks at work at once."""
     return profile.with_name(f"{profile.stem}-{ranks}.toml")

@@ -27,7 +27,7 @@ from unity_ir.pcg.collectives import FROM_ONE
 from unity_ir.pcg.sharding import Mesh
 
 MAX_DEVICES = 1024
-"""Of a machine with links of its own: they are routed one by one."""
+"""Largest machine that may have links of its own: its messages are routed one by one."""
 
 Vertex = int | str
 
@@ -38,7 +38,7 @@ class Arc:
 
     target: Vertex
     resource: int
-    """What its bytes are counted on: duplex links have one for each direction."""
+    """The key its bytes are counted by: duplex links have one for each direction."""
     wire: Wire
     share: float = 1.0
     """The part of the wire's latency that is this arc's."""
@@ -179,7 +179,7 @@ class Topology:
         return bound
 
     def _capacity(self, devices: set[int]) -> Capacity:
-        """What leaves some devices, and the hubs that only they are joined to."""
+        """Add up the bytes/s out of some devices, with the hubs that only they are joined to."""
         inside: set[Vertex] = set(devices)
         for vertex, arcs in self.arcs.items():
             if isinstance(vertex, str) and all(arc.target in devices for arc in arcs):
@@ -239,7 +239,7 @@ class _Builder:
         self.arcs.setdefault(b, []).append(Arc(a, back, wire, share))
 
     def hub(self, level: int, member: int) -> Vertex:
-        """What ports that the devices below a member share start from: of a device, itself."""
+        """Return the vertex from which ports that a member's devices share start; of a single device, itself."""
         inner = level + 1
         if inner == len(self.levels):
             return member

@@ -1,5 +1,5 @@
 """
-What a collective puts on the links of nested levels, from the levels' symmetry: no device is looked at by itself.
+Price a collective on nested levels from their symmetry: bytes per kind of link, without visiting single devices.
 
 `machine.graph` finds the same by routing every message over an explicit graph; tests compare the two.
 """
@@ -56,7 +56,7 @@ def _to_hub(levels: Sequence[Level], first: int) -> list[Use]:
 
 
 def stuck(levels: Sequence[Level]) -> Level | None:
-    """A level whose members have no way to a port that they are to share."""
+    """Return a level whose members cannot reach the port that they share, or None."""
     for i, level in enumerate(levels):
         if level.port == "member":
             for use in _to_hub(levels, i + 1):
@@ -84,7 +84,7 @@ def _pattern_share(level: Level, n: int, pattern: str) -> float:
 
 
 def _ring_share(size: int, n: int, pattern: str) -> float:
-    """Of a ring: groups that are not neighbours pass over each other's links; the worst choice of axes is taken."""
+    """Return the share on a ring. Groups that are not neighbours share links; the worst choice of axes is taken."""
     stride = size // n
     if n == 2 == size:
         return 1.0
@@ -123,7 +123,7 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
 
 
 def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[Key, float]:
-    """Seconds per byte that a phase keeps each kind of link busy."""
+    """Return the seconds per byte that a phase keeps each kind of link busy."""
     out: dict[Key, float] = {}
     for crossing in phase:
         for key, seconds in _loads(levels, sizes, crossing).items():

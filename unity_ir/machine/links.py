@@ -1,4 +1,4 @@
-"""What joins devices: levels of the machine, hubs, single links, and the protocols messages go by."""
+"""Describe how devices are joined: levels of the machine, hubs, single links, and the protocols of messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Wire:
     """Seconds per hop."""
     duplex: bool = True
     protocol_latency: tuple[ProtocolLatency, ...] = field(default=(), kw_only=True)
-    """Of protocols to which a hop costs something else."""
+    """Seconds of a hop in protocols that differ from `latency`."""
 
     def hop(self, protocol: str, tree: bool) -> float:
         """Seconds per hop of a protocol."""
@@ -54,7 +54,7 @@ class Level:
     """One of `PORTS`."""
     duplex: bool = True
     hub: Wire | None = None
-    """What joins each member to its surroundings' hub, on the way to ports that devices share (a GPU to its CPU)."""
+    """The link from each member to its surroundings' hub, on the way to ports that devices share (a GPU to its CPU)."""
     protocol_latency: tuple[ProtocolLatency, ...] = ()
     kinds: tuple[str, ...] = ()
     """The kind of device in each member, where they differ."""

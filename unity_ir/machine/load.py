@@ -13,7 +13,7 @@ from unity_ir.machine.describe import MAX_DEVICES, machine_from
 from unity_ir.machine.model import Machine
 
 PROFILE = ",profile="
-"""What stands between a machine and a profile in its name."""
+"""Separator between a machine and its profile in `--machine`."""
 
 
 def presets() -> list[str]:

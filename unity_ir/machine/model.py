@@ -1,4 +1,4 @@
-"""What a machine is: devices, in nested levels (nodes, sockets, GPUs), and the links that join them."""
+"""Model a machine: devices in nested levels (nodes, sockets, GPUs), and the links that join them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Machine:
     """Seconds every collective costs before its first byte where no protocols say (NCCL's base latency)."""
     protocols: tuple[Protocol, ...] = ()
     links: tuple[Link, ...] = ()
-    """Links beside those of the levels. With any, collectives are priced over the explicit graph."""
+    """Links in addition to those of the levels. With any, collectives are priced over the explicit graph."""
     kinds: tuple[Device, ...] = ()
     """The kinds of devices, where there are several."""
 
@@ -59,7 +59,7 @@ class Machine:
         return prod(level.size for level in self.levels)
 
     def device_of(self, number: int) -> Device:
-        """The device with this number."""
+        """Return the device with this number."""
         named = {kind.name: kind for kind in self.kinds}
         for i, level in enumerate(self.levels):
             if level.kinds:
@@ -139,7 +139,7 @@ class Machine:
 
     @cached_property
     def _free(self) -> tuple[Line, ...]:
-        """What a collective of one device costs."""
+        """Price a collective of one device: the latency alone, in seconds."""
         return ((min(p.ring for p in self._spoken), 0.0),)
 
     @cached_property
@@ -148,7 +148,7 @@ class Machine:
         return Topology.of(self.name, self.levels, self.links)
 
     def collective_time(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
-        """Seconds of a collective: see `lines`."""
+        """Return the seconds of a collective: the least over its algorithms and protocols, see `lines`."""
         return min(a + b * bytes for a, b in self.lines(kind, sizes))
 
     def least_seconds(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
@@ -175,7 +175,7 @@ class Machine:
         self, kind: str, sizes: Mapping[int, int], elements: float, elements_after: float, item: int
     ) -> float:
         """
-        Seconds of one reshard move on pieces of so many elements of `item` bytes, in groups as `collective_time` has.
+        Price a reshard move in seconds: pieces have `elements` of `item` bytes each, groups are those of `lines`.
         """
         if kind in FREE:
             return 0.0
@@ -215,7 +215,7 @@ class Machine:
         return {}
 
     def move_time(self, move: Move, dtype: str) -> float:
-        """Seconds of a planner's move."""
+        """Return the seconds of a planner's move."""
         item = ELEMENT_BYTES[dtype]
         elements = move.border or move.elements
         if self.links and move.kind in BETWEEN_DEVICES:

@@ -139,13 +139,13 @@ class ProfileFile:
         return dict(self.connection.execute("select key, value from about"))
 
     def kernels(self, ranks: int | None = None) -> list[KernelRow]:
-        """What was measured with so many ranks at work, or all."""
+        """Read the kernels measured with `ranks` ranks at work; with None, all."""
         columns = ", ".join(KernelRow.__slots__)
         rows = self.connection.execute(f"select {columns} from kernels where ?1 is null or ranks = ?1", (ranks,))
         return [KernelRow(o, _sizes(s), *rest) for o, s, *rest in rows]
 
     def collectives(self, ranks: int | None = None) -> list[CollectiveRow]:
-        """What was measured with so many ranks, or all."""
+        """Read the collectives measured with `ranks` ranks; with None, all."""
         columns = ", ".join(CollectiveRow.__slots__)
         rows = self.connection.execute(f"select {columns} from collectives where ?1 is null or ranks = ?1", (ranks,))
         return [CollectiveRow(*row) for row in rows]
@@ -255,7 +255,7 @@ def _said(error: sqlite3.Error | UnicodeDecodeError, otherwise: str) -> str:
 
 
 CHANGES = ("date",)
-"""What may differ between the runs that fill one file."""
+"""Facts of `about` that may differ between the runs that fill one file."""
 
 
 def _check_about(path: Path, have: Mapping[str, str], want: Mapping[str, str]) -> None:

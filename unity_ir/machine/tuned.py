@@ -37,7 +37,7 @@ class Table:
         return min(found, key=lambda name: found[name]) if found else None
 
     def profile(self) -> Profile:
-        """What the cost model reads: every kernel as long as the implementation takes that emission freezes."""
+        """Return the profile for the cost model: seconds of each kernel by the implementation that emission freezes."""
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for key, (operator, sizes) in self.kernels.items():
             if key in self.seconds:

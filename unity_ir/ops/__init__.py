@@ -31,7 +31,7 @@ def operators() -> Mapping[str, Operator]:
 
 @cache
 def savings() -> tuple[Saving, ...]:
-    """What backwards may read of their forwards, as the modules of this package say in `SAVINGS`."""
+    """Collect the `SAVINGS` of this package's modules: values of a forward that its backward may read."""
     modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
     return tuple(saving for module in modules for saving in getattr(module, "SAVINGS", ()))
 

@@ -1,4 +1,4 @@
-"""What an operator is: one TDL line and a gradient."""
+"""Define operators: one TDL line and a gradient each."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MAX_POOL2D_GRAD = Operator(
     f"  where {_kernel(('i', 'j'), ('a', 'b'), ('c', 'd'))},"
     " size(stride.0*y + dilation.0*i - padding.0) = sizes.0, size(stride.1*z + dilation.1*j - padding.1) = sizes.1"
 )
-"""Of several maxima in a window the first has the gradient, as in PyTorch."""
+"""Gradient of max_pool2d: of several maxima in a window the first one gets it, as in PyTorch."""
 
 _ROW, _COLUMN = "stride.0*y + i - padding.0", "stride.1*z + j - padding.1"
 

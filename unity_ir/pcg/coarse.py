@@ -1,5 +1,5 @@
 """
-Planning on a coarser mesh: neighbouring axes that go the same way go together, as one *run*.
+Plan reshards on a coarser mesh: neighbouring axes whose roles change alike move together, as one *run*.
 
 What a plan costs depends only on how large the runs are, what roles they have (whichever dims those are), and how many
 elements there are; not on whether what is held by all is COPY or REPEAT, between which going is free, nor on where
@@ -19,7 +19,7 @@ from unity_ir.pcg.reshard import Move, Price, group_role, move_kind
 from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, is_pinned, is_shard, pins, role_class, shards
 
 FINE_AXES = 3
-"""Meshes of up to so many axes are planned axis by axis. The number of layouts grows exponentially with the axes."""
+"""Plan axis by axis on meshes of at most 3 axes: the number of layouts grows exponentially with the axes."""
 
 Runs = tuple[tuple[int, ...], ...]
 
@@ -61,7 +61,7 @@ def plan_coarsely(
 
 
 def _runs(source: Layout, target: Layout, levels: Sequence[int]) -> Runs:
-    """Neighbouring axes of one level that go the same way; all pinned roles are one."""
+    """Merge neighbouring axes of one level whose roles change alike; all coordinates of a pinned axis count as one."""
     runs: list[list[int]] = []
     ways = [(role_class(a), role_class(b), level) for a, b, level in zip(source, target, levels, strict=True)]
     for axis, way in enumerate(ways):
@@ -119,7 +119,7 @@ class _Space:
         return self._spell(path, source, target, shape, dims)
 
     def priced(self, key: int, elements: int) -> float:
-        """Seconds of a move, by its kind and runs, on pieces of so many elements."""
+        """Return the seconds of a move, by its kind and runs, on pieces of `elements` elements."""
         known = self.prices.setdefault(elements, {})
         found = known.get(key)
         if found is None:
@@ -170,7 +170,7 @@ class _Space:
 
 
 _ROLES = (0, REPEAT, SUM, PINNED)
-"""What prices tell apart of roles: a dim, held by all, addends, pinned."""
+"""The roles that prices distinguish: shard, replicate, partial, pinned."""
 
 
 class _Steps:
@@ -188,7 +188,7 @@ class _Steps:
         self.trees: dict[tuple[int, int], _Tree] = {}
 
     def path(self, start: int, goal: int, elements: int) -> list[Edge] | None:
-        """The cheapest way, if there is one (Dijkstra)."""
+        """Return the edges of the cheapest path (Dijkstra), or None where there is none."""
         tree = self.trees.get((start, elements))
         if tree is None:
             tree = self.trees[start, elements] = _Tree({start: 0.0}, [(0.0, start)])
@@ -203,7 +203,7 @@ class _Steps:
         return out[::-1]
 
     def _search(self, tree: _Tree, goal: int, elements: int) -> None:
-        """Go on until the goal is done."""
+        """Resume the search of a tree until the goal is settled."""
         best, queue, done, via = tree.best, tree.queue, tree.done, tree.via
         push, pop = heapq.heappush, heapq.heappop
         while queue:
@@ -234,7 +234,7 @@ class _Steps:
                 return
 
     def _edges(self, state: int) -> tuple[int, list[Edge]]:
-        """Into how many pieces a state divides a value, and all moves that can start from it."""
+        """Return the number of shards a state divides a value into, and all moves that can start from it."""
         space, count = self.space, len(self.divisors)
         groups, ones = space.groups, self.ones
         holders = [0] * self.base
@@ -274,7 +274,7 @@ def _kind(digit: int, dims: int) -> int:
 
 @dataclass(slots=True)
 class _Tree:
-    """The ways from one state, as far as they are known."""
+    """The shortest-path tree from one state, as far as it has been searched."""
 
     best: dict[int, float]
     queue: list[tuple[float, int]]
@@ -283,7 +283,7 @@ class _Tree:
 
 
 def _leaving(mask: int, divided: bool) -> Iterable[int]:
-    """The sets of runs that can leave a role together: of a dim, only the innermost."""
+    """Yield the sets of runs that can leave a role together; only the innermost runs can leave a dim."""
     moved = mask
     while moved:
         yield moved
@@ -291,4 +291,4 @@ def _leaving(mask: int, divided: bool) -> Iterable[int]:
 
 
 Memo = dict[Runs, _Space]
-"""What is known of every set of runs."""
+"""The planner's caches per set of runs."""

@@ -1,4 +1,4 @@
-"""Chains of two parallel operators as the one collective that performs them."""
+"""Fuse chains of two parallel operators into the one collective that performs them (`pcg.collectives`)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Pieces = dict[Piece, Array]
 
 
 def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Array]:
-    """Every value of a graph, whole, from arrays of the inputs' and weights' global shapes by name."""
+    """Evaluate a graph on whole values: inputs and weights are arrays of the global shapes, by name."""
     values: dict[Value, Array] = {}
     for node in graph.nodes():
         operands = [values[v] for v in node.operands]
@@ -43,7 +43,7 @@ def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, A
 
 
 def interpret_pieces(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Pieces]:
-    """Every value of a graph in its pieces. Raises `AssertionError` where copies are not equal."""
+    """Evaluate a graph shard by shard. Raises `AssertionError` where copies are not equal."""
     values: dict[Value, Pieces] = {}
     for node in graph.nodes():
         if node.is_leaf:
@@ -193,7 +193,7 @@ def _halo(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[
 
 
 def _halo_reduce(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """Each piece with what its neighbours have for it; what they have for nobody is lost."""
+    """Add the halo contributions of all pieces to the piece they belong to; drop those outside the tensor."""
     dim, low = attrs["dim"], attrs["low"]
     size, width = before.core_shape[dim], before.piece_shape[dim]
     out: Pieces = {}

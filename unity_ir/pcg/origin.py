@@ -1,4 +1,4 @@
-"""What a graph that was imported has beside it, in a file of weights."""
+"""Record where an imported graph comes from: the file of its weights, and the names and tables in it."""
 
 from __future__ import annotations
 

@@ -166,14 +166,14 @@ its operand is not kept for the backward, but computed again: see `pcg.recompute
 """
 
 HALO_OPERATORS = HALO_EXCHANGES
-"""Those that change what lies beside the pieces, not which device holds which."""
+"""The operators that change the borders of the shards, not which device holds which."""
 
 STAYING = (*HALO_OPERATORS, "recompute")
-"""Those after which every piece is where it was."""
+"""The operators after which every shard is on the device it was on."""
 
 
 def chain_type(x: TensorType, steps: tuple[Step, ...]) -> TensorType:
-    """The type after a chain of parallel operators. Raises `UnityError` where one does not apply."""
+    """Return the type after a chain of parallel operators. Raises `UnityError` where one does not apply."""
     for name, attributes in steps:
         x = PARALLEL_OPERATORS[name].type(x, dict(attributes))
     return x

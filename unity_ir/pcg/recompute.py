@@ -29,7 +29,7 @@ def not_kept(graph: Graph) -> set[Node]:
 
 
 class Again:
-    """What the backward reads in the place of the forward's values."""
+    """Replace the forward's values that the backward reads by recomputed ones."""
 
     def __init__(self, graph: Graph, placement: Placement | None):
         self.placement = placement
@@ -57,7 +57,7 @@ class Again:
         return inner if node.op == "recompute" else rebuild(node, [inner], node.view).result
 
     def _from(self, operand: Value) -> Value:
-        """What is read to compute again: an operator that reads it so is not the one of the forward."""
+        """Mark an operand as read to recompute: an operator that reads it so is not the one of the forward."""
         inner = self.read(operand)
         return parallel("recompute", operand).result if inner == operand else inner
 

@@ -1,5 +1,5 @@
 """
-The reshard planner: from one layout of a value to another, as the cheapest sequence of collectives.
+Plan reshards: lead a value from one layout to another by the cheapest sequence of collectives.
 
 What is priced is what is emitted: cost, search and lowering all take their moves from here. A move changes the role of
 some mesh axes, all from one role to one other, by one collective in the groups they span. The backward of a move is
@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, count
 from math import prod
 
@@ -46,19 +47,23 @@ class Move:
     elements: int
     """Elements of the piece before the move, on every device."""
     border: int = 0
-    """Of a halo: its elements, which a device between two others receives."""
+    """Elements of a halo, which a device between two others receives; 0 for other moves."""
     pins: tuple[tuple[int, int], ...] = ()
     """Other axes that are pinned meanwhile, and where: only devices there take part."""
 
     def groups(self, mesh: Mesh) -> int:
-        """How many groups make the move at once."""
+        """Return the number of groups that move at once."""
         return mesh.devices // self.group // prod(mesh.sizes[i] for i, _ in self.pins)
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        """The layout a value has after it."""
-        out = list(layout)
-        for axis, coordinate in zip(self.axes, _spelled(self.target, self.axes, mesh), strict=True):
-            out[axis] = coordinate
+        """Return the layout of the value after the move, given the layout before."""
+        out, role = list(layout), self.target
+        if is_pinned(role):
+            for axis, pinned in zip(self.axes, _spelled(role, self.axes, mesh), strict=True):
+                out[axis] = pinned
+        else:
+            for axis in self.axes:
+                out[axis] = role
         return tuple(out)
 
     @property
@@ -70,19 +75,20 @@ class Move:
         return whole // (self.group if is_shard(self.target) else 1)
 
     def traffic(self, mesh: Mesh) -> int:
-        """Elements received, summed over all devices, as a ring moves them."""
+        """Return the elements received over all devices when rings carry them."""
         received = COLLECTIVES[self.kind].received
         each = 0 if received is None else received(self.group, self.border or self.elements)
         return each * self.groups(mesh)
 
 
+@cache
 def move_kind(source: int, target: int) -> str:
-    """The kind of a move between two different roles."""
+    """Return the collective that leads from one role to a different one."""
     return KIND_BETWEEN[role_kind(source), role_kind(target)]
 
 
 def role_kind(role: int) -> RoleKind:
-    """What a collective sees of a role."""
+    """Return the kind of a role, by which a move's collective is found."""
     if is_shard(role):
         return "shard"
     return "partial" if role == SUM else "pinned" if is_pinned(role) else "replicate"
@@ -93,9 +99,7 @@ Price = Callable[[Move], float]
 
 
 def _spelled(role: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
-    """The role of each of several axes: of pinned ones, `pinned_at` its own coordinate of the position in the group."""
-    if not is_pinned(role):
-        return (role,) * len(axes)
+    """Return `pinned_at` each axis's own coordinate, given `pinned_at` the position in their group."""
     position, out = coordinate_of(role), list[int]()
     for axis in reversed(axes):
         position, coordinate = divmod(position, mesh.sizes[axis])
@@ -104,7 +108,7 @@ def _spelled(role: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
 
 
 def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
-    """The one role several axes of a layout have; of pinned ones, `pinned_at` the position in their group."""
+    """Return the one role that `axes` share; of pinned ones, `pinned_at` the position in their group."""
     if not is_pinned(layout[axes[0]]):
         return layout[axes[0]]
     position = 0
@@ -115,15 +119,18 @@ def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
 
 def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = ()) -> Iterator[tuple[Move, Layout]]:
     """
-    Every move that can start from a layout, and the layout after it; axes are pinned only where `towards` pins them.
+    Yield every move that can start from a layout, and the layout after it.
+
+    Axes are pinned only where `towards` pins them.
 
     Pieces stay contiguous: axes leave a dim innermost first and enter it inside those that already divide it.
     """
     pinned, wanted = pins(layout), pins(towards)
     piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]
     elements = prod(piece)
-    for held in sorted({role_class(r) for r in layout}):
-        holders = [i for i, r in enumerate(layout) if role_class(r) == held]
+    classes = [role_class(r) for r in layout]
+    for held in sorted(set(classes)):
+        holders = [i for i, r in enumerate(classes) if r == held]
         for axes in (a for k in range(1, len(holders) + 1) for a in combinations(holders, k)):
             if is_shard(held) and axes != tuple(holders[-len(axes) :]):
                 continue
@@ -150,7 +157,7 @@ def plan(
     price: Price,
 ) -> tuple[Move, ...]:
     """
-    The cheapest moves from one layout to another (Dijkstra over layouts).
+    Find the cheapest moves from one layout to another (Dijkstra over layouts; `price` gives seconds).
 
     Raises `UnityError` when there are none, which only sizes that do not divide can cause.
     """

@@ -75,10 +75,10 @@ Layout = tuple[int, ...]
 """A role per mesh axis."""
 
 GridRole = str | int | Carriers
-"""What an axis does in a task grid: divides an index variable, or holds COPY, REPEAT, or addends of some operands."""
+"""The role of a mesh axis in a task grid: it divides an index variable, or is COPY, REPEAT, or partial in operands."""
 
 Assignment = tuple[GridRole, ...]
-"""What each mesh axis does in an operator's task grid."""
+"""The role of each mesh axis in an operator's task grid."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Mesh:
         return tuple(device // stride % size for size, stride in zip(self.sizes, self.strides, strict=True))
 
     def groups(self, axes: Sequence[int]) -> list[list[int]]:
-        """The devices that differ only along `axes`, each group in mesh order."""
+        """Return the groups of devices that differ only along `axes`, each in mesh order."""
         found: dict[tuple[int, ...], list[int]] = {}
         for device in range(self.devices):
             at = self.coordinates(device)
@@ -115,7 +115,7 @@ def devices_of(graph: Graph) -> int:
 
 
 def mesh_of(devices: int) -> Mesh:
-    """A flat mesh of so many devices: the prime factors of the number."""
+    """Return a flat mesh of `devices` devices: its axes are the prime factors of the number."""
     return Mesh(prime_factors(devices))
 
 
@@ -132,12 +132,12 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 
 def dual(layout: Layout) -> Layout:
-    """The layout of the gradient: COPY and SUM change places."""
+    """Return the layout of the gradient: COPY and SUM change places."""
     return tuple(SUM if r == COPY else COPY if r == SUM else r for r in layout)
 
 
 def layout_type(shape: tuple[int, ...], dtype: str, layout: Layout, mesh: Mesh) -> TensorType:
-    """The type of a value in this layout."""
+    """Return the type of a value of this whole shape in this layout."""
 
     def degree(role: int) -> int:
         return prod(s for s, r in zip(mesh.sizes, layout, strict=True) if r == role)
@@ -146,7 +146,7 @@ def layout_type(shape: tuple[int, ...], dtype: str, layout: Layout, mesh: Mesh) 
 
 
 def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int, int]:
-    """Which piece of `dim` the device holds, and of how many."""
+    """Return the index of the shard of `dim` that the device holds, and the number of shards."""
     index, count = 0, 1
     for size, role, at in zip(mesh.sizes, layout, mesh.coordinates(device), strict=True):
         if role == dim:
@@ -248,7 +248,7 @@ def role_name(what: GridRole) -> str:
 
 
 def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
-    """The role in an operand of an axis that does `what` in the task grid."""
+    """Return the role in an operand of a mesh axis that does `what` in the task grid."""
     name = analysis.bound.operands[operand].name
     dims = analysis.operand_dims[name]
     match what:
@@ -261,7 +261,7 @@ def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
 
 
 def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
-    """The role in a result of an axis that does `what` in the task grid."""
+    """Return the role in a result of a mesh axis that does `what` in the task grid."""
     dims = analysis.result_dims[result]
     match what:
         case str():
@@ -273,12 +273,12 @@ def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
 
 
 def operand_layout(analysis: Analysis, operand: int, assignment: Assignment) -> Layout:
-    """What an operator under this assignment needs of an operand."""
+    """Return the layout in which an operator under this assignment reads an operand."""
     return tuple(operand_role(analysis, operand, what) for what in assignment)
 
 
 def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> Layout:
-    """What an operator under this assignment makes."""
+    """Return the layout in which an operator under this assignment makes a result."""
     return tuple(result_role(analysis, result, what) for what in assignment)
 
 
@@ -368,7 +368,7 @@ def as_layout(assignment: Assignment) -> Layout:
 
 
 def placed_roles(node: Node, mesh: Mesh) -> Assignment:
-    """What each mesh axis does in a node that has a view."""
+    """Return the role of each mesh axis in a node that has a view. Raises `UnityError` where they do not fit."""
     assert node.view is not None
     return _axes_of(node.view, tuple(_grid_degrees(node)), mesh, node.op)
 
@@ -380,7 +380,7 @@ def _axes_of(view: View, order: tuple[GridRole, ...], mesh: Mesh, name: str) -> 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything in a graph is: the assignment of every compute node, the layout of every value."""
+    """Place a graph on a mesh: the assignment of every compute node, the layout of every value."""
 
     mesh: Mesh
     assignments: Mapping[Node, Assignment]

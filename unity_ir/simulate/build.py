@@ -72,7 +72,7 @@ class _Builder:
         self.costs = {o.node: o for o in plan.operators}
         self.hops = hops(graph, plan, streams, set() if self.explicit else self.with_gradient)
         self.back = len(self.hops.all)
-        """What the numbers of reshards of gradients count from."""
+        """First number of the reshards of gradients."""
         self.to_send: dict[int, list[Hop]] = {}
         self.to_send_back: dict[int, list[Hop]] = {}
         self.to_sync: dict[int, list[int]] = {}
@@ -340,5 +340,5 @@ class _Builder:
 
 
 def _piece_bytes(value: Value, layout: Layout, sizes: Sequence[int]) -> int:
-    """Bytes of a value's piece on each device."""
+    """Return the bytes of a value's shard on each device."""
     return value.type.elements // shards(layout, sizes) * ELEMENT_BYTES[value.type.dtype]

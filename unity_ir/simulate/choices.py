@@ -30,7 +30,7 @@ from unity_ir.tdl.analysis import Analysis
 
 
 def roles(node: Node) -> tuple[GridRole, ...]:
-    """What a mesh axis may do in a serial compute node."""
+    """Return the roles a mesh axis may have in the task grid of a serial compute node."""
     return _roles(node.analysis)
 
 

@@ -1,4 +1,4 @@
-"""What single operators and reshards of a serial graph cost under any assignment, each computed once."""
+"""Price single operators and reshards of a serial graph under any assignment, each once."""
 
 from __future__ import annotations
 

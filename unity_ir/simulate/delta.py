@@ -180,7 +180,7 @@ class Simulation:
     # -- costs
 
     def choice(self, p: int, assignment: Assignment) -> Choice:
-        """What the operator at a position does under an assignment."""
+        """Return the tasks of the operator at a position under an assignment."""
         found = self._kept_choices.get((p, assignment))
         if found is None:
             node = self.nodes[p]

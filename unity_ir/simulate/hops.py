@@ -78,7 +78,7 @@ def _crossed(steps: Sequence[Step]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Hops:
-    """Of a plan: all reshards between operators, those of each value, and the exchanges of each operator."""
+    """The reshards of a plan: all, those of each value, and the halo exchanges of each operator."""
 
     all: list[Hop]
     starting: dict[Value, list[Hop]]

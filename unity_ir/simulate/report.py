@@ -1,4 +1,4 @@
-"""What `--stats` says of the simulated iteration."""
+"""Print the simulated iteration for `--stats`."""
 
 from __future__ import annotations
 

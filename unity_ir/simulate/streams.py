@@ -2,7 +2,7 @@
 Who does what where: classes of devices, their streams, and what a move holds of them.
 
 Programs are SPMD: devices that no operator tells apart do the same at the same time, so one class of them is simulated
-and stands for all, exactly. Devices are told apart along mesh axes that some operator or value is pinned on.
+and stands for all, exactly. Devices differ along the mesh axes that some operator or value is pinned on.
 
 Every class has a compute stream, and a port to each level of links. A move holds the ports of all levels it crosses.
 """
@@ -97,7 +97,7 @@ class Streams:
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
-        """What a move from a layout is on the streams."""
+        """Return the step of a move from a layout: its ticks, levels, and groups of device classes."""
         pinned, end = pins(before), move.target if is_pinned(move.target) else None
         key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
         found = self._steps.get(key)
@@ -126,7 +126,7 @@ class Streams:
         return move.kind, ticks(self.machine.move_time(move, dtype)), levels, tuple(groups)
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
-        """A reshard's moves; those that do nothing are left out."""
+        """Return the steps of a reshard's moves, without those that only rename roles."""
         out: list[Step] = []
         at = source
         for move in moves:
@@ -137,5 +137,5 @@ class Streams:
 
 
 def pinned_axes(layouts: Iterable[Sequence[GridRole]]) -> tuple[int, ...]:
-    """The mesh axes that tell devices apart."""
+    """Return the mesh axes along which devices differ: those that some layout pins."""
     return tuple(sorted({axis for roles in layouts for axis, _ in pins(roles)}))

@@ -19,7 +19,7 @@ FORWARD, FORWARD_MOVE, BACKWARD, BACKWARD_MOVE, SYNC, UPDATE = range(len(KINDS))
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a task is: an index into `KINDS`, an operator or a kind of move, and the value it makes or moves."""
+    """Label a task: an index into `KINDS`, an operator or a kind of move, and the value it makes or moves."""
 
     kind: int
     what: str

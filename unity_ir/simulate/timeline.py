@@ -18,7 +18,7 @@ LEFT, WIDTH, ROW, GAP, MEMORY = 130, 1000, 26, 8, 60
 """Sizes in pixels."""
 
 MAX_CLASSES = 16
-"""Of more classes of devices the first are shown."""
+"""Most classes of devices shown; further ones are left out."""
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:

@@ -26,7 +26,7 @@ COLOURS = (
 """The viewer's names of colours, one for each of `KINDS`."""
 
 MAX_DEVICES = 64
-"""Of a machine with more, one device of each class is shown."""
+"""Most devices shown one by one; of larger machines, one device of each class is shown."""
 
 
 def trace(timeline: Timeline, title: str) -> str:

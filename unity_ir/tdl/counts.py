@@ -41,9 +41,7 @@ class Term:
     each: int
     over: tuple[str, ...]
     picked: tuple[str, ...] = ()
-    """
-    Variables that integers pick: of the operations, a piece of one does the share that falls into it.
-    """
+    """Gathered variables (indexed by integers): the operations are split evenly over their shards."""
 
 
 def terms(bound: Bound) -> tuple[Term, ...]:

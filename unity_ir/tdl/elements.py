@@ -18,7 +18,7 @@ NUMPY: Mapping[str, Any] = {
     "i32": np.int32,
     "bool": np.bool_,
 }
-"""What holds each element type; numpy has no bfloat16, whose numbers are float32 that end in zeros."""
+"""The numpy type of each element type; numpy has no bfloat16, whose numbers are float32 that end in zeros."""
 
 
 def converted(array: Array, dtype: str) -> Array:

@@ -108,7 +108,7 @@ FUSED = ("relu", "gelu")
 """Activations that kernels take in their epilogue."""
 
 DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "bool")
-"""What an attribute of kind `dtype` may name."""
+"""Names an attribute of kind `dtype` may have."""
 
 ACTIVATIONS = ("identity", *FUSED)
-"""What an attribute of kind `name` may name."""
+"""Names an attribute of kind `name` may have."""

@@ -44,7 +44,7 @@ class Ranks:
         self.attributes = attributes
         self.dtypes = dtypes
         self.followed: str | None = None
-        """What results hold that do not say it, where that is no float."""
+        """Element kind of results that do not declare one, where it is not float."""
         self.clauses: dict[tuple[str, WrittenIndex], Clause] = {(c.kind, c.index): c for c in line.clauses}
         self.operands, self.shapes = self._spell_operands(shapes)
         self.copies = self._count_copies(shapes)
@@ -79,7 +79,7 @@ class Ranks:
         return tuple(spelled), {p.name: tuple(s) for p, s in zip(spelled, shapes, strict=True)}
 
     def _kind(self, kind: str, operand: int) -> str:
-        """What an operand of a kind holds: `any` is resolved by its element type."""
+        """Return the element kind of an operand: `any` is resolved by its element type."""
         if kind != "any":
             return kind
         dtype = self.dtypes[operand] if self.dtypes else "f32"
@@ -102,7 +102,7 @@ class Ranks:
         return 1
 
     def _number(self, of: Entry | int) -> int:
-        """What an entry of an attribute, or a number, is."""
+        """Evaluate an entry of an attribute, or a number."""
         if isinstance(of, int):
             return of
         value = self.attributes[of.attribute]

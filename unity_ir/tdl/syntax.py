@@ -108,11 +108,11 @@ class Window:
     """Coefficients, all above 0, and variables."""
     offset: int
     size: int
-    """Of the dim; in a piece, of the piece with its halo."""
+    """Elements of the dim; in a piece, of the piece with its halo."""
     whole: int
-    """Of the whole dim."""
+    """Elements of the whole dim."""
     low: int = 0
-    """In a piece, how many elements of its halo lie before it."""
+    """Elements of a piece's halo before the piece."""
 
     def span(self, extents: Mapping[str, int], without: str | None = None) -> int:
         """How far positions reach beyond the lowest, as all variables, `without` one, run."""
@@ -120,7 +120,7 @@ class Window:
 
 
 Index: TypeAlias = Var | Composite | Segments | Window
-"""What may index a dim once a line is bound."""
+"""Indices of a bound line."""
 WrittenIndex: TypeAlias = Index | Starred | StarredSegments | Pack | Affine
 
 # --- expressions -----------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ Expr: TypeAlias = Const | Name | Size | Position | Access | Binary | Call | Redu
 class Parameter:
     name: str
     kind: str = "float"
-    """What the operand holds: `float`, `int` (class ids, token ids), `bool`, or, in a written line, `any` of them."""
+    """Element kind: `float`, `int` (class ids, token ids), `bool`, or, in a written line, `any` of them."""
     variadic: bool = False
 
     @property

@@ -128,7 +128,7 @@ class PartOp(IRDLOperation, ABC):
     fields = prop_def(BaseAttr(DictionaryAttr))
 
     LIST: ClassVar[str]
-    """What the description calls all parts of this kind."""
+    """The key of a description under which parts of this kind are listed."""
 
     @property
     def table(self) -> dict[str, Any]:

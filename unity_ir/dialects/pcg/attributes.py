@@ -20,7 +20,7 @@ CONSTRAINTS: dict[str, AttrConstraint] = {
     "name": BaseAttr(StringAttr),
     "dtype": BaseAttr(StringAttr),
 }
-"""What xDSL attribute holds an attribute of each of TDL's kinds."""
+"""The xDSL attribute for each kind of TDL attribute."""
 
 
 def to_attribute(kind: str, value: AttrValue) -> Attribute:

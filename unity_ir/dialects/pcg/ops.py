@@ -1,4 +1,4 @@
-"""What all pcg operations share, and the ones no TDL line or type rule defines: leaves and updates."""
+"""Define the base of all pcg operations, and those without TDL line or type rule: leaves and updates."""
 
 from __future__ import annotations
 
