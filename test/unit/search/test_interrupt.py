@@ -116,7 +116,7 @@ def test_a_signal_ends_a_process_with_a_plan():
 def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
     """The bound of a large machine, branches on parts, what is compared: there is a plan by then."""
     machine = boxes(*[2] * 6, overhead=1e-6) if late == "bounded" else MACHINE
-    monkeypatch.setattr(sys.modules["unity_ir.search.choose.winner"], late, interrupt)
+    monkeypatch.setattr(f"unity_ir.search.choose.winner.{late}", interrupt)
     found = run(mlp(), machine)
     assert found.interrupted
     assert found.derivation

@@ -24,7 +24,7 @@ class _Classes:
         self._above: dict[Dim, Dim] = {}
 
     def of(self, dim: Dim) -> Dim:
-        """What stands for the class of a dim."""
+        """Return the representative of a dim's class."""
         while (above := self._above.get(dim, dim)) != dim:
             self._above[dim] = self._above.get(above, above)
             dim = above

@@ -76,7 +76,7 @@ def weighted(node: Node) -> int | None:
 
 
 def matrices(graph: Graph) -> dict[Node, int | None]:
-    """What `weighted` says of every node, of those that are alike once."""
+    """Return `weighted` of every node, computed once for equal nodes."""
     seen: dict[object, int | None] = {}
     found: dict[Node, int | None] = {}
     for node in graph.nodes():

@@ -148,7 +148,7 @@ class _AxisAssignment:
                 yield self._link(value, node, needs, training)
             for i, value in enumerate(node.results):
                 if value in self.numbers:
-                    # Whether a gradient comes back does not matter enough for the order to be told apart.
+                    # Which users send a gradient back is ignored: it hardly changes the order.
                     made = [result_layout(node.analysis, i, way) for way in self._ways(node)]
                     there = [as_layout(way) for way in self._ways(value)]
                     table = self.prices.between(value, made, there, value.node in self.with_gradient)

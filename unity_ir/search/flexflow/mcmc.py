@@ -108,11 +108,13 @@ def mcmc(
     plans: Mapping[str, Assignments] | None = None,
 ) -> McmcPlan:
     """
-    The fastest plan found for a serial graph. `progress` is told the proposals made and the best time. With `space`,
-    assignments are drawn from it only, as are those of plans to start from that are not in it. `plans` are more plans
-    to start from, before those that the settings name.
+    Return the fastest plan found for a serial graph.
 
-    Raises `UnityError` for settings that cannot be, and if a graph has nothing to place.
+    `progress` is called with the proposals made and the best time in seconds. With `space`, assignments are drawn from
+    it only, including those of starting plans that are not in it. `plans` are starting plans in addition to those the
+    settings name, and before them.
+
+    Raises `UnityError` for invalid settings, and if no starting plan fits.
     """
     settings = settings or Settings()
     _check(settings)
@@ -319,7 +321,7 @@ class _ChainSearch:
         return random_assignment(node, self.machine, self.random)
 
     def _simulation(self, assignments: Assignments, pins_some: bool) -> Simulation:
-        """Devices are told apart along axes that may be pinned, or are."""
+        """Return a simulation that distinguishes devices along axes that are, or may be, pinned."""
         axes = set(pinned_axes(assignments.values())).union(told_apart(self.machine) if pins_some else ())
         key = tuple(sorted(axes))
         found = Simulation(

@@ -19,7 +19,7 @@ from unity_ir.search.tofu.search import VARIANTS, tofu
 
 @dataclass(frozen=True)
 class RandomOptions:
-    """Which of the random plans."""
+    """The seed of the random plan."""
 
     seed: int = 0
 

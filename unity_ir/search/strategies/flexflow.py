@@ -14,7 +14,7 @@ from unity_ir.search.strategy import SearchContext
 
 @dataclass(frozen=True)
 class McmcOptions:
-    """What of `flexflow.mcmc.Settings` a user sets."""
+    """The settings of `flexflow.mcmc.Settings` that users set."""
 
     beta: float = Settings.beta
     """Weight of a slowdown relative to an operator's mean time in the best plan: higher accepts fewer."""

@@ -18,7 +18,7 @@ from unity_ir.search.strategy import SearchContext
 
 @dataclass(frozen=True)
 class RewriteOptions:
-    """What the graph is rewritten by."""
+    """The rules that rewrite the graph."""
 
     rules: str = "common"
     """`common`, `library`, `common+~merge-matmuls`, ..: see `rules.algebraic`."""

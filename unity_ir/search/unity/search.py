@@ -36,7 +36,7 @@ Progress = Callable[[int, float], None]
 
 
 FEWEST, MOST = 10, 300
-"""... but for every operator at least and at most so many."""
+"""Bounds on the candidates per operator of a part."""
 
 
 @dataclass(frozen=True, slots=True)
