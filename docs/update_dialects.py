@@ -19,7 +19,7 @@ from unity_ir.errors import UnityError
 from unity_ir.passes.search import BOUND, DERIVATION
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, ParallelOperator, Step
 from unity_ir.pcg.reshard import move_kind
-from unity_ir.pcg.sharding import COPY, REPEAT, SUM, at
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, pinned_at
 from unity_ir.pcg.types import TensorType, tensor_type
 
 PATH = Path(__file__).parent / "dialect.md"
@@ -56,7 +56,7 @@ def properties(operation: type[IRDLOperation]) -> str:
     return ", ".join(named)
 
 
-ROLES = {"dim 0": 0, "dim 1": 1, "sum": SUM, "copy": COPY, "repeat": REPEAT, "at 0": at(0), "at 1": at(1)}
+ROLES = {"dim 0": 0, "dim 1": 1, "sum": SUM, "copy": COPY, "repeat": REPEAT, "at 0": pinned_at(0), "at 1": pinned_at(1)}
 """Every role of a mesh axis; two where a move may go between two of the same kind."""
 
 

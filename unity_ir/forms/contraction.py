@@ -142,7 +142,10 @@ def _strides(
 def strides(
     groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address, dims: str
 ) -> dict[str, int] | None:
-    """The one stride of every group of variables; None where one takes several, or none of them."""
+    """
+    Return, for each group of variables taken as one flat index, its stride in an address; 0 where none of them occurs.
+    None where a group cannot be walked with one stride.
+    """
     out: dict[str, int] = {}
     for dim in dims:
         names = groups[dim]

@@ -27,7 +27,10 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 
 def resting(layout: Layout) -> Layout:
-    """Where a leaf rests that is first read in a layout: nothing rests in addends, and what is copied is repeated."""
+    """
+    Return the layout a leaf is stored in if its first reader wants `layout`: the same, with REPEAT for COPY and SUM. A
+    stored leaf is never in addends.
+    """
     return tuple(REPEAT if role in (COPY, SUM) else role for role in layout)
 
 

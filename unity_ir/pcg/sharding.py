@@ -248,7 +248,11 @@ def role_name(what: GridRole) -> str:
 
 
 def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
-    """Return the role in an operand of a mesh axis that does `what` in the task grid."""
+    """
+    Return the role (a dim, COPY, SUM, ..) that a mesh axis has in operand number `operand`, given what it does in the
+    task grid: the dim that an index variable leads to, else COPY; SUM if the operand is among the carriers of partial
+    sums; roles that are integers stay.
+    """
     name = analysis.bound.operands[operand].name
     dims = analysis.operand_dims[name]
     match what:

@@ -178,7 +178,10 @@ def _check_types(rule: Substitution) -> None:
 
 
 def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
-    """Leaves of the inputs' types. Raises `UnityError` for types there are not."""
+    """
+    Make an input leaf for each of the rule's inputs, with its type at `bindings` (i64 or f32), by name; no numbers.
+    Raises `UnityError` if the bindings give an impossible type.
+    """
     found: dict[str, Value] = {}
     for item in rule.inputs:
         type = input_type(item, "i64" if item.integer else "f32", bindings)

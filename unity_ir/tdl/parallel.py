@@ -1,8 +1,8 @@
 """
 Parallel typing from TDL: the degrees of an operator's index variables, and what they make of its operands and results.
 
-This is the only place that knows how operators may be partitioned; no operator says anything of its own
-(DESIGN: "A configuration gives each index variable a degree").
+Which index variables may be divided at all is `tdl.analysis`; this file makes types of a division. No operator says
+anything of its own (DESIGN: "A configuration gives each index variable a degree").
 """
 
 from __future__ import annotations

@@ -226,6 +226,7 @@ def launch(one: Compiled) -> str:
 
 
 def described(row: Row) -> dict[str, object]:
+    """Return one row of the table of kernels, by column title; None where the compiler gave no resources."""
     took = row.outcome if isinstance(row.outcome, Resources) else None
     return {
         "kernel": row.job.compiled.kernel,

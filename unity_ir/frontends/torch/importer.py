@@ -235,7 +235,10 @@ def check_static(node: fx.Node) -> None:
 
 
 def check(node: fx.Node, out: Any) -> None:
-    """What a mapping makes is of the shape and element type that PyTorch has."""
+    """
+    Assert that a mapping's results have the shapes and element types PyTorch recorded for the node. A failure is a bug
+    of the mapping, not of the input.
+    """
     meta: Any = node.meta.get("val")
     many = not isinstance(meta, torch.Tensor)
     for value, tensor in zip(out if many else [out], meta if many else [meta], strict=True):

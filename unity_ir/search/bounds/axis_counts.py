@@ -172,9 +172,10 @@ def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[floa
 
 def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     """
-    Return a lower bound in seconds on every placement that holds at most `limit` bytes on a device (Lagrange).
+    Return a lower bound in seconds on every placement of `known.graph` that holds at most `limit` bytes on a device.
 
-    It is the minimum of `seconds + price * bytes`, less `price * limit`. Bytes of relayed activations are not counted.
+    Lagrangian: the minimum of `seconds + price * bytes`, less `price * limit`, at the price that the search ended with.
+    Bytes of relayed activations are not counted. 0 where only kernels are bounded.
     """
     if _kind(known.graph, bounds.machine) == "alone":
         return 0.0

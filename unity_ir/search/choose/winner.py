@@ -33,7 +33,11 @@ from unity_ir.search.result import SearchResult
 
 @contextmanager
 def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer) -> Generator[Chooser]:
-    """Yield the `Chooser` for a search; on large machines its workers start at once."""
+    """
+    Yield, as a context manager, what picks the final plan after a search. On large machines (more than
+    `limits().exact_axes` mesh axes) baselines and bounds are computed in two forked processes meanwhile; else when they
+    are asked for.
+    """
     bounds, hands = Bounds(machine, optimizer), Baselines(machine, optimizer)
     large = len(machine.mesh.sizes) > limits().exact_axes
     with ExitStack() as stack:

@@ -221,7 +221,10 @@ class FactorGraph:
 def between(
     space: LayoutSpace, made: Port, needs: Port, training: bool, price: Price = TIME, kept: bool = True
 ) -> DenseCost:
-    """Return the cost of resharding between two ports; NOWHERE costs nothing."""
+    """
+    Return the price of resharding a value from each layout of one port to each of another. A port is where a value is
+    made or read, with a row per layout; NOWHERE (another operand brings the value already) costs 0.
+    """
     nowhere = int(len(needs.layouts) > 0 and needs.layouts[0] == NOWHERE)
     seconds = price.reshard(space, made.layouts, needs.layouts[nowhere:], training, kept)
     return DenseCost(made, needs, np.hstack([np.zeros((len(seconds), 1)), seconds]) if nowhere else seconds)

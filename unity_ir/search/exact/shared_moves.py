@@ -174,7 +174,10 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
 
 def shares(graph: Graph) -> bool:
-    """Return whether some, but not all, users of any value may share a move."""
+    """
+    Return whether some value has more than two uses, by at least two operators, so that only some of them may share one
+    reshard. (Two uses share it or not; a relay covers that.)
+    """
     return any(several(uses) for uses in graph.users().values())
 
 

@@ -66,8 +66,8 @@ def divisible(node: Node, degrees: Degrees) -> bool:
 @cache
 def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[int, ...]) -> tuple[Assignment, ...]:
     """
-    Return every view with these degrees on whole axes of a share; axes left over repeat. Empty where the degrees do not
-    fit.
+    Return views with these degrees, at most `limits().unity_views`; () if none fits. `sizes` and `levels` are per mesh
+    axis. Only axes of which the share has all coordinates are used; those left over repeat, all others are pinned at 0.
 
     Views differ in which levels provide how much of each degree, and in which axes of a level; axes of one role are
     contiguous.

@@ -129,7 +129,10 @@ def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
 
 
 def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, Degrees]]:
-    """Return the joined graph of the parts' candidates, and the degrees of its operators."""
+    """
+    Join the chosen candidates' graphs in sequence, each part's entry becoming the output of the one before. Also return
+    the degrees of each operator, by its node in the joined graph; () where the candidate gives none.
+    """
     whole, degrees = _joined(graph, [(c.piece, c.candidate.piece.graph) for c in chosen])
     return whole, {
         new: c.candidate.degrees.get(old, ())

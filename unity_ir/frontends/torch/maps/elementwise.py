@@ -234,7 +234,7 @@ def hardtanh(site: Site, x: Value, low: float = -1, high: float = 1) -> Value:
 
 
 def compared(name: str, x: Value, by: float) -> Value:
-    """`x` compared with a number."""
+    """Return operator `name` (a comparison) applied to `x` and the constant `by`, in the element type of `x`."""
     return op(name, x, constant(by, (), x.type.dtype))
 
 
