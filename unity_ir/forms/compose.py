@@ -130,8 +130,10 @@ class _Composer:
                 inner = dict(where)
                 for name in expr.names:
                     inner[name] = self.variable(name, part)
+                # New variables are made in the order of the line: a set's would differ from process to process.
+                used = free_variables(expr).union(expr.names)
+                read = [self.place(v, inner, part) for v in part.line.extents if v in used]
                 # A gather reads one of the places alone.
-                read = [self.place(v, inner, part) for v in (*free_variables(expr), *expr.names)]
                 around = {n for place in read for n in index_names(place)}
                 places = 0 if gather(expr) is not None else prod(self.extents[n] for n in around)
                 names = tuple(n for name in expr.names for n in index_names(inner[name]))

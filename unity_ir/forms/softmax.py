@@ -35,7 +35,7 @@ def _same_but(
 ) -> str | None:
     """Return the free variable of `expr` that is called `variable` in `other`, if they differ in nothing else."""
     want = canonical(Reduce("sum", (Var(variable),), other), extents, starts)
-    for name in free_variables(expr):
+    for name in sorted(free_variables(expr)):
         if canonical(Reduce("sum", (Var(name),), expr), extents, starts) == want:
             return name
     return None
