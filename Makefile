@@ -45,7 +45,7 @@ fuzz: setup ## random wrong inputs for every tool, for an hour; those that end a
 
 # The families of which `make test` runs a sample.
 ZOO := test/programs/test_zoo.py test/programs/test_every_collective.py test/programs/test_programs.py \
-	test/programs/test_optimizer_mutants.py test/programs/test_aot.py test/unit/lowering/test_aot.py
+	test/programs/test_mutations.py test/programs/test_optimizer_mutants.py test/programs/test_aot.py test/unit/lowering/test_aot.py
 
 zoo: setup ## programs of every model of the zoo on 2, 4 and 8 ranks, and every move of some done wrong
 	ZOO=all pytest -n 2 $(ZOO)

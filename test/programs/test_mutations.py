@@ -1,10 +1,16 @@
-"""The check catches what a wrong program would do: any one collective gone or misplaced, any gradient scaled."""
+"""
+The check catches what a wrong program would do: any one collective gone or misplaced, any gradient scaled.
+
+Every third of such programs in `make test`, where `test_every_collective.py` does the same to every move; all in
+`make zoo`.
+"""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+from extent import sample
 from models import MODELS, machine
 from ranks import Ranks, check
 from test_programs import program
@@ -162,5 +168,5 @@ def test_every_mutant_is_caught(ranks: Ranks, model: str, where: str, plan: str)
         mutants += dropped(text) + regrouped(text, axes) + padded(text)
         mutants += unbucketed(program(build(), where, plan, optimizer, kernels="torch"))
     assert mutants
-    survivors = [what for what, mutant in mutants if not any(ranks.run(mutant, world, check, 2))]
+    survivors = [what for what, mutant in sample(mutants, 3) if not any(ranks.run(mutant, world, check, 2))]
     assert not survivors
