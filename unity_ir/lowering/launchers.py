@@ -21,20 +21,20 @@ from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
 from unity_ir.lowering.pytorch.code import torch_body
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
-from unity_ir.lowering.triton.attention import Place, attention_steps
-from unity_ir.lowering.triton.convolution import convolution_step
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
+from unity_ir.lowering.triton.attention import Place, attention_launches
+from unity_ir.lowering.triton.convolution import convolution_launch
 from unity_ir.lowering.triton.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
-from unity_ir.lowering.triton.grouped import grouped_step
-from unity_ir.lowering.triton.matmul import matmul_step
+from unity_ir.lowering.triton.grouped import grouped_launch
+from unity_ir.lowering.triton.launch import POINTERS, Buffer, Compiled, KernelLaunch, Launcher, Stage
+from unity_ir.lowering.triton.matmul import matmul_launch
 from unity_ir.lowering.triton.optimizer import optimizer_launcher
-from unity_ir.lowering.triton.pointwise import are_together, pointwise_step, reads_nothing_of
-from unity_ir.lowering.triton.reduction import reduction_steps
+from unity_ir.lowering.triton.pointwise import are_together, pointwise_launch, reads_nothing_of
+from unity_ir.lowering.triton.reduction import reduction_launches
 from unity_ir.lowering.triton.results import Results
-from unity_ir.lowering.triton.scatter import scatter_steps
-from unity_ir.lowering.triton.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
+from unity_ir.lowering.triton.scatter import scatter_launches
 from unity_ir.lowering.triton.tiling import have_rows_in_common
-from unity_ir.lowering.triton.window_writes import window_write_step
+from unity_ir.lowering.triton.window_writes import window_write_launch
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -199,16 +199,17 @@ class _Function:
         head = f"def {self.name}({', '.join([*self.operands, *self.starts.values()])}):"
         return "\n".join([head, *(f"    {line}" for line in [*doc, *body])]) + "\n"
 
-    def launcher(self, steps: Sequence[Step], outputs: Sequence[Buffer]) -> Launcher:
+    def launcher(self, launches: Sequence[KernelLaunch], outputs: Sequence[Buffer]) -> Launcher:
         """Return the finished launcher of some launches, which fill the outputs it returns."""
         kernels: dict[str, str] = {}
         body: list[str] = []
-        for step in steps:
-            assert kernels.setdefault(step.kernel, step.text) == step.text, f"two kernels are called {step.kernel}"
-            body += [*([step.allocation] if step.allocation else []), *step.before, *step.call, *step.after]
+        for each in launches:
+            assert kernels.setdefault(each.kernel, each.text) == each.text, f"two kernels are called {each.kernel}"
+            body += [*([each.allocation] if each.allocation else []), *each.before, *each.call, *each.after]
         body.append(f"return {', '.join(b.name for b in outputs)}")
-        source = "".join(dict.fromkeys(step.head for step in steps)) + self.text(body)
-        return Launcher(self.name, source, kernels, tuple(s.compiled for s in steps), tuple(s.launch for s in steps))
+        source = "".join(dict.fromkeys(each.head for each in launches)) + self.text(body)
+        compiled = tuple(each.compiled for each in launches)
+        return Launcher(self.name, source, kernels, compiled, tuple(each.work for each in launches))
 
 
 def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:
@@ -241,7 +242,7 @@ def _convolution(function: _Function, line: Bound, form: Convolution) -> Launche
     if numbers is None or len(dtypes) != 1 or dtypes & {*NOT_FLOATING}:
         return None
     output = function.output(result)
-    return function.launcher([convolution_step(function.stage(line, result, output), numbers)], [output])
+    return function.launcher([convolution_launch(function.stage(line, result, output), numbers)], [output])
 
 
 def _attention(function: _Function, line: Bound, form: Attention) -> Launcher | None:
@@ -250,8 +251,8 @@ def _attention(function: _Function, line: Bound, form: Attention) -> Launcher | 
         return None
     outputs = [function.output(r) for r in line.results]
     place = Place(line, function.buffers, outputs, function.like, function.name, function.names, function.starts)
-    steps = attention_steps(form, place)
-    return None if steps is None else function.launcher(steps, outputs)
+    launches = attention_launches(form, place)
+    return None if launches is None else function.launcher(launches, outputs)
 
 
 def _grouped(function: _Function, line: Bound, form: Grouped) -> Launcher | None:
@@ -261,7 +262,7 @@ def _grouped(function: _Function, line: Bound, form: Grouped) -> Launcher | None
     if result.dtype or read != {function.dtype}:
         return None
     output = function.output(result)
-    return function.launcher([grouped_step(function.stage(line, result, output), form)], [output])
+    return function.launcher([grouped_launch(function.stage(line, result, output), form)], [output])
 
 
 # --- kernels of single results ---------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ def _stages(function: _Function, line: Bound) -> Launcher:
             stages[-1].append(stage)
         else:
             stages.append([stage])
-    return function.launcher([step for stage, *more in stages for step in _steps(stage, more)], results.finals)
+    return function.launcher([launch for stage, *more in stages for launch in _launches(stage, more)], results.finals)
 
 
 def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:
@@ -318,19 +319,19 @@ def _digest_of(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:6]
 
 
-def _steps(stage: Stage, more: Sequence[Stage]) -> list[Step]:
+def _launches(stage: Stage, more: Sequence[Stage]) -> list[KernelLaunch]:
     """Return the launches of one stage, or of several that share a kernel, by their form."""
     match stage.form:
         case WindowWrites():
-            return [window_write_step(stage)]
+            return [window_write_launch(stage)]
         case Pointwise() if all(isinstance(each.form, Pointwise) for each in more):
-            return [pointwise_step(stage, more)]
+            return [pointwise_launch(stage, more)]
         case Contraction() if (product := stage.product) is not None:
-            return [matmul_step(stage, product, more)]
+            return [matmul_launch(stage, product, more)]
         case Scatter() as places:
-            return scatter_steps(stage, places)
+            return scatter_launches(stage, places)
         case _:
-            return reduction_steps(stage, more)
+            return reduction_launches(stage, more)
 
 
 def _share_a_kernel(one: Stage, other: Stage) -> bool:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.compose import AND, Part, composed
-from unity_ir.lowering.emit.tuning import Piece, piece_of
+from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.rank.program import (
     Compute,
@@ -32,7 +32,7 @@ from unity_ir.lowering.rank.program import (
     UpdateWeight,
 )
 from unity_ir.lowering.rank.schedule import crosses, piece_bytes
-from unity_ir.lowering.triton.step import Launcher
+from unity_ir.lowering.triton.launch import Launcher
 from unity_ir.pcg.sharding import COPY, pins
 from unity_ir.tdl.syntax import NOT_FLOATING
 
@@ -46,7 +46,7 @@ Most tensors that a group of a kind reads and makes; a tile of each has to fit r
 KINDS = ("elements", "rows", "product")
 """Kinds of kernels that fuse; the last kind among a group's members is that of its kernel."""
 
-Choice = Callable[[Piece], str]
+Choice = Callable[[LocalOperator], str]
 """Returns the implementation of a piece: `triton` or `torch`."""
 
 
@@ -262,14 +262,14 @@ class _Fuser:
         return self.made[key]
 
     def _new_launcher(self, member: Compute) -> Launcher | None:
-        piece = piece_of(self.program, member)
-        floats = {d for d in piece.dtypes if d not in NOT_FLOATING}
+        operator = local_operator(self.program, member)
+        floats = {d for d in operator.dtypes if d not in NOT_FLOATING}
         if len(floats) != 1 or any(self.program.tensors[r].dtype not in floats for r in member.results):
             return None
-        if piece.line.has_windows or self.choice(piece) != "triton":
+        if operator.line.has_windows or self.choice(operator) != "triton":
             return None
-        made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
-        return made if made.launches and all(each.kind in KINDS for each in made.launches) else None
+        made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
+        return made if made.work and all(each.kind in KINDS for each in made.work) else None
 
     def _is_kernel(self, members: Sequence[Compute]) -> bool:
         key = "kernel", self._key(members)
@@ -284,22 +284,22 @@ class _Fuser:
             return None
         if len({self.program.tensors[r].dtype for m in members for r in m.results}) > 1:
             return None
-        piece = piece_of(self.program, self._instruction(members, line))
+        operator = local_operator(self.program, self._instruction(members, line))
         try:
-            made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
+            made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
         except UnityError:
             return None
-        *before, last = [one.launches for m in members if (one := self._launcher(m)) is not None]
-        if len(made.launches) > len(last) or any(len(each) > 1 for each in before):
+        *before, last = [one.work for m in members if (one := self._launcher(m)) is not None]
+        if len(made.work) > len(last) or any(len(each) > 1 for each in before):
             return None
         alone = [launch for each in (*before, last) for launch in each]
         kind = max((each.kind for each in alone), key=KINDS.index)
-        if any(each.passes > 1 for each in made.launches) or made.launches[0].kind != kind:
+        if any(each.passes > 1 for each in made.work) or made.work[0].kind != kind:
             return None
         if len(line.operands) + len(line.results) > MOST_TENSORS[kind]:
             return None
         # A part of the machine would stand still.
-        return made if made.launches[0].programs * 2 >= max(each.programs for each in alone) else None
+        return made if made.work[0].programs * 2 >= max(each.programs for each in alone) else None
 
 
 def _reads(instruction: Instruction) -> tuple[Register, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from unity_ir.lowering.emit.repeats import LEAST, Run, numbered, pattern, runs
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.rank.program import Program, Register
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin

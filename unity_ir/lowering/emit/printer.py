@@ -22,12 +22,12 @@ from unity_ir.forms.classify import is_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.fusing import with_fusions
+from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator
 from unity_ir.lowering.emit.plan_text import plan_text
 from unity_ir.lowering.emit.reference_text import reference_text
 from unity_ir.lowering.emit.step_text import StepWriter
-from unity_ir.lowering.emit.tuning import Piece, Table, piece_of
 from unity_ir.lowering.launchers import launcher
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.rank.deadlock import calls, check_order
 from unity_ir.lowering.rank.program import (
     Compute,
@@ -38,8 +38,9 @@ from unity_ir.lowering.rank.program import (
 from unity_ir.lowering.rank.saved_softmax import with_savings
 from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Schedule, schedule
 from unity_ir.lowering.triton.expression import tdl_text
+from unity_ir.lowering.triton.launch import Compiled, Launcher
 from unity_ir.lowering.triton.optimizer import optimizer_launcher
-from unity_ir.lowering.triton.step import Compiled, Launcher
+from unity_ir.machine.tuned import Table
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.tdl.syntax import Bound
@@ -117,12 +118,12 @@ class Implementations:
     convolution: str
     tuned: Table | None = None
 
-    def of(self, piece: Piece) -> str:
+    def of(self, operator: LocalOperator) -> str:
         """Return the implementation of a piece: `triton` or `torch`."""
-        if piece.fused:
+        if operator.fused:
             return "triton"
-        measured = None if self.tuned is None else self.tuned.choice(piece.key)
-        return measured or self._told(piece.line)
+        measured = None if self.tuned is None else self.tuned.choice(operator.key)
+        return measured or self._told(operator.line)
 
     def _told(self, line: Bound) -> str:
         if all(is_convolution(r, line.extents) for r in line.results):
@@ -243,12 +244,12 @@ class _Printer:
         return self.alike[key]
 
     def _new_launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
-        piece = piece_of(self.program, instruction)
-        made = self._sharing(launcher(piece.line, piece.dtypes, self.choice.of(piece), piece.divided))
+        operator = local_operator(self.program, instruction)
+        made = self._sharing(launcher(operator.line, operator.dtypes, self.choice.of(operator), operator.divided))
         self._add(made)
-        axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in piece.divided]
-        starts = zip(piece.divided, axes, strict=True)
-        return made, [f"ctx.index({a!r}) * {piece.line.extents[v]}" for v, a in starts]
+        axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in operator.divided]
+        starts = zip(operator.divided, axes, strict=True)
+        return made, [f"ctx.index({a!r}) * {operator.line.extents[v]}" for v, a in starts]
 
     def _sharing(self, made: Launcher) -> Launcher:
         """Return the launcher with earlier kernels in place of its own wherever only their names differ."""

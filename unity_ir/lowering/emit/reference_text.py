@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from unity_ir.lowering.emit.repeats import LEAST, Run, numbered, pattern, runs
 from unity_ir.lowering.pytorch.code import torch_reference
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.pcg.graph import Graph, Node, Value
 
 Place = tuple[int, int]

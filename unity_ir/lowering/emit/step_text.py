@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from unity_ir.lowering.emit.rows import Row, merged
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.rank.deadlock import makers, there
 from unity_ir.lowering.rank.program import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight
 from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Action, Bucket, Schedule, Wait, piece_bytes

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.triton.step import Compiled
+from unity_ir.lowering.triton.launch import Compiled
 
 SHARED_LIMITS: Mapping[str, int] = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
 """Shared memory that one program may have, in bytes, by target."""

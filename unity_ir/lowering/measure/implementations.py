@@ -19,13 +19,13 @@ from typing import Any, Self
 import torch
 
 from unity_ir.errors import UnityError
+from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator, priced
 from unity_ir.lowering.emit.plan_text import compared
-from unity_ir.lowering.emit.tuning import Piece, piece_of, priced
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.measure.operators import DTYPES, Operand
 from unity_ir.lowering.rank.program import Compute, Program
 from unity_ir.lowering.rank.saved_softmax import with_savings
-from unity_ir.lowering.triton.step import Launcher
+from unity_ir.lowering.triton.launch import Launcher
 from unity_ir.machine.tuned import Sized
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.syntax import Bound
@@ -37,24 +37,24 @@ TOLERANCES = {"f32": 1e-3, "bf16": 3e-2, "f16": 5e-3}
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TuningTask:
     """An operator on a rank's pieces, all of whose implementations are measured."""
 
     key: str
-    piece: Piece
+    operator: LocalOperator
     operands: tuple[Operand, ...]
     priced: Sized
     """As what the cost model knows it."""
 
     def made(self, implementation: str) -> Launcher:
-        return launcher(self.piece.line, self.piece.dtypes, implementation, self.piece.divided)
+        return launcher(self.operator.line, self.operator.dtypes, implementation, self.operator.divided)
 
 
-Measure = Callable[[Candidate, Sequence[str]], Mapping[str, float | str]]
+Measure = Callable[[TuningTask, Sequence[str]], Mapping[str, float | str]]
 """Seconds of each implementation named, or why it has none."""
 
 
-def candidates(programs: Iterable[Program]) -> Iterator[Candidate]:
+def tuning_tasks(programs: Iterable[Program]) -> Iterator[TuningTask]:
     """Every distinct operator of programs that has kernels of Triton."""
     seen: set[str] = set()
     for before in programs:
@@ -62,16 +62,16 @@ def candidates(programs: Iterable[Program]) -> Iterator[Candidate]:
         for written, instruction in zip(before.body, program.body, strict=True):
             if not isinstance(instruction, Compute) or not isinstance(written, Compute):
                 continue
-            piece = piece_of(program, instruction)
-            key = piece.key
+            operator = local_operator(program, instruction)
+            key = operator.key
             if key in seen:
                 continue
             seen.add(key)
             shapes = [program.tensors[r].local(program.mesh) for r in instruction.operands]
-            described = zip(piece.line.operands, shapes, piece.dtypes, strict=True)
-            operands = tuple(Operand(shape, dtype, _below(piece.line, p.name)) for p, shape, dtype in described)
+            described = zip(operator.line.operands, shapes, operator.dtypes, strict=True)
+            operands = tuple(Operand(shape, dtype, _below(operator.line, p.name)) for p, shape, dtype in described)
             # The cost model prices what saves nothing.
-            found = Candidate(key, piece, operands, priced(before, written))
+            found = TuningTask(key, operator, operands, priced(before, written))
             if found.made("triton").kernels:
                 yield found
 
@@ -92,16 +92,16 @@ class OnGPU:
     def __exit__(self, *_: object) -> None:
         self.folder.cleanup()
 
-    def __call__(self, candidate: Candidate, implementations: Sequence[str]) -> Mapping[str, float | str]:
-        if sum(prod(o.shape) * ELEMENT_BYTES[o.dtype] for o in candidate.operands) > MOST_BYTES:
+    def __call__(self, task: TuningTask, implementations: Sequence[str]) -> Mapping[str, float | str]:
+        if sum(prod(o.shape) * ELEMENT_BYTES[o.dtype] for o in task.operands) > MOST_BYTES:
             return dict.fromkeys(implementations, "its operands are too large to be measured")
-        operands = [_random(o, number) for number, o in enumerate(candidate.operands)]
-        starts = (0,) * len(candidate.piece.divided)
+        operands = [_random(o, number) for number, o in enumerate(task.operands)]
+        starts = (0,) * len(task.operator.divided)
         found: dict[str, float | str] = {}
         expected = None
         for name in sorted(implementations, key=("torch", "triton").index):
             try:
-                run = self._function(candidate.made(name))
+                run = self._function(task.made(name))
                 got = run(*operands, *starts)
                 wrong = None if expected is None else _differs(got, expected)
                 expected = got if expected is None else expected

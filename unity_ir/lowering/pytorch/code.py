@@ -20,9 +20,9 @@ from unity_ir.lowering.pytorch.grouped import routed_product
 from unity_ir.lowering.pytorch.indexing import gathered, scattered
 from unity_ir.lowering.pytorch.reads import atom, read
 from unity_ir.lowering.pytorch.sums import product, reduced
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES, Value
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES, TensorText
 from unity_ir.lowering.pytorch.windows import convolved, pooled, target, written
-from unity_ir.lowering.pytorch.writer import Sharing, Writer
+from unity_ir.lowering.pytorch.writer import Sharing, TorchWriter
 from unity_ir.lowering.text import ATOM, COMPARISONS, LOGIC, UNARY, Text
 from unity_ir.tdl.syntax import (
     Access,
@@ -96,7 +96,7 @@ def _draws(expr: Expr) -> bool:
     return (isinstance(expr, Call) and expr.function == "philox") or any(map(_draws, children(expr)))
 
 
-class _Lines(Writer):
+class _Lines(TorchWriter):
     """The lines of one operator: what is written for each form of result and of expression."""
 
     # -- results
@@ -137,7 +137,7 @@ class _Lines(Writer):
             return text
         return self.method(text, f"reshape({', '.join(map(str, shape)) or '()'})")
 
-    def folded(self, indices: Sequence[object], value: Value, into: str | None = None) -> Text:
+    def folded(self, indices: Sequence[object], value: TensorText, into: str | None = None) -> Text:
         """
         The value over all the indices' variables, composite dims folded into one; `into` is another element type than
         that of the floating operands.
@@ -160,7 +160,7 @@ class _Lines(Writer):
 
     # -- values
 
-    def value(self, expr: Expr) -> Value:
+    def value(self, expr: Expr) -> TensorText:
         sharing = self.sharing
         if sharing is None or not is_work(expr):
             return self._value(expr)
@@ -177,24 +177,24 @@ class _Lines(Writer):
         now = dict(zip(then, free, strict=True))
         return replace(value, dims=tuple(now[n] for n in value.dims))
 
-    def _value(self, expr: Expr) -> Value:
+    def _value(self, expr: Expr) -> TensorText:
         match expr:
             case Const(value) if isinf(value):
-                return Value(Text(f'float("{value}")'), (), True)
+                return TensorText(Text(f'float("{value}")'), (), True)
             case Const(value):
                 whole = value.is_integer() and abs(value) < 2**31
                 text = Text(repr(int(value) if whole else value), ATOM if value >= 0 else UNARY)
-                return Value(text, (), True, "int" if whole else "float")
+                return TensorText(text, (), True, "int" if whole else "float")
             case Name(name):
                 start, size = self.starts.get(name), self.extents[name]
                 limits = f"{size}" if start is None else f"{start}, {start} + {size}"
-                return Value(Text(f"torch.arange({limits}, device={self.device})"), (name,), kind="int")
+                return TensorText(Text(f"torch.arange({limits}, device={self.device})"), (name,), kind="int")
             case Access():
                 return read(self, expr)
             case Binary("/") if (found := softmax(expr, self.extents, self.starts)) is not None:
                 scores, axis = found
                 value = self.floating(self.value(scores))
-                return Value(Text(f"torch.softmax({value.text.text}, {value.dims.index(axis)})"), value.dims)
+                return TensorText(Text(f"torch.softmax({value.text.text}, {value.dims.index(axis)})"), value.dims)
             case Binary(op, left, right):
                 return joined(self, op, self.value(left), self.value(right))
             case Call(function, (left, right)) if function in COMPARISONS:
@@ -214,7 +214,7 @@ class _Lines(Writer):
                 return chosen(self, self.value(condition), self.value(yes), self.value(no))
             case Call(function, (argument,)) if function in FUNCTIONS:
                 value = self.floating(self.value(argument))
-                return Value(Text(f"{FUNCTIONS[function]}({value.text.text})"), value.dims)
+                return TensorText(Text(f"{FUNCTIONS[function]}({value.text.text})"), value.dims)
             case Call(function, _):
                 raise self.fail(f"no PyTorch text for function {function}; add it to lowering/pytorch/functions.py")
             case Reduce():

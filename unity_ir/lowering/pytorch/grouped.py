@@ -8,13 +8,13 @@ from math import prod
 
 from unity_ir.forms.grouped import Routed, routed
 from unity_ir.lowering.pytorch.reads import read
-from unity_ir.lowering.pytorch.value import Value
-from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.pytorch.tensor_text import TensorText
+from unity_ir.lowering.pytorch.writer import TorchWriter
 from unity_ir.lowering.text import SUM, Text
 from unity_ir.tdl.syntax import Access, Expr
 
 
-def routed_product(writer: Writer, expr: Expr) -> Value | None:
+def routed_product(writer: TorchWriter, expr: Expr) -> TensorText | None:
     """The rows of every weight times it, put back in order, or the products that weights' gradients are; else None."""
     of = routed(expr, writer.extents)
     if of is None or {writer.kinds[a.tensor] for a in (of.x, of.w)} != {"float"}:
@@ -41,10 +41,10 @@ def routed_product(writer: Writer, expr: Expr) -> Value | None:
     made = Text(text)
     if any(len(group) != 1 for group in groups):
         made = writer.method(made, f"reshape{_sizes(writer, [n for group in groups for n in group])}")
-    return Value(made, tuple(n for group in groups for n in group))
+    return TensorText(made, tuple(n for group in groups for n in group))
 
 
-def _places(writer: Writer, of: Routed) -> tuple[str, bool]:
+def _places(writer: TorchWriter, of: Routed) -> tuple[str, bool]:
     """Which of the weights each row goes to [rows], and whether some go to those of other pieces: past the last."""
     text = _matrix(writer, of.at, (of.rows,))
     start, size = writer.starts.get(of.variable), writer.extents[of.variable]
@@ -57,7 +57,7 @@ def _places(writer: Writer, of: Routed) -> tuple[str, bool]:
     return writer.named("place", inside), True
 
 
-def _matrix(writer: Writer, access: Access, groups: Sequence[tuple[str, ...]]) -> Text:
+def _matrix(writer: TorchWriter, access: Access, groups: Sequence[tuple[str, ...]]) -> Text:
     """A read with one dim for each group of variables."""
     order = tuple(n for group in groups for n in group)
     text = writer.expanded(read(writer, access), order)
@@ -67,7 +67,7 @@ def _matrix(writer: Writer, access: Access, groups: Sequence[tuple[str, ...]]) -
     return text
 
 
-def _sizes(writer: Writer, names: Sequence[str]) -> str:
+def _sizes(writer: TorchWriter, names: Sequence[str]) -> str:
     return f"({', '.join(str(writer.extents[n]) for n in names)})"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unity_ir.forms.windows import reach
-from unity_ir.lowering.pytorch.value import Value, letters
-from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.pytorch.tensor_text import TensorText, letters
+from unity_ir.lowering.pytorch.writer import TorchWriter
 from unity_ir.lowering.text import ATOM, Text
 from unity_ir.tdl.syntax import Access, Composite, Segments, Window, index_names
 
@@ -17,7 +17,7 @@ def token(number: int) -> str:
     return f"#{number}"
 
 
-def read(writer: Writer, access: Access) -> Value:
+def read(writer: TorchWriter, access: Access) -> TensorText:
     """A read with one dim per variable: composite dims unfolded, segments and windows cut out, diagonals taken."""
     value = whole(writer, access)
     windows = [i for i in access.indices if isinstance(i, Window)]
@@ -34,7 +34,7 @@ def read(writer: Writer, access: Access) -> Value:
     return replace(value, text=text, dims=tuple(dims))
 
 
-def whole(writer: Writer, access: Access) -> Value:
+def whole(writer: TorchWriter, access: Access) -> TensorText:
     """A read with one dim per variable, and one for each window."""
     text = atom(writer, access.tensor)
     dims: list[str] = []
@@ -58,16 +58,16 @@ def whole(writer: Writer, access: Access) -> Value:
             case _:
                 pass
         dims += index_names(index)
-    return Value(text, tuple(dims), kind=writer.kinds[access.tensor])
+    return TensorText(text, tuple(dims), kind=writer.kinds[access.tensor])
 
 
-def atom(writer: Writer, tensor: str) -> Text:
+def atom(writer: TorchWriter, tensor: str) -> Text:
     """An operand by the name it was given."""
     name = writer.names[tensor]
     return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)
 
 
-def unfolded(writer: Writer, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
+def unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
     """
     A tensor with a dim per variable of its windows, given one with a dim `token(i)` for each; changes `dims` alike.
 
@@ -106,7 +106,7 @@ def unfolded(writer: Writer, text: Text, dims: list[str], windows: Sequence[Wind
     return text
 
 
-def padded(writer: Writer, text: Text, rank: int, pads: Mapping[int, tuple[int, int]], value: str = "") -> Text:
+def padded(writer: TorchWriter, text: Text, rank: int, pads: Mapping[int, tuple[int, int]], value: str = "") -> Text:
     """With so many elements more before and after each dim, or fewer where a number is below 0."""
     if not any(map(any, pads.values())):
         return text

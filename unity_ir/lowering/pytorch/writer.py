@@ -13,7 +13,7 @@ from typing import cast
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names, operand_shapes
 from unity_ir.forms.rewrite import simplified
-from unity_ir.lowering.pytorch.value import Value
+from unity_ir.lowering.pytorch.tensor_text import TensorText
 from unity_ir.lowering.text import ATOM, Text
 from unity_ir.tdl.syntax import Bound, Expr, Index, Window, index_names
 
@@ -29,12 +29,12 @@ class Sharing:
         self.wanted = wanted
         """How often each form is used; those used twice get a name."""
         self.uses: Counter[Expr] = Counter()
-        self.known: dict[Expr, tuple[Value, tuple[str, ...]]] = {}
+        self.known: dict[Expr, tuple[TensorText, tuple[str, ...]]] = {}
         """Values by canonical form, and the free variables they were computed with."""
         self.lines: list[str] = []
 
 
-class Writer(ABC):
+class TorchWriter(ABC):
     """
     What the functions of every form write with: names, shapes, and tensors brought to the dims that are wanted.
 
@@ -57,7 +57,7 @@ class Writer(ABC):
         self.sharing: Sharing | None = None
 
     @abstractmethod
-    def value(self, expr: Expr) -> Value:
+    def value(self, expr: Expr) -> TensorText:
         """The text of an expression, and the variables its dims range over."""
 
     def fail(self, message: str) -> UnityError:
@@ -90,7 +90,7 @@ class Writer(ABC):
             for n in ((window(next(numbers)),) if isinstance(i, Window) else index_names(cast(Index, i)))
         ]
 
-    def expanded(self, value: Value, order: tuple[str, ...]) -> Text:
+    def expanded(self, value: TensorText, order: tuple[str, ...]) -> Text:
         """A tensor with exactly the dims of `order`."""
         text = self.ordered(value, order)
         if set(order) <= set(value.dims):
@@ -98,7 +98,7 @@ class Writer(ABC):
         self.strided = True
         return self.method(text, f"expand({', '.join(str(self.extents[n]) for n in order)})")
 
-    def ordered(self, value: Value, order: tuple[str, ...]) -> Text:
+    def ordered(self, value: TensorText, order: tuple[str, ...]) -> Text:
         """A tensor that broadcasts against dims `order`: permuted, with dims of size 1 where it lacks one."""
         have = [n for n in order if n in value.dims]
         text = value.text
@@ -116,19 +116,19 @@ class Writer(ABC):
             text = Text(f"{text.at(ATOM)}[{', '.join(':' if n in have else 'None' for n in missing)}]")
         return text
 
-    def floating(self, value: Value) -> Value:
+    def floating(self, value: TensorText) -> TensorText:
         if value.kind == "float":
             return value
         return replace(value, text=self.method(value.text, f"to({self.dtype})"), kind="float")
 
-    def union(self, values: Sequence[Value]) -> tuple[str, ...]:
+    def union(self, values: Sequence[TensorText]) -> tuple[str, ...]:
         """The dims of a broadcast: as the widest operand has them, if it has all, else in TDL order."""
         names = {n for v in values for n in v.dims}
         widest = max(values, key=lambda v: len(v.dims))
         return widest.dims if set(widest.dims) == names else tuple(n for n in self.extents if n in names)
 
-    def tensor(self, value: Value) -> Value:
+    def tensor(self, value: TensorText) -> TensorText:
         """A floating point tensor, also of a Python number."""
         if not value.number:
             return self.floating(value)
-        return Value(Text(f"torch.full((), {value.text.text}, dtype={self.dtype}, device={self.device})"), ())
+        return TensorText(Text(f"torch.full((), {value.text.text}, dtype={self.dtype}, device={self.device})"), ())

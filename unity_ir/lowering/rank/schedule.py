@@ -66,7 +66,7 @@ Action = Leaf | Compute | Reshard | Exchange | Bucket | Wait
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScheduledLine:
     """One line of the step; `dies` are the registers read here for the last time."""
 
     action: Action
@@ -77,7 +77,7 @@ class Line:
 class Schedule:
     """The lines of a step. `same` are registers that are other names of others, which are never one themselves."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ScheduledLine, ...]
     same: Mapping[Register, Register]
 
     def held(self, register: Register) -> Register:
@@ -338,16 +338,16 @@ class _Scheduler:
             while len(self.late) > 1 and sum(self.late.values()) > self.under_way // 2:
                 self._need(next(iter(self.late)))
 
-    def _with_deaths(self) -> list[Line]:
+    def _with_deaths(self) -> list[ScheduledLine]:
         alive = {self.loss, *self.wanted}
         # The caller holds these.
         kept = {r for r, leaf in self.leaves.items() if leaf.op != "constant"}
-        out: list[Line] = []
+        out: list[ScheduledLine] = []
         for action in reversed(self.lines):
             reads, makes = self._reads_and_makes(action)
             dies = tuple(r for r in dict.fromkeys((*reads, *makes)) if r not in alive and r not in kept)
             alive.update(reads)
-            out.append(Line(action, dies))
+            out.append(ScheduledLine(action, dies))
         return out[::-1]
 
     def _reads_and_makes(self, action: Action) -> tuple[tuple[Register, ...], tuple[Register, ...]]:

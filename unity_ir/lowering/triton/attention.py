@@ -15,9 +15,9 @@ from math import prod
 from unity_ir.forms.addresses import Names, address, power_of_two
 from unity_ir.forms.attention import Attention, Scores, Sum
 from unity_ir.lowering.text import ATOM, SUM
-from unity_ir.lowering.triton.expression import Axis, Writer
-from unity_ir.lowering.triton.reduction import reduction_steps
-from unity_ir.lowering.triton.step import Argument, Buffer, Scalar, Stage, Step, signature
+from unity_ir.lowering.triton.expression import Axis, KernelWriter
+from unity_ir.lowering.triton.launch import Argument, Buffer, KernelLaunch, Scalar, Stage, signature
+from unity_ir.lowering.triton.reduction import reduction_launches
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -61,7 +61,7 @@ class Place:
     """Variables used as values whose piece starts elsewhere than at 0, and the launcher's name of that position."""
 
 
-def attention_steps(of: Attention, place: Place) -> list[Step] | None:
+def attention_launches(of: Attention, place: Place) -> list[KernelLaunch] | None:
     """The launches that compute all the results of a line; None for element types and widths they do not take."""
     dtypes = {place.buffers[a.tensor].dtype for a in _operands(of)}
     if len(dtypes) != 1 or dtypes & {*NOT_FLOATING}:
@@ -83,14 +83,14 @@ def _operands(of: Attention) -> list[Access]:
     return [*(a for p in products for a in accesses(p)), *(each.other for each in of.sums)]
 
 
-def _backward(of: Attention, place: Place) -> list[Step]:
-    steps: list[Step] = []
+def _backward(of: Attention, place: Place) -> list[KernelLaunch]:
+    launches: list[KernelLaunch] = []
     vector = tuple(Var(n) for n in (*of.scores.batch, *of.scores.rows))
     saved, mean = of.scores.saved, None
     buffers = dict(place.buffers)
     extents = place.bound.extents
     if saved is None or (of.mean is not None and of.mean_product is None):
-        steps.append(_again(of, place, buffers))
+        launches.append(_again(of, place, buffers))
         saved = Access("logsum", vector)
     if of.mean is not None:
         product = of.mean_product or _mean_of_rows(of)
@@ -99,17 +99,17 @@ def _backward(of: Attention, place: Place) -> list[Step]:
         stage = Stage(
             Result("means", vector, product), extents, read, mean, place.like, f"{place.name}_means_kernel", None
         )
-        steps += reduction_steps(replace(stage, names=place.names))
+        launches += reduction_launches(replace(stage, names=place.names))
         buffers["means"] = mean
     place = replace(place, buffers=buffers)
     for over_columns in (True, False):
         sums = [(s, o) for s, o in zip(of.sums, place.outputs, strict=True) if s.over_columns == over_columns]
         if sums:
-            steps.append(_Gradient(of, place, saved, sums, over_columns).step())
-    return steps
+            launches.append(_Gradient(of, place, saved, sums, over_columns).launch())
+    return launches
 
 
-def _again(of: Attention, place: Place, buffers: dict[str, Buffer]) -> Step:
+def _again(of: Attention, place: Place, buffers: dict[str, Buffer]) -> KernelLaunch:
     """The forward once more, for the logarithms of the sums and for its result, which the means are made of."""
     scores = of.scores
     assert of.second is not None
@@ -165,7 +165,7 @@ class _Body:
         self.starts = starts
         self.constants: dict[str, Scalar] = {}
         integers = frozenset(t for t in tensors if place.buffers[t].dtype in NOT_FLOATING)
-        self.writer = Writer(self.extents, pointers, integers, self.names, starts)
+        self.writer = KernelWriter(self.extents, pointers, integers, self.names, starts)
         self.row_count = prod(self.extents[n] for n in scores.rows)
         self.column_count = self.extents[scores.column]
         self.batch_count = prod(self.extents[n] for n in scores.batch)
@@ -307,14 +307,14 @@ class _Body:
         start = f" - {self.starts[row]}" if row in self.starts else ""
         return f"tl.maximum(0, {self.first}{start}) // ROWS * ROWS"
 
-    def step(self, kind: str, num_warps: int, num_stages: int, before: Sequence[str]) -> Step:
+    def launch(self, kind: str, num_warps: int, num_stages: int, before: Sequence[str]) -> KernelLaunch:
         name = f"{self.place.name}_{kind}_kernel"
         head = signature(name, self.arguments, self.constants)
         text = _HELPERS + "\n".join(["@triton.jit", head, *self.writer.lines]) + "\n"
         grid = (self.tiles * self.batch_count,)
         allocation, *others = before
         expects = ("mma", "pipelined") if self.dtype != "f32" and self.aligned() else ()
-        return Step(
+        return KernelLaunch(
             name, text, grid, self.arguments, self.constants, num_warps, num_stages, allocation, tuple(others), expects
         )
 
@@ -331,8 +331,8 @@ def _allocation(buffer: Buffer, indices: Sequence[object], place: Place) -> str:
 # --- forward ---------------------------------------------------------------------------------------------------------
 
 
-def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tuple[Buffer, Result] | None) -> Step:
-    outputs = [output, *([logsum[0]] if logsum else [])]
+def _forward(scores: Scores, of: Sum, place: Place, out: Buffer, logsum: tuple[Buffer, Result] | None) -> KernelLaunch:
+    outputs = [out, *([logsum[0]] if logsum else [])]
     body = _Body(scores, place, outputs, [of.other, *_beside(of.factor, (scores.weights,))], rows_move=False)
     writer, names = body.writer, body.names
     rows, columns, num_warps, num_stages = _forward_blocks(_widest(body, scores, of.free), body.dtype)
@@ -365,12 +365,12 @@ def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tupl
         writer.emit(f"{result} = {result} * {kept}[:, None]")
         writer.emit(f"{result} = tl.dot({weights}, {tile}, {result}, input_precision=ATTENTION_PRECISION)")
         writer.emit(f"{largest} = {new}")
-    body.store(output, of.result.indices, True, of.free, f"{result} / {total}[:, None]")
-    before = [_allocation(output, of.result.indices, place)]
+    body.store(out, of.result.indices, True, of.free, f"{result} / {total}[:, None]")
+    before = [_allocation(out, of.result.indices, place)]
     if logsum is not None:
         body.store(logsum[0], logsum[1].indices, True, (), f"{largest} + tl.log({total})")
         before.append(_allocation(logsum[0], logsum[1].indices, place))
-    return body.step("forward", num_warps, num_stages, before)
+    return body.launch("forward", num_warps, num_stages, before)
 
 
 def _widest(body: _Body, scores: Scores, *others: Sequence[str]) -> int:
@@ -404,7 +404,7 @@ class _Gradient:
         reads += [self.mean] if self.mean is not None else []
         self.body = _Body(of.scores, place, [o for _, o in sums], reads, rows_move=not over_columns)
 
-    def step(self) -> Step:
+    def launch(self) -> KernelLaunch:
         body, writer = self.body, self.body.writer
         scores, second = self.of.scores, self.of.second
         seconds = () if second is None else tuple(n for n in second.names if body.extents[n] > 1)
@@ -446,7 +446,7 @@ class _Gradient:
         for (each, output), total in zip(self.sums, totals, strict=True):
             body.store(output, each.result.indices, self.over_columns, each.free, total)
         before = [_allocation(output, each.result.indices, self.place) for each, output in self.sums]
-        return body.step("rows" if self.over_columns else "columns", num_warps, num_stages, before)
+        return body.launch("rows" if self.over_columns else "columns", num_warps, num_stages, before)
 
     def vectors(self) -> tuple[str, str | None]:
         """The logarithm of every row's sum, and the mean."""

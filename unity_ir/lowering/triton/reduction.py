@@ -14,7 +14,7 @@ from unity_ir.forms.addresses import address
 from unity_ir.forms.rewrite import reductions, rename
 from unity_ir.lowering.text import SUM, UNARY, Text
 from unity_ir.lowering.triton.expression import Axis
-from unity_ir.lowering.triton.step import Buffer, Kernel, Stage, Step
+from unity_ir.lowering.triton.launch import Buffer, Kernel, KernelLaunch, Stage
 from unity_ir.lowering.triton.tiling import (
     Tiling,
     names_of,
@@ -46,7 +46,7 @@ _MERGE: Mapping[str, str] = {
 _MULTIPLY = "@triton.jit\ndef multiply(a, b):\n    return a * b\n\n\n"
 
 
-def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
+def reduction_launches(stage: Stage, more: Sequence[Stage] = ()) -> list[KernelLaunch]:
     """
     The kernels of a stage with reducers, none of which depends on a variable that another one around it binds, and of
     `more` stages over the same rows.
@@ -77,7 +77,7 @@ def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
     return [_kernel(first, parts), _kernel(second, 1)]
 
 
-def _kernel(stages: Sequence[Stage], parts: int) -> Step:
+def _kernel(stages: Sequence[Stage], parts: int) -> KernelLaunch:
     """With several `parts`, the first of every result's variables is the program's part of the reductions."""
     rows, columns = variables(stages)
     if parts > 1:
@@ -95,7 +95,7 @@ def _kernel(stages: Sequence[Stage], parts: int) -> Step:
     grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
     helpers = _MULTIPLY if any(n.reducer == "prod" for n in nodes) else ""
     threads = warps_of(tiling, len(stages), body.loops)
-    return body.kernel.step(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
+    return body.kernel.launch(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
 
 
 class _Body:

@@ -11,14 +11,12 @@ from unity_ir.cost.work import kernel_operator
 from unity_ir.forms.windows import needs_start
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.rank.program import Compute, Fused, Program
-from unity_ir.machine.tuned import IMPLEMENTATIONS, Sized, Table, read_table
+from unity_ir.machine.tuned import Sized
 from unity_ir.tdl.syntax import Bound
-
-__all__ = ["IMPLEMENTATIONS", "Piece", "Table", "piece_of", "priced", "read_table"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class LocalOperator:
     """A compute instruction on one rank."""
 
     line: Bound
@@ -35,12 +33,12 @@ class Piece:
         return f"{name} {' '.join(self.dtypes)}"
 
 
-def piece_of(program: Program, instruction: Compute) -> Piece:
+def local_operator(program: Program, instruction: Compute) -> LocalOperator:
     """What a rank computes for an instruction."""
     local = program.local_line(instruction)
     dtypes = tuple(program.tensors[r].dtype for r in instruction.operands)
     divided = tuple(v for v in dict.fromkeys(instruction.assignment) if isinstance(v, str) and needs_start(local, v))
-    return Piece(local, dtypes, divided, isinstance(instruction, Fused))
+    return LocalOperator(local, dtypes, divided, isinstance(instruction, Fused))
 
 
 def priced(program: Program, instruction: Compute) -> Sized:

@@ -19,7 +19,7 @@ TORCH_DTYPES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class TensorText:
     """A text, and the variable each dim of its tensor ranges over; for no dims it may be a Python number."""
 
     text: Text
