@@ -1,8 +1,8 @@
 """
-A bound line as plain PyTorch expressions: what a person would write, and autograd can differentiate.
+Write a bound line as plain PyTorch: as a person would write it, and differentiable by autograd.
 
-An expression is matched against the forms in order; each form's file writes its text: `reads`, `functions`, `grouped`,
-`windows`, `indexing`, `sums`.
+An expression is matched against the forms in order; each form's module writes its text: `reads`, `functions`,
+`grouped`, `windows`, `indexing`, `sums`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ from unity_ir.tdl.syntax import (
 
 def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, ...]:
     """
-    One expression of one line per result, over operands of these names and the shapes the extents imply.
+    Return an expression for each result of a line, over operands of these names, at the line's extents.
 
-    Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or laid out in another order.
+    Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or have other strides than contiguous
+    tensors. Raises `UnityError` for functions that have no text, or need statements (random numbers).
     """
     writer = _Lines(bound, operand_names, {})
     return tuple(writer.result(r).text for r in writer.bound.results)
@@ -59,9 +60,10 @@ def torch_body(
     bound: Bound, operand_names: Sequence[str], starts: Mapping[str, str], names: Names
 ) -> tuple[list[str], tuple[str, ...]]:
     """
-    Statements that name what occurs twice, and an expression per result, which is contiguous.
+    Return statements that assign repeated subexpressions to names, and an expression for each result, contiguous.
 
-    `starts` names the global index at which a variable used as a value starts; 0 for all others.
+    `starts` has the name of the global index at which an index variable starts that is used as a value; others start at
+    0. New names are taken from `names`. Raises `UnityError` for functions that have no text.
     """
     first = _Lines(bound, operand_names, starts)
     first.sharing = Sharing(Names(), {})
@@ -70,7 +72,7 @@ def torch_body(
     writer = _Lines(bound, operand_names, starts)
     writer.sharing = sharing = Sharing(names, first.sharing.uses)
     texts: list[str] = []
-    # Dims of size 1 may have any stride, and the order in memory of what PyTorch makes of them follows from it.
+    # Dims of size 1 may have any stride, which may make PyTorch choose another order in memory for results.
     writer.strided = any(len(shape) > 1 and 1 in shape for shape in writer.shapes.values())
     for result in writer.bound.results:
         text = writer.result(result)
@@ -82,8 +84,10 @@ def torch_reference(
     bound: Bound, operand_names: Sequence[str], taken: Iterable[str]
 ) -> tuple[list[str], tuple[str, ...]]:
     """
-    The same in double precision, whatever floating point numbers the line says: statements, if it takes any, whose
-    names are none of `taken` and no one else's, and an expression per result.
+    Return statements and an expression for each result of a line, computed in double precision.
+
+    Floating point results are f64 whatever type the line gives. There are statements only for random numbers; their
+    names are none of `taken`.
     """
     results = (replace(r, dtype="f64") if r.dtype is not None and r.floating else r for r in bound.results)
     bound = replace(bound, results=tuple(results))
@@ -97,11 +101,12 @@ def _draws(expr: Expr) -> bool:
 
 
 class _Lines(TorchWriter):
-    """The lines of one operator: what is written for each form of result and of expression."""
+    """The writer of a line, which matches results and expressions against the forms."""
 
     # -- results
 
     def result(self, result: Result) -> Text:
+        """Write a result of the line."""
         reshaped = self.reshaped(result)
         if reshaped is not None:
             return reshaped
@@ -118,7 +123,7 @@ class _Lines(TorchWriter):
         return Text(f"torch.cat([{', '.join(pieces)}], {axis})")
 
     def reshaped(self, result: Result) -> Text | None:
-        """A line that only folds or unfolds dims, as a reshape."""
+        """Write a result that only flattens or unflattens dims as a reshape; None for any other."""
         if (
             not isinstance(result.expr, Access)
             or result.dtype
@@ -139,8 +144,8 @@ class _Lines(TorchWriter):
 
     def folded(self, indices: Sequence[object], value: TensorText, into: str | None = None) -> Text:
         """
-        The value over all the indices' variables, composite dims folded into one; `into` is another element type than
-        that of the floating operands.
+        Expand a value to all variables of the indices, and flatten composite dims; `into` is the element type if it is
+        not that of the floating point operands.
         """
         names = self.dims(indices, target)
         if value.number:

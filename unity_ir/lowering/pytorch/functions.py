@@ -1,4 +1,4 @@
-"""Functions of elements as PyTorch says them, those that draw random numbers, and those TDL cannot say."""
+"""Write functions of elements in PyTorch, random numbers, and the opaque functions that TDL has no expression for."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ _OPAQUE: Mapping[str, tuple[str, str, str]] = {
     "topk_values": ("sort(dim={dim}, descending=True, stable=True)", "values", "float"),
     "topk_indices": ("sort(dim={dim}, descending=True, stable=True)", "indices", "int"),
 }
-"""The method that computes an opaque function along a dim, what of its result is meant, and what that holds."""
+"""For each opaque function: the method that computes it along a dim, the field of its result, that field's kind."""
 
 
 def joined(writer: TorchWriter, op: str, left: TensorText, right: TensorText) -> TensorText:
+    """Write `left op right` for an arithmetic operator, both broadcast to the dims of either."""
     values = [left, right]
     if op in "+-":
         # PyTorch adds no booleans.
         values = [writer.floating(v) if v.kind == "bool" else v for v in values]
     kind = "float" if op == "/" or "float" in (v.kind for v in values) else values[0].kind
     if kind == "float" and not any(v.kind == "float" and not v.number for v in values):
-        # Numbers would not say which type of float to compute in.
+        # Python numbers do not tell in which type of float to compute.
         values = [v if v.number else writer.floating(v) for v in values]
     order = writer.union(values)
     left, right = values
@@ -49,13 +50,14 @@ def joined(writer: TorchWriter, op: str, left: TensorText, right: TensorText) ->
 
 
 def compared(writer: TorchWriter, op: str, left: TensorText, right: TensorText, level: int = SUM) -> TensorText:
+    """Write `left op right`, of booleans; operands that bind less tightly than `level` are put in parentheses."""
     order = writer.union([left, right])
     a, b = writer.ordered(left, order), writer.ordered(right, order)
     return TensorText(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
 
 
 def of_two(writer: TorchWriter, function: str, left: TensorText, right: TensorText) -> TensorText:
-    """A function of two floating point tensors, or of one and a number."""
+    """Write a call of a PyTorch function of two floating point tensors, or of one and a number."""
     values = [v if v.number else writer.floating(v) for v in (left, right)]
     if function != "torch.pow":
         # Those take no numbers.
@@ -70,6 +72,7 @@ def of_two(writer: TorchWriter, function: str, left: TensorText, right: TensorTe
 
 
 def chosen(writer: TorchWriter, condition: TensorText, yes: TensorText, no: TensorText) -> TensorText:
+    """Write `torch.where` of a condition and two values."""
     kind = "float" if "float" in (yes.kind, no.kind) else "int"
     if kind == "float":
         if yes.number and no.number:
@@ -82,7 +85,11 @@ def chosen(writer: TorchWriter, condition: TensorText, yes: TensorText, no: Tens
 
 
 def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
-    """Numbers in [0, 1), as `tdl.functions.philox` draws them; 64-bit products that overflow keep their bits."""
+    """
+    Write the random numbers in [0, 1) that `tdl.functions.philox` draws at positions, as statements and an expression.
+
+    The 64-bit products overflow, which keeps their low bits. Raises `UnityError` where statements are not allowed.
+    """
     if writer.sharing is None:
         raise writer.fail("no PyTorch expression of one line draws random numbers; leave dropout out")
     names, lines = writer.sharing.names, writer.sharing.lines
@@ -106,7 +113,11 @@ def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
 
 
 def opaque(writer: TorchWriter, function: str, made: str, taken: str, value: TensorText) -> TensorText:
-    """A function of `_OPAQUE` along one dim, which it makes another of."""
+    """
+    Write an opaque function of `value` along the dim of variable `taken`, which becomes a dim of variable `made`.
+
+    Raises `UnityError` for a function that `_OPAQUE` does not have.
+    """
     if function not in _OPAQUE:
         raise writer.fail(f"no PyTorch text for opaque {function}; add it to lowering/pytorch/functions.py")
     dim = value.dims.index(taken)

@@ -1,4 +1,4 @@
-"""Products of rows with the one weight that integers pick for each: one matrix product for each of the weights."""
+"""Write grouped products, of each row with the one weight that integers pick for it: a matrix product per weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from unity_ir.tdl.syntax import Access, Expr
 
 
 def routed_product(writer: TorchWriter, expr: Expr) -> TensorText | None:
-    """The rows of every weight times it, put back in order, or the products that weights' gradients are; else None."""
+    """
+    Write a grouped product as a matrix product per weight, whose rows are put back in order, or its weights' gradient
+    as a stack of matrix products; None for anything else.
+    """
     of = routed(expr, writer.extents)
     if of is None or {writer.kinds[a.tensor] for a in (of.x, of.w)} != {"float"}:
         return None
@@ -35,7 +38,7 @@ def routed_product(writer: TorchWriter, expr: Expr) -> TensorText | None:
         if elsewhere:
             columns = prod(writer.extents[n] for n in of.right)
             parts = f"*({parts}), {x}.new_zeros(int(({at} == {size}).sum()), {columns})"
-        # Where each row went when they were put in order of their weights.
+        # The position of each row in the order by weights.
         back = f"torch.argsort(torch.argsort({at}, stable=True))"
         text, groups = f"torch.cat([{parts}])[{back}]", (of.rows, of.right)
     made = Text(text)
@@ -45,7 +48,10 @@ def routed_product(writer: TorchWriter, expr: Expr) -> TensorText | None:
 
 
 def _places(writer: TorchWriter, of: Routed) -> tuple[str, bool]:
-    """Which of the weights each row goes to [rows], and whether some go to those of other pieces: past the last."""
+    """
+    Return the text of each row's weight, [rows], and whether some rows pick weights of other pieces, which are then
+    numbers outside of this piece's.
+    """
     text = _matrix(writer, of.at, (of.rows,))
     start, size = writer.starts.get(of.variable), writer.extents[of.variable]
     if start is None:
@@ -58,7 +64,7 @@ def _places(writer: TorchWriter, of: Routed) -> tuple[str, bool]:
 
 
 def _matrix(writer: TorchWriter, access: Access, groups: Sequence[tuple[str, ...]]) -> Text:
-    """A read with one dim for each group of variables."""
+    """Write a read with one dim for each group of variables."""
     order = tuple(n for group in groups for n in group)
     text = writer.expanded(read(writer, access), order)
     if any(len(group) != 1 for group in groups):
@@ -72,6 +78,6 @@ def _sizes(writer: TorchWriter, names: Sequence[str]) -> str:
 
 
 def _unlike(wish: str, *texts: str) -> str:
-    """A name that no text mentions."""
+    """Return a name like `wish` that none of the texts contains."""
     names = (wish if i == 0 else f"{wish}_{i}" for i in count())
     return next(n for n in names if not any(n in text for text in texts))

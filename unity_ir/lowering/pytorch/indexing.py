@@ -1,4 +1,4 @@
-"""Sums that read or write the one place that integers name, as indexing and its gradients."""
+"""Write sums that read or add to the one place that integers pick: indexing, `gather`, and their gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unity_ir.tdl.syntax import Access, Reduce, Var
 
 
 def gathered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
-    """A sum that reads the one element that integers name, by indexing; None for anything else."""
+    """Write a sum that reads the one element that integers pick by indexing or `gather`; None for anything else."""
     picked = gather(expr)
     if picked is None or not isinstance(picked.body, Access) or Var(picked.variable) not in picked.body.indices:
         return None
@@ -45,8 +45,8 @@ def gathered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
 
 def scattered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
     """
-    A sum that adds every element to the one place that integers name, as PyTorch does for the gradients of an
-    embedding or a gather; None for anything else.
+    Write a sum that adds every element to the one place that integers pick by `embedding_dense_backward` or
+    `scatter_add`; None for anything else.
     """
     found = scatter(expr)
     if found is None or not set(expr.names) <= free_variables(found.at):
@@ -59,7 +59,7 @@ def scattered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
         return None
     index, start = at.text, writer.starts.get(variable)
     if start is not None:
-        # What belongs to other pieces goes to a place behind the last.
+        # Elements that belong to other pieces are added to one place after the last, which is cut off.
         local = writer.named("place", f"{index.at(SUM)} - {start}")
         index = Text(f"torch.where(({local} >= 0) & ({local} < {size}), {local}, {size})")
     places = size + (start is not None)

@@ -1,4 +1,4 @@
-"""Reads of operands: composite dims unfolded, segments and windows cut out (by `unfold`), diagonals taken."""
+"""Write reads of operands: composite dims unflattened, segments cut out, windows unfolded, diagonals taken."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from unity_ir.tdl.syntax import Access, Composite, Segments, Window, index_names
 
 
 def token(number: int) -> str:
-    """The name of a dim that is read through a window, until its variables have dims of their own."""
+    """Return the name of the dim that is read through window `number`, until its variables have dims of their own."""
     return f"#{number}"
 
 
 def read(writer: TorchWriter, access: Access) -> TensorText:
-    """A read with one dim per variable: composite dims unfolded, segments and windows cut out, diagonals taken."""
+    """
+    Write a read with one dim per index variable: composite dims unflattened, segments cut out, windows unfolded (0
+    outside of the tensor), and the diagonal taken of dims with the same variable.
+    """
     value = whole(writer, access)
     windows = [i for i in access.indices if isinstance(i, Window)]
     text, dims = value.text, list(value.dims)
@@ -35,7 +38,7 @@ def read(writer: TorchWriter, access: Access) -> TensorText:
 
 
 def whole(writer: TorchWriter, access: Access) -> TensorText:
-    """A read with one dim per variable, and one for each window."""
+    """Write a read with one dim per index variable, but one dim, `token(i)`, for each window."""
     text = atom(writer, access.tensor)
     dims: list[str] = []
     windows = 0
@@ -62,16 +65,16 @@ def whole(writer: TorchWriter, access: Access) -> TensorText:
 
 
 def atom(writer: TorchWriter, tensor: str) -> Text:
-    """An operand by the name it was given."""
+    """Return the operand's name in the text."""
     name = writer.names[tensor]
     return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)
 
 
 def unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
     """
-    A tensor with a dim per variable of its windows, given one with a dim `token(i)` for each; changes `dims` alike.
+    Unfold windows: given a tensor with a dim `token(i)` for each window, write one with a dim per variable of them.
 
-    What lies outside is 0.
+    `dims` is changed in place accordingly. Positions outside of the tensor are 0.
     """
     reaches = [reach(window, writer.extents) for window in windows]
     around = [(max(0, -first), max(0, last - w.size + 1)) for (first, last), w in zip(reaches, windows, strict=True)]
@@ -107,7 +110,10 @@ def unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence
 
 
 def padded(writer: TorchWriter, text: Text, rank: int, pads: Mapping[int, tuple[int, int]], value: str = "") -> Text:
-    """With so many elements more before and after each dim, or fewer where a number is below 0."""
+    """
+    Write `torch.nn.functional.pad` of a tensor: `pads` has the elements to add before and after a dim, which are cut
+    off where the number is below 0; `value` is the text of a further argument.
+    """
     if not any(map(any, pads.values())):
         return text
     outermost = min(d for d, pair in pads.items() if any(pair))

@@ -1,4 +1,4 @@
-"""Sums of products as matrix products or einsum, and every other reduction of dims."""
+"""Write sums of products as matrix products or `einsum`, and every other reduction by PyTorch's reduction of dims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REDUCERS: Mapping[str, str] = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
 def product(writer: TorchWriter, expr: Reduce) -> TensorText | None:
-    """A sum of a product of two tensors, as a matrix product or an einsum; None for anything else."""
+    """Write a sum of a product of two tensors as `@` or `torch.einsum`; None for anything else."""
     match expr:
         case Reduce("sum", _, Binary("*", left, right)):
             pass
@@ -50,11 +50,12 @@ def product(writer: TorchWriter, expr: Reduce) -> TensorText | None:
 
 
 def reduced(writer: TorchWriter, expr: Reduce) -> TensorText:
+    """Write a reduction by `sum`, `prod`, `amax` or `amin` of the dims reduced."""
     value = writer.value(expr.body)
     dims = [d for d, n in enumerate(value.dims) if n in expr.names]
     rest = tuple(n for n in value.dims if n not in expr.names)
     text = value.text
-    # What the body does not depend on only repeats it.
+    # Variables that the body does not depend on repeat it.
     times = prod(writer.extents[n] for n in expr.names if n not in free_variables(expr.body))
     if dims:
         if expr.reducer == "prod":

@@ -1,4 +1,4 @@
-"""Windows as PyTorch says them: convolutions and poolings by its functions, other writes by `index_add`."""
+"""Write windows in PyTorch: convolutions, poolings and their gradients by its functions, the rest by `index_add`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ F = "torch.nn.functional"
 
 
 def target(number: int) -> str:
-    """The name of a dim that is written through a window."""
+    """Return the name of the dim that is written through window `number`."""
     return f"={number}"
 
 
 def written(writer: TorchWriter, result: Result) -> TensorText:
-    """The value of a result whose dims are indexed by windows, with a dim `target(i)` for each."""
+    """Write a result some of whose dims are indexed by windows; those are dims `target(i)` of what is returned."""
     windows = [i for i in result.indices if isinstance(i, Window)]
     for number, window in enumerate(windows):
         writer.extents[target(number)] = window.size
@@ -50,7 +50,7 @@ def written(writer: TorchWriter, result: Result) -> TensorText:
 
 
 def _added(writer: TorchWriter, result: Result, windows: Sequence[Window]) -> TensorText:
-    """Every element added to its place, one dim after the other; what falls outside is cut off."""
+    """Write a result by adding every element to its place, one dim after the other; places outside are cut off."""
     names = [n for i in result.indices if not isinstance(i, Window) for n in index_names(i)]
     order = [*names, *(n for w in windows for n in index_names(w))]
     value = writer.value(result.expr)
@@ -75,7 +75,7 @@ def _added(writer: TorchWriter, result: Result, windows: Sequence[Window]) -> Te
                 for k, (f, n) in enumerate(window.terms)
             )
             places = f"({at}).flatten()" if len(own) > 1 else at or f"torch.zeros(1, dtype=int, device={writer.device})"
-            # The variables of later windows have dims of their own still.
+            # The variables of later windows still have dims of their own.
             zeros = f"torch.zeros({tuple(sizes)}, dtype={dtype}, device={writer.device})"
             text = Text(f"{zeros}.index_add({dim}, {places}, {text.text})")
         text = padded(writer, text, len(dims), {dim: (first, window.size - 1 - last)})
@@ -86,7 +86,7 @@ def _added(writer: TorchWriter, result: Result, windows: Sequence[Window]) -> Te
 
 
 def convolved(writer: TorchWriter, expr: Reduce) -> TensorText | None:
-    """A sum of products along windows as a convolution; None for anything else."""
+    """Write a sum of products along windows as a convolution; None for anything else."""
     found = convolution((), expr, writer.extents) or pointwise(expr, writer.extents)
     return None if found is None else _convolution(writer, found)
 
@@ -122,7 +122,11 @@ def _convolution(writer: TorchWriter, of: Convolution) -> TensorText:
 def _transposed(
     writer: TorchWriter, slidings: Sequence[Sliding], call: str, groups: int
 ) -> tuple[Text, list[tuple[int, int]]]:
-    """A transposed convolution, and what to add before and after each dim, or cut off, to get the dims' sizes."""
+    """
+    Write a transposed convolution, given the text of its `call` up to the options.
+
+    Returns it with the elements to add before and after each dim (cut off if below 0) to get the result's sizes.
+    """
     ends = [(*reach(s.window, writer.extents), s) for s in slidings]
     padding = tuple(-first for first, _, _ in ends)
     more = tuple(s.window.size - 1 - last - first for first, last, s in ends)
@@ -139,8 +143,9 @@ def _padding(
     writer: TorchWriter, slidings: Sequence[Sliding], most: Sequence[int] | None
 ) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """
-    The padding to ask a function for, at most `most`, and, where that does not give so many windows, what to add before
-    and after each dim instead.
+    Return the `padding` argument of a PyTorch function, and the elements to add before and after each dim beforehand.
+
+    The latter are 0 unless the padding would have to differ at both ends, be below 0, or be above `most` in some dim.
     """
     padding: list[int] = []
     for k, s in enumerate(slidings):
@@ -155,7 +160,7 @@ def _padding(
 
 
 def _group(name: str) -> tuple[str, ...]:
-    """The variables of a dim that has at most one."""
+    """Return the variables of a dim that has one or, if the name is empty, none."""
     return (name,) if name else ()
 
 
@@ -164,7 +169,7 @@ def _size(writer: TorchWriter, name: str) -> int:
 
 
 def _grouped(writer: TorchWriter, value: TensorText, groups: Sequence[tuple[str, ...]]) -> Text:
-    """The tensor with one dim for each group of variables."""
+    """Permute and flatten a tensor to one dim for each group of variables."""
     text = writer.ordered(value, tuple(n for group in groups for n in group))
     for dim, group in enumerate(groups):
         if len(group) > 1:
@@ -175,7 +180,7 @@ def _grouped(writer: TorchWriter, value: TensorText, groups: Sequence[tuple[str,
 
 
 def _ungrouped(writer: TorchWriter, text: Text, groups: Sequence[tuple[str, ...]]) -> TensorText:
-    """A value with a dim per variable, from a tensor with one for each group of them."""
+    """Unflatten a tensor with one dim for each group of variables to one dim per variable."""
     for dim, group in reversed(list(enumerate(groups))):
         if len(group) > 1:
             text = writer.method(text, f"unflatten({dim}, {tuple(writer.extents[n] for n in group)})")
@@ -188,7 +193,7 @@ def _ungrouped(writer: TorchWriter, text: Text, groups: Sequence[tuple[str, ...]
 
 
 def pooled(writer: TorchWriter, expr: Expr) -> TensorText | None:
-    """A maximum, sum or mean over windows by PyTorch's pooling; None for anything else."""
+    """Write a maximum, sum or mean over windows by PyTorch's pooling; None for anything else."""
     match expr:
         case Reduce("sum", indices, Binary("/", body, Const(by))) if by.is_integer() and by >= 1:
             found, divisor = pooling(Reduce("sum", indices, body), writer.extents), int(by)
@@ -211,7 +216,7 @@ def pooled(writer: TorchWriter, expr: Expr) -> TensorText | None:
 
 def _fits(writer: TorchWriter, of: Pooling) -> bool:
     if of.kind == "sum":
-        # One-dimensional means know no divisor, and no means are dilated.
+        # avg_pool1d has no divisor_override, and no avg_pool has a dilation.
         return len(of.slidings) > 1 and all(s.dilation == 1 for s in of.slidings)
     return writer.kinds[of.image.tensor] == "float"
 
@@ -226,7 +231,7 @@ def _shape(writer: TorchWriter, slidings: Sequence[Sliding]) -> tuple[tuple[int,
 
 
 def _lead(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Two groups for the dims that a pooling leaves alone."""
+    """Return the variables that are not pooled as two groups: the first two dims of a pooling function."""
     return [tuple(names[:-1]), tuple(names[-1:])]
 
 
@@ -234,8 +239,8 @@ def _pooled_image(
     writer: TorchWriter, of: Pooling
 ) -> tuple[Text, list[tuple[str, ...]], tuple[int, ...], Sequence[tuple[int, int]]]:
     """
-    The tensor a pooling function takes, the groups of its first two dims, the padding to ask for, and that already
-    before and after its other dims.
+    Return the image as a pooling function takes it, the variables of its first two dims, the `padding` argument, and
+    the elements already added before and after its other dims.
     """
     image = writer.floating(whole(writer, of.image))
     tokens = [token(k) for k in range(len(of.slidings))]
@@ -251,7 +256,7 @@ def _pooled_image(
 
 
 def _without_outside(writer: TorchWriter, text: Text, sliding: Sliding, dims_from_here: int) -> Text:
-    """What of a halo lies outside of the whole tensor, where it is 0, never is a maximum."""
+    """Replace the zeros of a halo that lies outside of the whole tensor by minus infinity, which is never a maximum."""
     window = sliding.window
     if not leaves(window, writer.extents) or (window.low == 0 and window.size == window.whole):
         return text
@@ -285,13 +290,13 @@ def _max_pooling_gradient(writer: TorchWriter, of: MaxPoolingGradient) -> Tensor
 
 
 def _over(writer: TorchWriter, value: TensorText, groups: Sequence[tuple[str, ...]]) -> Text:
-    """The tensor expanded to one dim for each group of variables."""
+    """Expand and flatten a tensor to one dim for each group of variables."""
     order = tuple(n for group in groups for n in group)
     return _grouped(writer, replace(value, text=writer.expanded(value, order), dims=order), groups)
 
 
 def _spread_sum(writer: TorchWriter, slidings: Sequence[Sliding], value: TensorText) -> TensorText:
-    """The gradient of a pooled sum: each element added to all places of its window."""
+    """Write the gradient of a pooled sum, which adds each element to all places of its window."""
     outer = [s.outer for s in slidings]
     groups = _lead([n for n in value.dims if n not in outer])
     g = _over(writer, value, [*groups, *map(_group, outer)])

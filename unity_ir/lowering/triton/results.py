@@ -117,7 +117,7 @@ class Results:
     # -- reductions
 
     def _without_nested(self, expr: Expr) -> Expr:
-        """Replace reductions that depend on a variable of an outer reduction, with factors of the same dims, by reads."""
+        """Replace reductions that depend on a variable of an outer one, and what surrounds them, by reads."""
         if isinstance(expr, Reduce):
             bound = frozenset(expr.names)
             return Reduce(expr.reducer, expr.indices, self._without_dependent(self._without_nested(expr.body), bound))
