@@ -1,9 +1,9 @@
 # pyright: basic, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 """
-The implementations of a program's operators, run and timed on a GPU.
+Time the implementations, Triton's and PyTorch's, of a program's operators on a GPU.
 
-An implementation is timed only if its results agree with those of PyTorch's; timing is `triton.testing.do_bench`, which
-empties the caches between runs.
+Triton's is timed only if its results agree with PyTorch's. Times are those of `triton.testing.do_bench`, which empties
+the caches between runs.
 """
 
 from __future__ import annotations
@@ -31,31 +31,34 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.syntax import Bound
 
 MOST_BYTES = 16 * 2**30
-"""An operator whose operands hold more is not measured."""
+"""An operator is not measured if its operands take more bytes than this."""
 TOLERANCES = {"f32": 1e-3, "bf16": 3e-2, "f16": 5e-3}
-"""Of the largest element; float32 products may be taken in another order."""
+"""Largest difference from PyTorch's result, relative to its largest element; sums may be in another order."""
 
 
 @dataclass(frozen=True)
 class TuningTask:
-    """An operator on a rank's pieces, all of whose implementations are measured."""
+    """An operator at one rank's shapes, all of whose implementations are to be measured."""
 
     key: str
+    """The operator's key in tuning tables."""
     operator: LocalOperator
     operands: tuple[Operand, ...]
+    """The random tensors to call it with."""
     priced: Sized
-    """As what the cost model knows it."""
+    """The operator's kernel as the cost model knows it."""
 
     def made(self, implementation: str) -> Launcher:
+        """Return the launcher of an implementation: `triton` or `torch`."""
         return launcher(self.operator.line, self.operator.dtypes, implementation, self.operator.divided)
 
 
 Measure = Callable[[TuningTask, Sequence[str]], Mapping[str, float | str]]
-"""Seconds of each implementation named, or why it has none."""
+"""Returns the seconds of each implementation named, or why it could not be measured."""
 
 
 def tuning_tasks(programs: Iterable[Program]) -> Iterator[TuningTask]:
-    """Every distinct operator of programs that has kernels of Triton."""
+    """Yield a task for every distinct operator of some programs that Triton has kernels for."""
     seen: set[str] = set()
     for before in programs:
         program = with_savings(before)
@@ -70,19 +73,19 @@ def tuning_tasks(programs: Iterable[Program]) -> Iterator[TuningTask]:
             shapes = [program.tensors[r].local(program.mesh) for r in instruction.operands]
             described = zip(operator.line.operands, shapes, operator.dtypes, strict=True)
             operands = tuple(Operand(shape, dtype, _below(operator.line, p.name)) for p, shape, dtype in described)
-            # The cost model prices what saves nothing.
+            # The cost model prices the operator that saves nothing for its backward.
             found = TuningTask(key, operator, operands, priced(before, written))
             if found.made("triton").kernels:
                 yield found
 
 
 def _below(line: Bound, operand: str) -> int:
-    """What an operand's integers are below: the number of classes they are compared with."""
+    """Return the bound of an operand's integers: the smallest number of classes they are compared with, else 2."""
     return min((size for r in line.results for size in compared(r.expr, operand, line)), default=2)
 
 
 class OnGPU:
-    """Measures on the current CUDA device. A context manager: the kernels' files are in a folder of its own."""
+    """A `Measure` on the current CUDA device; a context manager, which keeps the kernels in a temporary folder."""
 
     def __enter__(self) -> Self:
         self.folder = tempfile.TemporaryDirectory()
@@ -134,7 +137,7 @@ def _random(operand: Operand, seed: int) -> torch.Tensor:
 
 
 def _differs(got: Any, expected: Any) -> str | None:
-    """How results differ from the expected ones; None if they agree."""
+    """Return how results differ from the expected ones, as text; None if they agree."""
     pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (got, expected)), strict=True)
     for number, (one, other) in enumerate(pairs):
         kind = next((n for n, d in DTYPES.items() if d == other.dtype), "f32")

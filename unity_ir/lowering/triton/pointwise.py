@@ -50,7 +50,7 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     for number, each in enumerate((stage, *more)):
         value = _cases(kernel, whole) if whole else _plain(kernel, each)
         if each.output.dtype == "bool":
-            # Stored as a byte, which is to be 0 or 1.
+            # Booleans are stored as bytes that must be 0 or 1.
             value = f"({value}) != 0"
         where = out if whole or size == 1 else address(each.result.indices, extents)
         writer.store(kernel.out(number), where, value)
@@ -76,14 +76,14 @@ def reads_nothing_of(one: Stage, other: Stage) -> bool:
 
 
 def _variables(stage: Stage) -> frozenset[str] | None:
-    """The variables of a result, each of which is one of its dims or part of one; None if it has segments."""
+    """Return the variables of a result with an extent above 1; None if it has segments."""
     if any(isinstance(i, Segments) for i in stage.result.indices):
         return None
     return frozenset(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
 
 
 def _cases(kernel: Kernel, whole: dict[str, int]) -> str:
-    """One value out of the branches, by where along the dim of segments the element lies."""
+    """Return the expression that selects a branch's value by the position along the dim of segments."""
     (variable,) = whole
     writer = kernel.writer
     expr = kernel.stage.expr
@@ -109,7 +109,7 @@ def _cases(kernel: Kernel, whole: dict[str, int]) -> str:
 
 
 def _whole_segments(stage: Stage) -> dict[str, int]:
-    """A variable for the result's dim of segments, if it has one, and its extent."""
+    """Return a new variable for the result's dim of segments, with its extent; nothing if it has none."""
     for index in stage.result.indices:
         if isinstance(index, Segments):
             name = index.names[0].rstrip("0123456789")
@@ -120,7 +120,7 @@ def _whole_segments(stage: Stage) -> dict[str, int]:
 
 
 def _is_flat(stage: Stage, names: tuple[str, ...]) -> bool:
-    """Every operand is read at the result's own position, so that the kernel's text holds no size."""
+    """Return whether all operands are read at the result's own position, so that the text serves all sizes."""
     if _uses_positions(stage.expr):
         return False
     for indices in (stage.result.indices, *(a.indices for a in accesses(stage.expr))):

@@ -65,7 +65,7 @@ def names_of(stage: Stage) -> tuple[str, ...]:
 
 
 def _needed(stages: Sequence[Stage]) -> frozenset[str]:
-    """The variables that reductions depend on."""
+    """Return the variables that reductions depend on."""
     free = frozenset[str]().union(*(free_variables(r) for each in stages for r in reductions(each.expr)))
     return frozenset(n for n in free if stages[0].extents[n] > 1)
 
@@ -94,17 +94,17 @@ def tiling_of(
 
 
 def _looped(sizes: tuple[int, ...]) -> int:
-    """Columns of a tile of a row that is read in a loop."""
+    """Return the columns of a tile of a row that is read in a loop."""
     return LOOPED if sum(size > 1 for size in sizes) <= 1 else LOOPED // 2
 
 
 def _turns(expr: Expr) -> bool:
-    """Whether it has a sine or cosine, which take registers of their own for large angles."""
+    """Return whether an expression has a sine or cosine, which need registers to reduce large angles."""
     return (isinstance(expr, Call) and expr.function in ("sin", "cos")) or any(map(_turns, children(expr)))
 
 
 def _rows_are_neighbours(exprs: Sequence[Expr], extents: Mapping[str, int], rows: tuple[str, ...]) -> bool:
-    """Whether stepping through the largest operand in memory order goes from row to row."""
+    """Return whether neighbours in memory of the largest operand lie in different rows."""
     best, found = 0, False
     for access in (a for each in exprs for a in accesses(each)):
         strides = address(access.indices, extents).strides
