@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from unity_ir.lowering.emit.fusing import with_fusions
+from unity_ir.lowering.emit.local_operator import local_operator
 from unity_ir.lowering.emit.printer import Implementations, emit
-from unity_ir.lowering.emit.tuning import piece_of
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.rank.program import Compute, Program, lower
 from unity_ir.lowering.rank.saved_softmax import with_savings
@@ -73,9 +73,9 @@ def groups(model: str, where: str, fuse: bool) -> dict[str, Any]:
     launches = moved = 0
     for each in program.body:
         if isinstance(each, Compute):
-            piece = piece_of(program, each)
-            made = launcher(piece.line, piece.dtypes, choice.of(piece), piece.divided)
-            launches += len(made.launches) or 1
+            operator = local_operator(program, each)
+            made = launcher(operator.line, operator.dtypes, choice.of(operator), operator.divided)
+            launches += len(made.work) or 1
             tensors = [program.tensors[r] for r in (*dict.fromkeys(each.operands), *each.results)]
             moved += sum(prod(t.local(program.mesh)) * ELEMENT_BYTES[t.dtype] for t in tensors)
     return {"model": model, "groups": fuse, "lines": step.rstrip().count("\n"), "launches": launches, "bytes": moved}

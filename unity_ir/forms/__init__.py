@@ -1,6 +1,8 @@
-"""What kind of computation a bound TDL line is: matrix product, convolution, attention, and so on.
+"""Recognise which form of computation a bound TDL line has: matrix product, convolution, attention, and so on.
 
-`rewrite` and `addresses` are the algebra under it: expressions simplified and compared, index expressions as strides.
-Each form has a file that recognises it: `contraction`, `convolution`, `attention`, `grouped`, `windows`. `compose`
-writes several lines as one; `kinds` says which efficiency curve of a device a line's kernel follows.
+`rewrite` simplifies and compares expressions, `addresses` computes strides of index expressions. Each form has a module
+that recognises it: `contraction`, `convolution`, `attention`, `softmax`, `grouped`, `scatter`, `window_writes`;
+`classify` asks them in order. `implicit_gemm` has a convolution's sizes as a matrix product, `windows` the masks of
+windows that leave their tensor. `compose` writes several lines as one. `kinds` tells which efficiency curve of a device
+a line's kernel follows.
 """

@@ -28,16 +28,16 @@ RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "tri
 
 
 class Names:
-    """Identifiers of one scope, each handed out once."""
+    """The identifiers of one scope; reserved words and those in `taken` are never returned."""
 
     def __init__(self, taken: Iterable[str] = ()):
         self._taken = {*RESERVED, *taken}
 
     def new(self, wish: str) -> str:
         """
-        An identifier like `wish` that no one has.
+        Return an identifier like `wish` that was not returned before.
 
-        Given `x` returns `x`, then `x_2`, `x_3`; what is no ASCII letter, digit or underscore becomes an underscore.
+        Given `x` returns `x`, then `x_2`, `x_3`. Characters that identifiers cannot have become underscores.
         """
         base = re.sub(r"[^A-Za-z0-9_]", "_", wish)
         base = base if re.match(r"[A-Za-z_]", base) else f"_{base}"
@@ -51,7 +51,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An element of a contiguous tensor: `offset + sum(stride * variable)`; a variable of extent 1 has no stride."""
+    """The flat index of an element of a contiguous tensor: `offset + sum(stride * variable)`, without extents of 1."""
 
     strides: Mapping[str, int]
     offset: int = 0
@@ -59,7 +59,7 @@ class Address:
 
 def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Address:
     """
-    Return the address that `indices` point to.
+    Return the address of the element at `indices` of a contiguous tensor.
 
     Given `[b, (h d)]` with h=2, d=8 returns strides b=16, h=8, d=1.
     """
@@ -95,20 +95,22 @@ def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Addr
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring variables of an ordered list that an address steps through with one stride."""
+    """Consecutive variables of an ordered list that an address walks over with one stride."""
 
     names: tuple[str, ...]
     stride: int
+    """Elements of the tensor per step."""
     size: int
+    """Number of steps: the product of the variables' extents."""
     inner: int
     """Positions of the flat index per step: the product of the extents after the run."""
     outermost: bool
-    """Nothing but extents of 1 lies before the run."""
+    """Whether only extents of 1 come before the run."""
 
 
 def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -> list[Run]:
     """
-    The fewest runs of `variables` (outermost first) that give the address; those without a stride are left out.
+    Return the fewest runs of `variables` (outermost first) that give the address, without those that have no stride.
 
     Given variables a, b, c of 2, 3, 4 and strides b=4, c=1, returns one run (b, c) of size 12 and stride 1.
     """
@@ -142,16 +144,16 @@ def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
 
 
 def bound_accesses(bound: Bound) -> tuple[Access, ...]:
-    """Every access of every result."""
+    """Return the accesses of all results."""
     return tuple(a for r in bound.results for a in accesses(r.expr))
 
 
 def needs_int64(bound: Bound) -> bool:
-    """Whether a position in some operand or result, or of some reduction, may be beyond 32 bits."""
+    """Return whether a flat index into an operand or a result, or over a reduction, may need more than 32 bits."""
     shapes = [*operand_shapes(bound).values(), *bound.result_shapes]
     shapes += [tuple(bound.extents[n] for n in r.names) for result in bound.results for r in _reductions(result.expr)]
-    # The last block of positions may end a tile after the last element, the last part of a long row as much as is read
-    # at any time (`tiling.AT_WORK`).
+    # Positions are computed beyond the last element: by a tile in the last block, by `tiling.AT_WORK` in the last part
+    # of a split row.
     return any(prod(s) > 2**31 - 2**20 for s in shapes)
 
 
@@ -166,7 +168,7 @@ def power_of_two(n: int) -> int:
 
 
 def flat_address(names: Sequence[str], extents: Mapping[str, int]) -> Address:
-    """The address of elements in row-major order of some variables."""
+    """Return the address of elements in row-major order of some variables."""
     strides: dict[str, int] = {}
     stride = 1
     for name in reversed(names):

@@ -1,13 +1,13 @@
 """
-Recognise attention and its gradients: products with the softmax of a product's scores.
+Recognise attention and its gradients: matrix products with the softmax of scores, which are made of a matrix product.
 
     weights[r, c]  = exp(s[r, c] - max[c](s[r, c])) / sum[c](exp(s[r, c] - max[c](s[r, c])))
                      or exp(s[r, c] - saved[r]), where saved[r] is the logarithm of that sum, plus the maximum
-    scores s[r, c] = anything made, element by element, of sum[e](q[r, e] * k[c, e]), masks, other reads and positions
+    scores s[r, c] = any pointwise function of sum[e](q[r, e] * k[c, e]), masks, other reads and positions
     over columns     out[r, x] = sum[c](f(weights)[r, c] * a[c, x]), where f may be dropout
     over rows        out[c, x] = sum[r](f(weights)[r, c] * a[r, x])
 
-Rows and columns are those of one matrix per batch; each may be several variables of the line. Told by form alone.
+Rows are of queries, columns of keys, of one matrix per batch element; rows may be several variables of the line.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from unity_ir.tdl.syntax import (
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The weights of a line, and the product they are made of."""
+    """The softmax weights of a line, the scores they are made of, and the product of those, by their variables."""
 
     weights: Expr
     score: Expr
     product: Reduce
     q: Access
-    """Read by rows."""
+    """The factor that is read by rows."""
     k: Access
-    """Read by columns."""
+    """The factor that is read by columns."""
     saved: Access | None
-    """Holds the logarithm of every row's sum; None if the line computes it."""
+    """The read of the logarithm of every row's sum; None if the line computes it."""
     batch: tuple[str, ...]
     rows: tuple[str, ...]
     column: str
     inner: tuple[str, ...]
+    """The variables that the product sums over: features of queries and keys."""
 
     def causal(self) -> str | None:
-        """The row variable that no column may be beyond, where every other score is so low that its weight is 0."""
+        """Return the row variable up to which a causal mask admits columns; None if there is no such mask."""
         match self.score:
             case Call("where", (Call("gt", (Binary("-", Name(column), Name(row)), Const(0))), Const(low), _)) if (
                 column == self.column and row in self.rows and low <= -1e30
@@ -64,41 +65,42 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A result: the sum over columns, or over rows, of `factor` times `other`."""
+    """A result of a line: the sum over columns, or over rows, of `factor` times `other`."""
 
     result: Result
     factor: Expr
+    """A function of the weights, and perhaps of `second` and `mean` (`Attention`), for each row and column."""
     other: Access
     over_columns: bool
     free: tuple[str, ...]
-    """The variables of the result that only `other` has."""
+    """The variables of the result that only `other` has: features."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """All the results of a line."""
+    """A line of attention, its forward or its backward: the scores, and all results as sums."""
 
     scores: Scores
     sums: tuple[Sum, ...]
     logsum: Result | None
-    """The result that saves the logarithms of the sums; the only other result is then the forward's."""
+    """The result that saves the logarithms of the rows' sums, if any; the only other result is the forward's."""
     second: Reduce | None
-    """The other product of rows and columns that factors hold: a row of the gradient times one of the values."""
+    """The other product of rows and columns in the factors: of the result's gradient and the values."""
     mean: Reduce | None
-    """What the mean of `second` over a row's weights is written as."""
+    """The expression of the mean of `second` over a row's weights."""
     mean_product: Reduce | None
-    """The same as a sum of products of two rows, where the line reads the forward's result; None if it does not."""
+    """The mean as the product of the gradient and the forward's result, if the line reads that; else None."""
 
     @property
     def is_forward(self) -> bool:
-        """The one product is that of the weights, or of what is proportional to them; the line computes their sums."""
+        """Whether the line is a forward: one sum over columns of the weights, or a multiple, which it computes."""
         one = self.sums[0]
         computed = self.scores.saved is None
         return len(self.sums) == 1 and computed and one.over_columns and _proportional(one.factor, self.scores.weights)
 
 
 def attention(bound: Bound, starts: Mapping[str, str]) -> Attention | None:
-    """Match a simplified line as attention; return None if it is none, or has one row, column or feature."""
+    """Match a simplified line as attention; None for anything else, or if there is one row, column or feature only."""
     return _Matching(bound, starts).line()
 
 
@@ -134,7 +136,7 @@ class _Matching:
             if product is None and (second is None or not self.is_mean(mean, second, scores)):
                 return None
         made = Attention(scores, tuple(found), logsum, second, mean, product)
-        # The forward, which gives a backward its logarithms, needs something to sum.
+        # A backward that does not read the logarithms runs the forward for them, which needs the values in `second`.
         if not made.is_forward and (logsum is not None or (scores.saved is None and second is None)):
             return None
         return made
@@ -183,7 +185,7 @@ class _Matching:
     def apart(
         self, weights: Expr, score: Expr, product: Reduce, q: Access, k: Access, saved: Access | None
     ) -> Scores | None:
-        """The scores with their variables sorted out."""
+        """Return the scores with the variables of batch, rows, columns and features; None if they do not fit."""
         inner = tuple(n for n in product.names if self.extents[n] > 1)
         of_q, of_k = (tuple(n for n in self.names(a) if n not in inner) for a in (q, k))
         batch = tuple(n for n in of_q if n in of_k)
@@ -240,7 +242,7 @@ class _Matching:
         return None
 
     def is_tiled(self, factor: Expr, scores: Scores) -> bool:
-        """Whether a factor is one number for each row and column of a batch element."""
+        """Return whether a factor is one number for each row and column of a batch element."""
         known = {*scores.batch, *scores.rows, scores.column}
         return all(n in known or self.extents[n] == 1 for n in free_variables(factor))
 
@@ -248,7 +250,7 @@ class _Matching:
         return variable in free_variables(expr)
 
     def is_tile(self, node: Reduce, scores: Scores) -> bool:
-        """Whether a reduction is a product of something read by rows and something read by columns."""
+        """Return whether a reduction is a product of a factor read by rows and one read by columns."""
         match node:
             case Reduce("sum", _, Binary("*", Access() as by_rows, Access() as by_columns)):
                 pass
@@ -283,7 +285,7 @@ class _Matching:
 
 
 def _proportional(factor: Expr, weights: Expr) -> bool:
-    """Whether a factor is the weights, times or divided by something of no reductions, or 0 (dropout)."""
+    """Return whether a factor is the weights, scaled by expressions without reductions, or 0 in places (dropout)."""
 
     def beside(expr: Expr) -> bool:
         return not any(isinstance(part, Reduce) for part in _parts(expr))
@@ -304,14 +306,14 @@ def _proportional(factor: Expr, weights: Expr) -> bool:
 
 
 def _parts(expr: Expr) -> Iterator[Expr]:
-    """The expression and everything in it, outside first."""
+    """Yield an expression and all its subexpressions, outer ones first."""
     yield expr
     for child in children(expr):
         yield from _parts(child)
 
 
 def _outermost(expr: Expr, but: Expr) -> Iterator[Reduce]:
-    """The outermost reductions in `expr` outside of `but`."""
+    """Yield the outermost reductions in `expr` that are not inside of `but`."""
     if expr == but:
         return
     if isinstance(expr, Reduce):

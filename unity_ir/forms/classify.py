@@ -1,5 +1,5 @@
 """
-Classify a bound line by its form, whatever operator it is of: the one place that says what computes like what.
+Classify a bound line by its form alone, not by its operator: fusion, Triton and PyTorch all ask here.
 
 | form | line | recognised by |
 |---|---|---|
@@ -7,11 +7,11 @@ Classify a bound line by its form, whatever operator it is of: the one place tha
 | `Convolution` | a convolution, or its gradient by either operand | `convolution` |
 | `Attention` | attention, or its gradients | `attention` |
 | `Grouped` | products of rows with the weight that integers pick, or these weights' gradient | `grouped` |
-| `Scatter` | a sum of elements into the places that integers name | `scatter` |
-| `WindowWrites` | any other result whose dims are windows | `window_writes` |
-| `Reduction` | any other line that reduces | |
-| `Pointwise` | one without reductions | |
-| `OpaqueLine` | one that no formula covers | |
+| `Scatter` | a sum of elements into the places that integers pick | `scatter` |
+| `WindowWrites` | any other result that is written through windows | `window_writes` |
+| `Reduction` | any other line with reductions | |
+| `Pointwise` | a line without reductions | |
+| `OpaqueLine` | a line that has no formula | |
 
 `form_of` classifies one result by itself; `Convolution`, `Attention` and `Grouped` are forms of whole lines only.
 """
@@ -39,25 +39,25 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """A result whose elements are computed one by one, without reductions; it may gather."""
+    """A result without reductions, each of whose elements is computed by itself; reads may gather."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpaqueLine:
-    """A line with an opaque function (`topk`), or with windows that no element can gather from."""
+    """A line with an opaque function (`topk`), or with window writes that elements cannot gather."""
 
 
 Form = Contraction | Convolution | Attention | Grouped | Scatter | WindowWrites | Reduction | Pointwise | OpaqueLine
 
 _LEADING = (OpaqueLine, WindowWrites, Contraction, Scatter, Reduction, Pointwise)
-"""Forms of single results, from the one that decides the line's to the one every other form outweighs."""
+"""Forms of single results by precedence: a line has the first of its results' forms."""
 
 
 def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
     """
-    Return the form of a simplified line; of several results, that of the one that decides what computes the line.
+    Return the form of a simplified line (`rewrite.simplified`); among several results' forms, the first in `_LEADING`.
 
-    `starts` holds the variables used as values whose piece starts elsewhere than at 0 (`rewrite.simplified`).
+    `starts` has the variables used as values whose piece does not start at 0, with the name of the index it starts at.
     """
     if any(is_opaque(r.expr) for r in bound.results):
         return OpaqueLine()
@@ -80,7 +80,7 @@ def form_of(result: Result, extents: Mapping[str, int]) -> Form:
 
 
 def is_opaque(expr: Expr) -> bool:
-    """Return whether an expression holds a function that TDL has no formula for."""
+    """Return whether an expression contains a function that TDL has no formula for."""
     return isinstance(expr, Opaque) or any(map(is_opaque, children(expr)))
 
 
@@ -103,7 +103,7 @@ def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
     """
     Return whether a result is a convolution or one of its gradients.
 
-    One of a single tap has no windows: it counts unless it is one matrix product that needs no batch of images.
+    A 1 x 1 convolution has no windows; it is one unless it is a single matrix product, with no batch of images.
     """
     if convolution(result.indices, result.expr, extents) is not None:
         return True

@@ -1,10 +1,10 @@
 """
-Several operators as one line: what one makes is written where another reads it.
+Compose the lines of several operators into one: substitute each result's expression where another operator reads it.
 
     t[m, n] = sum[k](x[m, k] * w[k, n]);  s[m, n] = t[m, n] + b[n]  ->  out[m, n] = sum[k](x[m, k] * w[k, n]) + b[n]
 
-Variables are renamed, index by index. What would make a kernel compute an element of another operator's result several
-times is refused, and so are dims whose indices cannot be written into each other.
+Variables are renamed, index by index. Compositions are refused in which a kernel would compute an element of another
+operator's result several times, or a dim's indices cannot be substituted into each other.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from unity_ir.tdl.syntax import (
 Register = int
 Axes = tuple[int, ...]
 Place = Var | Composite
-"""What a variable of an operator is in the line of all."""
+"""The index of the composed line that stands for a variable of one part."""
 
 AND = " + "
-"""Between the names of the operators of such a line."""
+"""Separator of the operators' names in a composed line's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A line over a piece, of one operator or several, and what it reads and makes."""
+    """A line bound to local shapes, of one operator or a composition, with the registers it reads and makes."""
 
     line: Bound
     operands: tuple[Register, ...]
     results: tuple[Register, ...]
     axes: Mapping[str, Axes]
-    """The mesh axes that divide its variables; of several operators, those used as values."""
+    """The mesh axes that divide each variable; of a composition, only of variables used as values."""
 
 
 def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
     """
-    The parts, in order, as one line over the variables of the last, which reads all others; None if there is none.
+    Compose parts, given in order, into one line over the variables of the last part; return None if it is refused.
 
-    Its results are those of `kept`, in that order, the last part's among them.
+    Its results are the registers `kept`, in that order, which include the last part's; others are not stored.
     """
     try:
         return _Composer(parts).composed(kept)
@@ -73,7 +73,7 @@ def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
 
 
 class _Refused(Exception):
-    """The parts are no one line."""
+    """The parts cannot be composed."""
 
 
 class _Composer:
@@ -89,9 +89,9 @@ class _Composer:
         self.names = names
         self.extents: dict[str, int] = {}
         self.axes: dict[str, Axes] = {}
-        """Of every variable used as a value."""
+        """The mesh axes that divide each variable used as a value."""
         self.written: dict[tuple[Register, tuple[Place, ...]], Expr] = {}
-        """What a part makes, by the place at which it is read."""
+        """The expression of each part's result, by the indices at which it is read."""
 
     def composed(self, kept: Sequence[Register]) -> Part:
         last = self.parts[-1]
@@ -130,10 +130,10 @@ class _Composer:
                 inner = dict(where)
                 for name in expr.names:
                     inner[name] = self.variable(name, part)
-                # New variables are made in the order of the line: a set's would differ from process to process.
+                # In the order of the line, as a set's order differs from process to process.
                 used = free_variables(expr).union(expr.names)
                 read = [self.place(v, inner, part) for v in part.line.extents if v in used]
-                # A gather reads one of the places alone.
+                # A gather reads one place only.
                 around = {n for place in read for n in index_names(place)}
                 places = 0 if gather(expr) is not None else prod(self.extents[n] for n in around)
                 names = tuple(n for name in expr.names for n in index_names(inner[name]))
@@ -141,13 +141,13 @@ class _Composer:
             case Cases() | Opaque():
                 raise _Refused
             case Call("eq" | "ne") if len({self.is_made(a, part) for a in accesses(expr)}) > 1:
-                # What was stored, a maximum say, equals what it was made of only as that was stored: as rounded.
+                # A stored value, as a maximum, equals an element only if both are rounded alike, as when stored.
                 raise _Refused
             case _:
                 return map_children(expr, lambda child: self.expr(child, part, where, space))
 
     def is_made(self, access: Access, part: Part) -> bool:
-        """Whether what a part reads is made by another."""
+        """Return whether another part makes the tensor that a part reads."""
         return part.operands[self.number(access.tensor, part)] in self.made
 
     @staticmethod
@@ -155,7 +155,7 @@ class _Composer:
         return next(k for k, p in enumerate(part.line.operands) if p.name == tensor)
 
     def read(self, register: Register, indices: tuple[Place, ...], space: int) -> Expr:
-        """What is read of a register: an operand, or what the part computes that makes it."""
+        """Return the expression of a register read at these indices: an access, or that of the part that makes it."""
         if register not in self.made:
             return Access(self.tensors[register].name, indices)
         if (register, indices) not in self.written:
@@ -168,13 +168,13 @@ class _Composer:
             self.written[register, indices] = self.expr(result.expr, part, where, size)
         expr = self.written[register, indices]
         part, number = self.made[register]
-        # What was reduced is one for a whole row; all else would be computed for each place that reads it.
+        # A reduction's result is computed once per row; anything else would be computed for each element that reads it.
         if space != prod(part.line.result_shape(part.line.results[number])) and (not space or not reductions(expr)):
             raise _Refused
         return expr
 
     def unified(self, own: WrittenIndex, at: Place, part: Part) -> dict[str, Place]:
-        """Where a part's variables of a dim are, if the dim is read at `at`."""
+        """Return the place of each of a part's variables in index `own`, given that the dim is read at `at`."""
         match own, at:
             case Var(name), _:
                 return {name: at}
@@ -201,7 +201,7 @@ class _Composer:
         return where[name]
 
     def variable(self, name: str, part: Part) -> Var:
-        """A new variable like one of a part."""
+        """Return a new variable of the composed line, named and sized like one of a part."""
         number, own = 1, name
         while own in self.extents:
             number += 1
@@ -211,7 +211,9 @@ class _Composer:
 
     def position(self, name: str, part: Part, where: dict[str, Place]) -> Expr:
         """
-        A variable used as a value, in the whole tensor: of a composite dim, the outermost counts from where it starts.
+        Return a variable used as a value, its global index, as an expression of the composed line's variables.
+
+        If these are several, the outermost has the variable's mesh axes, and so its start.
         """
         found: Expr | None = None
         axes = part.axes.get(name, ())

@@ -33,37 +33,43 @@ MOST_BATCHES = 65535
 @dataclass(frozen=True, slots=True)
 class Contraction:
     """
-    `out[b, m, n] = f(sum[k](x[b, m, k] * w[b, k, n]), ..)`, with a stride of each for the product's operands.
+    `out[b, m, n] = f(sum[k](x[b, m, k] * w[b, k, n]), ..)`: a batch of matrix products, and a function of each element.
 
-    `f` is the epilogue: any function of the product's element and of what other tensors hold at `b`, `m` and `n`.
+    `f` is the epilogue: any function of the product's element and of other tensors' elements at `b`, `m` and `n`.
     """
 
     product: Reduce
+    """The sum of the product."""
     names: Mapping[str, tuple[str, ...]]
-    """The variables that `b`, `m`, `n` and `k` are, outermost first."""
+    """The line's variables that are flattened into each of `b`, `m`, `n` and `k`, outermost first."""
     sizes: Mapping[str, int]
+    """Size of each of `b`, `m`, `n` and `k`."""
     x_strides: Mapping[str, int]
+    """Stride in `x` of each of `b`, `m` and `k`."""
     w_strides: Mapping[str, int]
+    """Stride in `w` of each of `b`, `k` and `n`."""
     repeated: bool = False
-    """One of the operands is the same in every product of the batch."""
+    """Whether one of the operands is the same in every product of the batch."""
 
     @property
     def x(self) -> str:
+        """Name of the first factor."""
         return accesses(self.product.body)[0].tensor
 
     @property
     def w(self) -> str:
+        """Name of the second factor."""
         return accesses(self.product.body)[1].tensor
 
 
 def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | None:
     """
-    Match a result as one matrix product, or a batch of them; return None if it is none, or strides do not fit.
+    Match a result as a function of a matrix product, or of a batch of them; return None if it does not match.
 
-    Each of `m` (variables of the first operand and the result), `n`, `k` (reduced) and `b` (of all three) may be
-    several variables, as long as they are one run of memory in the product's operands. Where they are not, the
-    outermost of `m` or `n` may be a batch, of products with the same other operand (images times the weight of a 1 x 1
-    convolution). Where only the result's strides are several, its elements are found one by one.
+    Each of `m` (variables of the first operand and the result), `n` (of the second and the result), `k` (reduced) and
+    `b` (of all three) may be several variables if one stride walks over them in each of the product's operands. If not,
+    the outermost variables of `m` or `n` may become a batch of products with the same other operand (images times the
+    weight of a 1 x 1 convolution). If only the result has several strides, its addresses are computed per element.
     """
     product = product_in(result.expr)
     if product is None or not _is_epilogue(result.expr, product) or not all(map(_is_plain, result.indices)):
@@ -101,7 +107,7 @@ def _is_plain(index: WrittenIndex) -> bool:
 
 
 def _is_epilogue(expr: Expr, product: Reduce) -> bool:
-    """Whether an expression is made of a product's element, and of others that are read or computed from nothing."""
+    """Return whether an expression is a function of the product's element, other tensors' elements and constants."""
     match expr:
         case Reduce():
             return expr == product
@@ -114,7 +120,7 @@ def _is_epilogue(expr: Expr, product: Reduce) -> bool:
 
 
 def _ways(groups: Mapping[str, list[str]], extents: Mapping[str, int]) -> Iterator[Mapping[str, list[str]]]:
-    """The variables as they are, and then with the outermost of rows or columns as a batch."""
+    """Yield the groups as they are, and then with the outermost variables of rows or columns as a batch."""
     yield groups
     if groups["b"]:
         return
@@ -130,7 +136,7 @@ def _ways(groups: Mapping[str, list[str]], extents: Mapping[str, int]) -> Iterat
 def _strides(
     groups: Mapping[str, list[str]], extents: Mapping[str, int], x: Address, w: Address, out: Address | None
 ) -> tuple[dict[str, int], dict[str, int]] | None:
-    """Return the stride of every group in both operands; None where one has several there, or in the result."""
+    """Return the strides of the groups in `x` and `w`; None if one has several there, or in `out` if given."""
     if x.offset or w.offset:
         return None
     found = [strides(groups, extents, where, dims) for where, dims in ((x, "bmk"), (w, "bkn"))]
@@ -143,8 +149,9 @@ def strides(
     groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address, dims: str
 ) -> dict[str, int] | None:
     """
-    Return, for each group of variables taken as one flat index, its stride in an address; 0 where none of them occurs.
-    None where a group cannot be walked with one stride.
+    Return the stride in an address of each group of variables named in `dims`, taken as one flat index.
+
+    It is 0 if none of a group's variables occurs. Returns None if some group has several strides.
     """
     out: dict[str, int] = {}
     for dim in dims:
@@ -157,7 +164,7 @@ def strides(
 
 
 def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
-    """The one stride of a group of variables; None if it takes several."""
+    """Return the stride of a group of variables taken as one flat index; None if it has several."""
     if not names:
         return 0
     found = runs(names, extents, where)
@@ -168,7 +175,7 @@ def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address)
 
 
 def product_in(expr: Expr) -> Reduce | None:
-    """The sum of a product that an expression is made of, if it holds no other reduction around others."""
+    """Return the one outermost reduction of an expression if it is a sum of a product, else None."""
     found = dict.fromkeys(outermost(expr))
     if len(found) != 1:
         return None
@@ -177,7 +184,7 @@ def product_in(expr: Expr) -> Reduce | None:
 
 
 def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
-    """The factors of the sum of a product in an expression."""
+    """Return the two factors of the sum of a product in an expression; None if there is none (`product_in`)."""
     product = product_in(expr)
     if product is None or not isinstance(product.body, Binary):
         return None
@@ -185,7 +192,7 @@ def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
 
 
 def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
-    """The same expression of a sum of a product of other factors."""
+    """Return a result with the factors of its sum of a product (`product_in`) replaced by others."""
     product = product_in(result.expr)
     assert product is not None
     new = Reduce(product.reducer, product.indices, Binary("*", *factors))

@@ -1,4 +1,4 @@
-"""Recognise convolutions and poolings by the form of a line, whatever operator it is of."""
+"""Recognise convolutions, poolings and their gradients by the form of a line, not by its operator."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from unity_ir.tdl.syntax import (
 @dataclass(frozen=True, slots=True)
 class Sliding:
     """
-    A window along one dim: at `stride * outer + dilation * inner`, `outer` counts windows, `inner` is inside one.
+    A window along one dim, at position `stride * outer + dilation * inner`: `outer` counts windows, `inner` taps.
 
-    A variable of extent 1 does not occur in windows; where no other place tells which it was, its name is empty.
+    Windows do not mention variables of extent 1; the name of one that cannot be found elsewhere is empty.
     """
 
     window: Window
@@ -46,7 +46,7 @@ class Sliding:
 @dataclass(frozen=True, slots=True)
 class Convolution:
     """
-    A sum of products of two tensors, one along windows:
+    A convolution, or its gradient by the image (data) or the weight: sums of products along windows.
 
     | form | `image` | `other` | result |
     |---|---|---|---|
@@ -54,7 +54,7 @@ class Convolution:
     | data | [batch, (groups own), outer] | [(groups own), shared, inner] | [batch, (groups shared), windows] |
     | weight | [batch, (groups shared), windows] | [batch, (groups own), outer] | [(groups own), shared, inner] |
 
-    Each name stands for any number of variables; of the three tensors every one is in two, and `groups` in all.
+    Each name stands for any number of variables. `groups` index all three tensors, every other variable two of them.
     """
 
     form: Literal["forward", "data", "weight"]
@@ -84,7 +84,7 @@ def convolution(result: Sequence[object], expr: Expr, extents: Mapping[str, int]
 
 
 def _gathered(reduced: frozenset[str], image: Access, other: Access, extents: Mapping[str, int]) -> Convolution | None:
-    """A convolution whose windows are read."""
+    """Match a convolution whose image is read through windows."""
     slidings = slidings_of(image.indices, reduced)
     a, b = plain_names(image), plain_names(other)
     if slidings is None or a is None or b is None:
@@ -98,7 +98,7 @@ def _gathered(reduced: frozenset[str], image: Access, other: Access, extents: Ma
     batch, own = (tuple(n for n in names if n not in both | inner) for names in (a, b))
     groups, shared = (tuple(n for n in a if n in some) for some in (both - reduced, summed))
     if prod(extents[n] for n in inner) > prod(extents[n] for n in outer):
-        # The longer side counts the windows: what slides over the image is the result.
+        # The reduced side of the windows is the longer one: this is a weight's gradient.
         turned = tuple(Sliding(s.window, s.inner, s.outer, s.dilation, s.stride) for s in slidings)
         return Convolution("weight", image, other, shared, groups, batch, own, turned)
     return Convolution("forward", image, other, batch, groups, shared, own, slidings)
@@ -107,7 +107,7 @@ def _gathered(reduced: frozenset[str], image: Access, other: Access, extents: Ma
 def _scattered(
     reduced: frozenset[str], image: Access, other: Access, result: Sequence[object], extents: Mapping[str, int]
 ) -> Convolution | None:
-    """A convolution whose windows are written; the kernel is the shorter side of each."""
+    """Match a convolution whose result is written through windows; the shorter side of each window is the kernel's."""
     a, b = plain_names(image), plain_names(other)
     if a is None or b is None:
         return None
@@ -133,7 +133,7 @@ def _scattered(
 def _named(
     slidings: Sequence[Sliding], outer: Sequence[str], inner: Sequence[str], extents: Mapping[str, int]
 ) -> tuple[Sliding, ...]:
-    """With names for variables of extent 1, which `outer` and `inner` may be, in order."""
+    """Return the windows with empty names filled in, in order, by those of `outer` and `inner` that have extent 1."""
     used = {n for s in slidings for n in (s.outer, s.inner)}
     outers, inners = (iter([n for n in names if extents[n] == 1 and n not in used]) for names in (outer, inner))
     return tuple(replace(s, outer=s.outer or next(outers, ""), inner=s.inner or next(inners, "")) for s in slidings)
@@ -141,8 +141,8 @@ def _named(
 
 def pointwise(expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
     """
-    A convolution of one tap, or the gradient of its weight, which has no windows: a product of matrices at every place
-    of two or three trailing dims; None for anything else.
+    Match a 1 x 1 convolution or the gradient of its weight, which have no windows: a matrix product at every position
+    of two or three trailing dims. Return None for anything else.
     """
     match expr:
         case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
@@ -183,7 +183,7 @@ def _pointwise(reduced: frozenset[str], image: Access, other: Access, extents: M
 
 
 def _trailing(access: Access, are: Callable[[str], bool]) -> tuple[str, ...]:
-    """The variables of its last dims, as far as each is one that fits."""
+    """Return the variables of the longest sequence of last dims that are one variable each, for which `are` holds."""
     found: list[str] = []
     for index in reversed(access.indices):
         if not isinstance(index, Var) or not are(index.name):
@@ -220,7 +220,9 @@ def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
 
 def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | None:
     """
-    The windows of a result to all of which the same is added: `out[.., 2*y + i] = g[.., y]`; None for anything else.
+    Match the gradient of a pooled sum: a result that adds one value to a whole window, `out[.., 2*y + i] = g[.., y]`.
+
+    Returns the windows of the result's indices; None for anything else.
     """
     free = free_variables(expr)
     inner = frozenset(n for i in result if isinstance(i, Window) for n in index_names(i) if n not in free)
@@ -229,16 +231,16 @@ def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | No
 
 @dataclass(frozen=True, slots=True)
 class MaxPoolingGradient:
-    """What of `value` goes to the first maximum of each window of `image`."""
+    """The gradient of a max pooling: `value` goes to the first maximum of each of the pooling's windows."""
 
     value: Expr
     pooling: Pooling
     written: tuple[Window, ...]
-    """Those of the result."""
+    """The windows of the result."""
 
 
 def max_pooling_gradient(bound: Bound, result: Result, starts: Mapping[str, str]) -> MaxPoolingGradient | None:
-    """The gradient of a maximum over windows, the first of several in the order of rows; None for anything else."""
+    """Match the gradient of a max pooling, to the first maximum in row-major order; return None for anything else."""
     match result.expr:
         case Call("where", (Call("eq", (_, Reduce("min") as first)), value, Const(0))):
             pass
@@ -276,8 +278,7 @@ def max_pooling_gradient(bound: Bound, result: Result, starts: Mapping[str, str]
 
 def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Sliding, ...] | None:
     """
-    The windows among indices, each of at most one variable that is `inner` and one that is not; None if there are
-    none, or other ones, or more than three.
+    Return the windows among indices, if there are one to three, each of at most one variable in `inner` and one other.
     """
     found: list[Sliding] = []
     for index in indices:
@@ -293,7 +294,7 @@ def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Slid
 
 
 def plain_names(access: Access) -> tuple[str, ...] | None:
-    """The variables of an access beside its windows'; None if one occurs twice, or there are segments."""
+    """Return the variables of an access outside of windows; None if one occurs twice, or there are segments."""
     names: list[str] = []
     for index in access.indices:
         if isinstance(index, Segments):

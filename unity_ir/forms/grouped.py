@@ -1,5 +1,5 @@
 """
-Recognise products of rows with the one weight that integers pick for each, and the gradient of those weights.
+Recognise grouped products, of rows with the one weight that integers pick for each, and the weights' gradient.
 
     out[t, n] = sum[v](where(eq(v, at[t]), sum[k](x[t, k] * w[v, k, n]), 0))
     out[v, k, n] = sum[t](where(eq(v, at[t]), x[t, k] * y[t, n], 0))
@@ -19,28 +19,29 @@ from unity_ir.tdl.syntax import Access, Binary, Expr, Reduce, Result, Segments, 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Factors `x` [t, k] and `w` [v, k, n]; of the gradient, `x` [t, k] and `w` [t, n]."""
+    """The parts of such an expression; `w` is the second factor, also of the gradient, where it is `y` above."""
 
     variable: str
-    """`v`."""
+    """The variable `v` of the weights."""
     at: Access
+    """The integers that pick a weight for each row."""
     x: Access
     w: Access
     rows: tuple[str, ...]
-    """`t`, in order of the integers' dims."""
+    """The variables `t`, in order of the integers' dims."""
     left: tuple[str, ...]
-    """`k`."""
+    """The variables `k`."""
     right: tuple[str, ...]
-    """`n`."""
+    """The variables `n`."""
     of_weights: bool
-    """The gradient of the weights, summed over the rows."""
+    """Whether it is the gradient of the weights, summed over the rows."""
 
 
 def routed(expr: Expr, extents: Mapping[str, int]) -> Routed | None:
-    """Match an expression as such a product; return None for anything else."""
+    """Match an expression as a product of rows with picked weights, or their gradient; None for anything else."""
     found = gather(expr)
     if found is None and (single := pick(expr)) is not None and extents[single.variable] == 1:
-        # A sum over a piece of one weight is written as what it sums.
+        # On a piece of one weight the sum over weights has been simplified to its body.
         found = single
     if found is not None:
         match found.body:
@@ -77,7 +78,7 @@ def _of_weights(of: Pick, x: Access, w: Access, over: tuple[str, ...]) -> Routed
 
 
 def _names(access: Access) -> tuple[str, ...]:
-    """The variables of a read, each alone; none where a dim is read otherwise or a diagonal is."""
+    """Return the variables of a read; none if it has segments or windows, or reads a diagonal."""
     if any(isinstance(i, Segments | Window) for i in access.indices):
         return ()
     names = tuple(n for i in access.indices for n in index_names(i))
@@ -86,17 +87,13 @@ def _names(access: Access) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """
-    One matrix product per weight `b`: of its rows `m`, or, for the gradient, summed over its rows `k`.
-
-    `sizes` counts the rows of all weights together.
-    """
+    """A grouped product: one matrix product per weight `b`, of its rows `m` or, for the gradient, over its rows `k`."""
 
     of: Routed
     sizes: Mapping[str, int]
-    """Elements along `b`, `m`, `n` and `k`."""
+    """Size of each of `b`, `m`, `n` and `k`; the rows are those of all weights together."""
     strides: Mapping[str, Mapping[str, int]]
-    """Stride of each of these dims in `x`, `w` and `out`."""
+    """For each of `x`, `w` and `out`, the stride of those of these dims that it has."""
 
 
 def grouped(result: Result, extents: Mapping[str, int]) -> Grouped | None:
@@ -120,7 +117,7 @@ def grouped(result: Result, extents: Mapping[str, int]) -> Grouped | None:
 
 
 def _strides(groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address) -> dict[str, int] | None:
-    """Return the stride of every group of variables; None where one has several, or skips elements of no group."""
+    """Return the stride of every group of variables; None if one has several, or a variable is not in the address."""
     found: dict[str, int] = {}
     for dim, names in groups.items():
         long = [n for n in names if extents[n] > 1]

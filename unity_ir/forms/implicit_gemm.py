@@ -1,4 +1,4 @@
-"""Turn a convolution into the sizes, strides and window geometry of one implicit matrix product (implicit GEMM)."""
+"""Describe a convolution as one matrix product whose operands are gathered (implicit GEMM): sizes, strides, windows."""
 
 from __future__ import annotations
 
@@ -17,28 +17,36 @@ _DIMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = 
     "data": (("batch", "group", "own"), ("own", "group", "shared"), ("batch", "group", "shared")),
     "weight": (("batch", "group", "own"), ("batch", "group", "shared"), ("own", "group", "shared")),
 }
-"""Groups of variables that index a, b and the result of each form, beside the windows."""
+"""The groups of variables, apart from the windows', that index the operands a and b and the result of each form."""
 _SIDES: Mapping[str, tuple[str, str, str]] = {
     "forward": ("window", "inner", "outer"),
     "data": ("outer", "inner", "window"),
     "weight": ("outer", "window", "inner"),
 }
-"""Part of each window that is a dim of a, b and the result."""
+"""The dim that a, b and the result have for a window: the window itself, or its inner or outer variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImplicitGemm:
-    """Arguments of one kernel: `sizes` M, N and K of the product, strides by parameter, and the windows' geometry."""
+    """The arguments of a convolution's kernel (`lowering.triton.convolution`)."""
 
     of: Convolution
     sizes: tuple[int, int, int]
+    """M, N and K of the matrix product."""
     strides: Mapping[str, int]
+    """Strides by parameter, such as `a_batch`, `b_own`, `out_0`."""
     geometry: Mapping[str, int]
+    """Sizes, stride, dilation and first position of both windows by parameter, such as `STRIDE_0`."""
     groups: int
+    """Number of groups, each of which is one matrix product."""
 
 
 def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[str, int]) -> ImplicitGemm | None:
-    """Return the kernel's arguments; None where a group of variables has several strides, or of three windows."""
+    """
+    Return the kernel's arguments for a convolution whose result has these indices.
+
+    None if it has three windows, or a group of variables has several strides in some tensor.
+    """
     if len(of.slidings) > 2:
         return None
     image, other = Access(of.image.tensor, of.image.indices), Access(of.other.tensor, of.other.indices)
@@ -85,7 +93,7 @@ def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[st
 
 
 def _dim_strides(indices: Sequence[object], extents: Mapping[str, int]) -> dict[Window, int]:
-    """Return the elements between neighbours along each dim that a window indexes."""
+    """Return the stride of each dim that a window indexes."""
     found: dict[Window, int] = {}
     stride = 1
     for index in reversed(indices):

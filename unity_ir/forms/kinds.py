@@ -1,4 +1,4 @@
-"""Classify kernels by how close to a device's peaks they run: one efficiency curve per kind."""
+"""Classify kernels by kind: a device has one efficiency curve for each, the share of its peaks that kernels reach."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def kind(analysis: Analysis) -> str:
     """
     Return the kind of an operator's kernel, from its line alone.
 
-    `contraction` of a line with a product of matrices, a convolution or attention; `gather` of one that reads or writes
-    where integers say; `reduction`, `elementwise`; `copy` of one without arithmetic.
+    `contraction` if the line has a matrix product, a convolution or attention; `gather` if it reads or writes places
+    that integers pick; `reduction` or `elementwise` otherwise; `copy` if it has no arithmetic.
     """
     roots = [r.expr for r in analysis.bound.results]
     if products(analysis.bound):

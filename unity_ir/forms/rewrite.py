@@ -1,4 +1,4 @@
-"""Expressions of bound lines rewritten: constants folded, variables renamed, equal ones recognised."""
+"""Rewrite expressions of bound lines: fold constants, rename variables, and find equal subexpressions."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
 
 
 _CHEAP = frozenset({"gt", "ge", "lt", "le", "eq", "ne", "and", "or", "not"})
-"""Functions that cost less than a name."""
+"""Functions so cheap that they are computed again rather than assigned to a name."""
 
 
 def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """The expression with each direct sub-expression changed."""
+    """Return the expression with `change` applied to each direct subexpression."""
     match expr:
         case Binary(op, left, right):
             return Binary(op, change(left), change(right))
@@ -62,7 +62,7 @@ def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
 
 
 def reductions(expr: Expr) -> list[Reduce]:
-    """Every reduction in `expr`, each once, inner ones first; those that read one picked element are none."""
+    """Return every reduction in `expr`, each once, inner ones first, without gathers (sums that read one element)."""
     found: dict[Reduce, None] = {}
 
     def visit(part: Expr) -> None:
@@ -76,14 +76,14 @@ def reductions(expr: Expr) -> list[Reduce]:
 
 
 def outermost(expr: Expr) -> list[Reduce]:
-    """The reductions in `expr` that lie in no other."""
+    """Return the reductions in `expr` that are not inside of another, without gathers."""
     if isinstance(expr, Reduce) and gather(expr) is None:
         return [expr]
     return [r for child in children(expr) for r in outermost(child)]
 
 
 def is_work(expr: Expr) -> bool:
-    """Whether an expression that occurs twice is worth a name: it holds a reduction or a function."""
+    """Return whether an expression that occurs twice is worth a name: it contains a reduction or a costly function."""
     match expr:
         case Reduce():
             return True
@@ -102,9 +102,10 @@ def rename(
     bind: Callable[[Reduce, Mapping[str, str]], Mapping[str, str]] = lambda node, _: {n: n for n in node.names},
 ) -> Expr:
     """
-    The expression over other variables; `bind` gives those of a reduction new names, by the names around it.
+    Return the expression with its free variables renamed.
 
-    Given `sum[k](x[i, k])` and `{"i": "j"}`, returns `sum[k](x[j, k])`.
+    `bind` returns the new names of a reduction's variables, given the reduction and the new names around it. Given
+    `sum[k](x[i, k])` and `{"i": "j"}`, returns `sum[k](x[j, k])`.
     """
     match expr:
         case Reduce(reducer, _, body):
@@ -134,8 +135,8 @@ def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
 
 def canonical(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, tuple[str, ...]]:
     """
-    A form that two expressions share exactly if they differ in the names of their variables only, and the free
-    variables in the order of that form.
+    Return an expression that is equal for expressions which differ in the names of variables only, and the free
+    variables in the order in which it has them.
 
     Given `sum[k](x[i, k])` and `sum[l](x[j, l])` of the same extents, returns the same form, with `("i",)`, `("j",)`.
     """
@@ -168,24 +169,24 @@ def _free_in_order(expr: Expr) -> tuple[str, ...]:
 
 def simplified(bound: Bound, starts: Mapping[str, str]) -> Bound:
     """
-    The line with constants computed, and without what they make superfluous: `1 * x`, `x + 0`, `where` of a constant.
+    Return the line with constants folded, and without operations they make trivial: `1 * x`, `x + 0`, `where` of one.
 
     A variable of extent 1 that starts at 0 is the constant 0, and a reduction over one element is that element.
-    Raises `UnityError` for constants that are no numbers.
+    `starts` has the variables that do not start at 0. Raises `UnityError` for constants that are not finite.
     """
     folding = _Fold(bound, starts)
     return replace(bound, results=tuple(replace(r, expr=folding.expr(r.expr)) for r in bound.results))
 
 
 def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
-    """The same of an expression over the line's variables."""
+    """Return an expression over the variables of line `bound`, simplified as `simplified` does."""
     return _Fold(bound, starts).expr(expr)
 
 
 def without_ones(bound: Bound) -> Bound:
     """
-    The line with one variable for every dim of size 1 that is read, and none that is reduced, so that what is equal is
-    written the same.
+    Return the line with the same variable in all dims of size 1 that are read, and none of extent 1 reduced beside
+    longer ones, so that equal expressions are written the same.
     """
     one = "one"
     while one in bound.extents:
@@ -239,7 +240,7 @@ class _Fold:
                     value = float(FUNCTIONS[function].evaluate(*map(np.float64, values)))
                 return self.number(value, f"{function}({', '.join(f'{v:g}' for v in values)})")
             case Reduce(reducer, _, body) if all(self.bound.extents[n] == 1 for n in expr.names):
-                # Outside of a window there may be nothing to reduce.
+                # Where the window is outside of the tensor there is nothing to reduce.
                 return expr if reducer != "sum" and _has_window(body, expr.names) else body
             case Reduce(reducer, _, Const(value)):
                 count = prod(self.bound.extents[n] for n in expr.names)

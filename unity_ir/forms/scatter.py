@@ -1,4 +1,4 @@
-"""Recognise sums that add every element to the one place an operand of integers names: an embedding's gradient."""
+"""Recognise sums that add every element to the one place that an integer operand picks: an embedding's gradient."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from unity_ir.tdl.syntax import Reduce, Result, Segments, index_names
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """`out[v, e] = sum[b](where(eq(v, at[b]), body[b, e], 0))`."""
+    """`out[v, e] = sum[b](where(eq(v, at[b]), body[b, e], 0))`: `pick` has the variable `v`, `at` and the body."""
 
     pick: Pick
     positions: tuple[str, ...]
-    """Summed variables `b`, in the order of the integers' dims."""
+    """The summed variables `b`, in the order of the integers' dims."""
 
 
 def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     """
-    Match a result as elements added to places; return None unless each integer is read once, in order.
+    Match a result as elements added to places that integers pick; return None unless the sum is over all integers.
 
-    Dims of size 1 are ignored, among the integers' as among the summed ones.
+    Variables of extent 1 are ignored.
     """
     found = scatter(result.expr)
     if found is None or not isinstance(result.expr, Reduce) or reductions(found.body):

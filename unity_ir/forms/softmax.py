@@ -1,4 +1,4 @@
-"""Recognise softmaxes among quotients."""
+"""Recognise softmaxes, which are quotients of exponentials and their sum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unity_ir.tdl.syntax import Binary, Call, Expr, Reduce, Var
 
 def softmax(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, str] | None:
     """
-    Return the scores of a softmax, less no maximum, and the variable it normalises over; None for anything else.
+    Return the scores of a softmax, before a maximum is subtracted, and the variable it normalises over, or None.
 
     Given `exp(x[i, j] - max[k](x[i, k])) / sum[k](exp(x[i, k] - max[l](x[i, l])))`, returns `x[i, j]` and `j`.
     """
@@ -23,7 +23,7 @@ def softmax(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -
     if axis is None:
         return None
     match scores:
-        # The maximum changes nothing but the range of numbers.
+        # Subtracting the maximum changes only the range of the numbers.
         case Binary("-", own, Reduce("max", (Var(name),), all)) if _same_but(own, all, name, extents, starts) == axis:
             return own, axis
         case _:

@@ -1,4 +1,4 @@
-"""Recognise results whose dims are windows, and solve each window for the one variable that steps through it."""
+"""Recognise results that are written through windows, and choose the variable of each window to solve for."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from unity_ir.tdl.syntax import Bound, Result, Segments, Window, index_names
 
 @dataclass(frozen=True, slots=True)
 class WindowWrite:
-    """One dim written through a window: `stride * variable + sum(factor * tap) + offset`."""
+    """One dim written through a window: at position `stride * variable + sum(factor * tap) + offset`."""
 
     variable: str | None
-    """Variable to solve for; None where the dim has no steps."""
+    """The variable to solve for; None if all variables of the window have extent 1."""
     stride: int
     taps: tuple[tuple[int, str], ...]
-    """Factor and variable of each term that is looped over."""
+    """Factor and variable of each other term; kernels loop over these."""
     offset: int
     size: int
-    """Elements of the dim."""
+    """Size of the dim."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowWrites:
-    """`out[2*y + i - 1] = f(y, i)`, which every element can gather by a loop over the taps `i`."""
+    """A result such as `out[2*y + i - 1] = f(y, i)`, whose elements can be gathered by a loop over the taps `i`."""
 
     dims: Mapping[int, WindowWrite]
 
@@ -39,9 +39,9 @@ def writes_windows(result: Result) -> bool:
 
 def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | None:
     """
-    Solve every window of a result; return None where elements cannot gather.
+    Match a result that is written through windows; return None if its elements cannot be gathered.
 
-    That is so of integers, where a variable is in two dims, and where a reduction is done anew for every tap.
+    They cannot if they are integers, if a variable is in two dims, or if a reduction would be computed for every tap.
     """
     reduced = frozenset[str]().union(*(free_variables(r) for r in outermost(result.expr)))
     counts = Counter(n for i in result.indices for n in index_names(i) if extents[n] > 1)
@@ -55,7 +55,7 @@ def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | 
     for dim, index in enumerate(result.indices):
         if isinstance(index, Window):
             terms = [t for t in index.terms if extents[t[1]] > 1]
-            # Taps are looped over, so they are to be few.
+            # Kernels loop over taps, so the longest variable is the one to solve for.
             stride, variable = max(terms, key=lambda t: (t[1] in reduced, extents[t[1]]), default=(1, None))
             taps = tuple(t for t in terms if t[1] != variable)
             found[dim] = WindowWrite(variable, stride, taps, index.offset + index.low, index.size)
@@ -64,5 +64,5 @@ def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | 
 
 
 def is_covered(bound: Bound) -> bool:
-    """Return whether elements can gather every result of a line that has windows."""
+    """Return whether every result of a line that is written through windows can be gathered."""
     return all(not writes_windows(r) or window_writes(r, bound.extents) is not None for r in bound.results)

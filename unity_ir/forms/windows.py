@@ -1,4 +1,4 @@
-"""Find where windows leave their tensor, and mask reductions that must pass over what they would read there."""
+"""Find windows that leave their tensor, and mask the reductions that must skip the positions outside."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ NEUTRAL: Mapping[str, float] = {"sum": 0.0, "max": -inf, "min": inf, "prod": 1.0
 
 
 def reach(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Return the first and the last position of a piece's array it touches; both may lie outside."""
+    """Return the first and the last position of a piece's local tensor that a window reads; both may be outside."""
     first = window.offset + window.low
     return first, first + window.span(extents)
 
 
 def leaves(window: Window, extents: Mapping[str, int]) -> bool:
-    """Whether a window may run outside of the whole tensor, in this piece or in another."""
+    """Return whether a window leaves the whole tensor at some position, in this piece or in another."""
     last = window.offset + window.span(extents)
     if window.terms:
-        # A divided window's steps fill the dim (`tdl.regions`), so the last piece starts that much further on.
+        # The steps of a divided window fill the dim (`tdl.regions`), which tells where the last piece starts.
         factor, variable = window.terms[0]
         step = factor * extents[variable]
         last += step * (max(1, window.whole // step) - 1)
@@ -32,7 +32,7 @@ def leaves(window: Window, extents: Mapping[str, int]) -> bool:
 
 
 def passed_over(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
-    """The windows outside of which a reduction must pass over its body, since the zeros read there would count."""
+    """Return the windows that a reduction must mask, since the zeros read outside of the tensor would change it."""
     found: dict[Window, None] = {}
     for index in (i for a in accesses(expr.body) for i in a.indices):
         if isinstance(index, Window) and not set(index_names(index)).isdisjoint(expr.names) and leaves(index, extents):
@@ -41,13 +41,13 @@ def passed_over(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
 
 
 def masked(expr: Expr, extents: Mapping[str, int]) -> Expr:
-    """The expression with `where` a window is inside written out in the reductions that pass over what is not."""
+    """Return the expression with `where(inside, body, neutral element)` in the reductions that need it."""
     expr = map_children(expr, lambda child: masked(child, extents))
     return masked_body(expr, extents) if isinstance(expr, Reduce) else expr
 
 
 def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
-    """The same of one reduction, and not of those inside of it."""
+    """Return one reduction with its body masked if it needs that; reductions inside of it are left as they are."""
     windows = passed_over(expr, extents)
     if not windows:
         return expr
@@ -56,7 +56,7 @@ def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
 
 
 def inside(window: Window) -> Expr:
-    """Return the condition that a window lies inside the whole tensor."""
+    """Return the condition, over global indices, that a window's position is inside of the whole tensor."""
     position: Expr = Const(float(window.offset))
     for factor, name in window.terms:
         term = Name(name) if factor == 1 else Binary("*", Const(float(factor)), Name(name))
@@ -65,7 +65,10 @@ def inside(window: Window) -> Expr:
 
 
 def needs_start(bound: Bound, variable: str) -> bool:
-    """Whether a piece must know where a variable starts: it is used as a value, or says where a window ends."""
+    """
+    Return whether a piece's kernel must be given the global index at which a variable starts: the variable is used as a
+    value, or in the mask of a window.
+    """
     if uses_as_value(bound, variable):
         return True
     return bound.has_windows and any(_mentions(masked(r.expr, bound.extents), variable) for r in bound.results)
@@ -84,7 +87,7 @@ def _mentions(expr: Expr, variable: str) -> bool:
 
 
 def _vanishes(expr: Expr, window: Window) -> bool:
-    """Whether an expression is 0 where what is read through a window is."""
+    """Return whether an expression is 0 at positions where the elements read through a window are."""
     match expr:
         case Const(value):
             return value == 0

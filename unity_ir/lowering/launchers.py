@@ -21,20 +21,20 @@ from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
 from unity_ir.lowering.pytorch.code import torch_body
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
-from unity_ir.lowering.triton.attention import Place, attention_steps
-from unity_ir.lowering.triton.convolution import convolution_step
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
+from unity_ir.lowering.triton.attention import Place, attention_launches
+from unity_ir.lowering.triton.convolution import convolution_launch
 from unity_ir.lowering.triton.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
-from unity_ir.lowering.triton.grouped import grouped_step
-from unity_ir.lowering.triton.matmul import matmul_step
+from unity_ir.lowering.triton.grouped import grouped_launch
+from unity_ir.lowering.triton.launch import POINTERS, Buffer, Compiled, KernelLaunch, Launcher, Stage
+from unity_ir.lowering.triton.matmul import matmul_launch
 from unity_ir.lowering.triton.optimizer import optimizer_launcher
-from unity_ir.lowering.triton.pointwise import are_together, pointwise_step, reads_nothing_of
-from unity_ir.lowering.triton.reduction import reduction_steps
+from unity_ir.lowering.triton.pointwise import are_together, pointwise_launch, reads_nothing_of
+from unity_ir.lowering.triton.reduction import reduction_launches
 from unity_ir.lowering.triton.results import Results
-from unity_ir.lowering.triton.scatter import scatter_steps
-from unity_ir.lowering.triton.step import POINTERS, Buffer, Compiled, Launcher, Stage, Step
+from unity_ir.lowering.triton.scatter import scatter_launches
 from unity_ir.lowering.triton.tiling import have_rows_in_common
-from unity_ir.lowering.triton.window_writes import window_write_step
+from unity_ir.lowering.triton.window_writes import window_write_launch
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -58,12 +58,13 @@ def launcher(
     bound: Bound, operand_dtypes: Sequence[str], impl: str = "triton", offsets: Sequence[str] = ()
 ) -> Launcher:
     """
-    The launcher of `bound`, whose extents are those of the local piece.
+    Return the launcher of a bound line whose extents are those of one rank's piece.
 
-    `operand_dtypes` are `f32`, `f16`, `bf16`, `i64`, `i32` or `bool`, one per operand; results have the type of the
-    first operand that holds floating point numbers, unless the line says another. `impl` is `triton` or `torch`.
-    `offsets` are the variables used as values whose piece may start elsewhere than at 0: the function takes the global
-    index at which each starts after the operands. Raises `UnityError` for what no kernel covers.
+    `operand_dtypes` has `f32`, `f16`, `bf16`, `i64`, `i32` or `bool` for each operand; results have the type of the
+    first floating point operand, unless the line gives another. `impl` is `triton` or `torch`; a line for which there
+    is no Triton kernel is written in PyTorch in any case. `offsets` are index variables that are used as values and
+    whose piece may not start at 0: after the operands, the function takes the global index at which each starts.
+    Raises `UnityError` for an element type, an implementation or a function that is not covered.
     """
     for dtype in (*operand_dtypes, *(r.dtype for r in bound.results if r.dtype)):
         if dtype not in POINTERS:
@@ -93,10 +94,10 @@ def launcher(
 
 def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
     """
-    An identifier that only equal lines share: operator, shapes, activation, element types where they are not all of
-    one kind of float.
+    Return an identifier that only equal lines have: operator, shapes, activation, and the element types unless all are
+    f32.
 
-    Where attributes may have changed the line without changing a shape, a digest of it is added.
+    A digest of the line is added if attributes may have changed it without changing a shape.
     """
     shapes = operand_shapes(bound)
     # `pow` of two scalars is not `pow_scalar` of one.
@@ -115,7 +116,7 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
 
 
 def _elements(bound: Bound, dtypes: Sequence[str]) -> list[str]:
-    """Element types, where a result has another than the floating operands, or these differ, or are not of 32 bits."""
+    """Return the element types a name mentions: all if floats differ, one if it is not f32, and the results' own."""
     own = [r.dtype for r in bound.results if r.dtype]
     floats = dict.fromkeys(d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating)
     if len(floats) > 1:
@@ -133,7 +134,7 @@ def _reads_as_product(expr: Expr) -> bool:
 
 def _digest(bound: Bound) -> list[str]:
     """Return the digest in a name; none for a line that its operator and shapes determine."""
-    # What only moves elements has attributes that say where to.
+    # The attributes of an operator that only moves elements say where to.
     if (
         not bound.has_windows
         and AND not in bound.operator
@@ -156,7 +157,7 @@ def _windows(bound: Bound) -> list[Window]:
 
 
 def _holds_sizes(expr: Expr) -> bool:
-    """Whether constants, positions or reductions make the line more than its operator's functions at some shape."""
+    """Return whether an expression's constants, positions or reductions may depend on shapes or attributes."""
     if isinstance(expr, Const):
         return expr.value != 0
     return not isinstance(expr, Access) and (isinstance(expr, Reduce | Cases) or any(map(_holds_sizes, children(expr))))
@@ -166,7 +167,11 @@ def _holds_sizes(expr: Expr) -> bool:
 
 
 class _Function:
-    """The function of a line in the making: its parameters, and what every kernel it launches is made from."""
+    """
+    Builder of a line's function: its parameters, and the stages of the kernels it launches.
+
+    `starts` has the parameter that holds the global start of each variable in `offsets`.
+    """
 
     def __init__(self, bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]):
         self.bound = bound
@@ -177,12 +182,12 @@ class _Function:
         self.name = _name(bound, dtypes, offsets)
         given = list(zip(bound.operands, self.operands, dtypes, strict=True))
         self.like = next((o for p, o, _ in given if p.floating), self.operands[0])
-        """The operand that gives the results their type and device."""
+        """The operand from which results take their device, and their element type unless the line gives another."""
         self.dtype = next((d for p, _, d in given if p.floating), "f32")
         self.buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in given}
 
     def output(self, result: Result) -> Buffer:
-        """Return a new tensor for a result."""
+        """Return a new buffer for a result."""
         dtype = result.dtype or self.dtype
         into = TORCH_DTYPES[dtype] if result.dtype else f"{self.like}.dtype"
         return Buffer(self.names.new(result.name), dtype, into)
@@ -199,27 +204,31 @@ class _Function:
         head = f"def {self.name}({', '.join([*self.operands, *self.starts.values()])}):"
         return "\n".join([head, *(f"    {line}" for line in [*doc, *body])]) + "\n"
 
-    def launcher(self, steps: Sequence[Step], outputs: Sequence[Buffer]) -> Launcher:
-        """Return the finished launcher of some launches, which fill the outputs it returns."""
+    def launcher(self, launches: Sequence[KernelLaunch], outputs: Sequence[Buffer]) -> Launcher:
+        """Return the launcher that does these launches, in order, and returns the `outputs` they fill."""
         kernels: dict[str, str] = {}
         body: list[str] = []
-        for step in steps:
-            assert kernels.setdefault(step.kernel, step.text) == step.text, f"two kernels are called {step.kernel}"
-            body += [*([step.allocation] if step.allocation else []), *step.before, *step.call, *step.after]
+        for each in launches:
+            assert kernels.setdefault(each.kernel, each.text) == each.text, f"two kernels are called {each.kernel}"
+            body += [*([each.allocation] if each.allocation else []), *each.before, *each.call, *each.after]
         body.append(f"return {', '.join(b.name for b in outputs)}")
-        source = "".join(dict.fromkeys(step.head for step in steps)) + self.text(body)
-        return Launcher(self.name, source, kernels, tuple(s.compiled for s in steps), tuple(s.launch for s in steps))
+        source = "".join(dict.fromkeys(each.head for each in launches)) + self.text(body)
+        compiled = tuple(each.compiled for each in launches)
+        return Launcher(self.name, source, kernels, compiled, tuple(each.work for each in launches))
 
 
 def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:
-    """Return the launcher in plain PyTorch; what is no product is computed in float32 where operands are of 16 bits."""
+    """
+    Return the launcher in plain PyTorch. With operands of 16 bits, everything but matrix products is computed in
+    float32, as in Triton's kernels.
+    """
     function = _Function(bound, dtypes, offsets)
     operands = function.operands
     function.name = f"{function.name}_torch"
     products = all(is_product(r, bound.extents) or routed(r.expr, bound.extents) is not None for r in bound.results)
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
     if half:
-        # What is converted is part of the text: beside another of whole floats it has a name of its own.
+        # The conversions are part of the text, so the name must differ from that of the same line in float32.
         kinds = ["half" if d in ("f16", "bf16") else d for d in dtypes]
         function.name = "_".join([function.name, *(kinds[:1] if len(set(kinds)) == 1 else kinds)])
     inputs = [f"{o}.float()" if half and d in ("f16", "bf16") else o for o, d in zip(operands, dtypes, strict=True)]
@@ -234,24 +243,24 @@ def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launc
 
 
 def _convolution(function: _Function, line: Bound, form: Convolution) -> Launcher | None:
-    """Return the launcher of a convolution; None for several element types, or strides its kernel does not take."""
+    """Return the launcher of a convolution; None if element types differ, or its kernel cannot take the strides."""
     (result,) = line.results
     numbers = implicit_gemm(form, result.indices, line.extents)
     dtypes = {*function.dtypes}
     if numbers is None or len(dtypes) != 1 or dtypes & {*NOT_FLOATING}:
         return None
     output = function.output(result)
-    return function.launcher([convolution_step(function.stage(line, result, output), numbers)], [output])
+    return function.launcher([convolution_launch(function.stage(line, result, output), numbers)], [output])
 
 
 def _attention(function: _Function, line: Bound, form: Attention) -> Launcher | None:
-    """Return the launcher of attention or its gradient; None for positions of 64 bits, or sizes no kernel takes."""
+    """Return the launcher of attention or its gradient; None for 64-bit addresses, or sizes its kernels cannot take."""
     if needs_int64(line):
         return None
     outputs = [function.output(r) for r in line.results]
     place = Place(line, function.buffers, outputs, function.like, function.name, function.names, function.starts)
-    steps = attention_steps(form, place)
-    return None if steps is None else function.launcher(steps, outputs)
+    launches = attention_launches(form, place)
+    return None if launches is None else function.launcher(launches, outputs)
 
 
 def _grouped(function: _Function, line: Bound, form: Grouped) -> Launcher | None:
@@ -261,14 +270,14 @@ def _grouped(function: _Function, line: Bound, form: Grouped) -> Launcher | None
     if result.dtype or read != {function.dtype}:
         return None
     output = function.output(result)
-    return function.launcher([grouped_step(function.stage(line, result, output), form)], [output])
+    return function.launcher([grouped_launch(function.stage(line, result, output), form)], [output])
 
 
 # --- kernels of single results ---------------------------------------------------------------------------------------
 
 
 def _stages(function: _Function, line: Bound) -> Launcher:
-    """Return the launcher of any line that kernels cover, cut into what single kernels compute."""
+    """Return the launcher of a line that is cut into stages, each computed by the generator of its form."""
     bound, dtypes = function.bound, function.dtypes
     line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
     line = without_ones(simplified(line, function.starts))
@@ -289,13 +298,13 @@ def _stages(function: _Function, line: Bound) -> Launcher:
             stages[-1].append(stage)
         else:
             stages.append([stage])
-    return function.launcher([step for stage, *more in stages for step in _steps(stage, more)], results.finals)
+    return function.launcher([launch for stage, *more in stages for launch in _launches(stage, more)], results.finals)
 
 
 def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:
     for expr in exprs:
         if isinstance(expr, Call) and expr.function not in KERNEL_FUNCTIONS:
-            raise UnityError(f"pcg.{operator}: no kernel has {expr.function}; add it to kernels/expression.py")
+            raise UnityError(f"pcg.{operator}: no kernel has {expr.function}; add it to lowering/triton/expression.py")
         _check_functions(operator, children(expr))
 
 
@@ -303,7 +312,7 @@ def _family(bound: Bound, dtypes: Sequence[str]) -> str:
     """Return the kernel name shared by lines that differ in shapes only."""
     digest: list[str] = []
     if AND in bound.operator:
-        # Which of them reads what is not in the names of operators.
+        # The names of fused operators do not say which reads the result of which.
         digest = [_digest_of(tdl_text(replace(bound, extents={})))]
     elif _holds_sizes(bound.results[0].expr):
         digest = [_digest_of(tdl_text(bound))]
@@ -318,19 +327,19 @@ def _digest_of(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:6]
 
 
-def _steps(stage: Stage, more: Sequence[Stage]) -> list[Step]:
-    """Return the launches of one stage, or of several that share a kernel, by their form."""
+def _launches(stage: Stage, more: Sequence[Stage]) -> list[KernelLaunch]:
+    """Return the launches of a stage, and of `more` that share its kernel, by the generator of their form."""
     match stage.form:
         case WindowWrites():
-            return [window_write_step(stage)]
+            return [window_write_launch(stage)]
         case Pointwise() if all(isinstance(each.form, Pointwise) for each in more):
-            return [pointwise_step(stage, more)]
+            return [pointwise_launch(stage, more)]
         case Contraction() if (product := stage.product) is not None:
-            return [matmul_step(stage, product, more)]
+            return [matmul_launch(stage, product, more)]
         case Scatter() as places:
-            return scatter_steps(stage, places)
+            return scatter_launches(stage, places)
         case _:
-            return reduction_steps(stage, more)
+            return reduction_launches(stage, more)
 
 
 def _share_a_kernel(one: Stage, other: Stage) -> bool:

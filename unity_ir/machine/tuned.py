@@ -2,8 +2,8 @@
 What implementations of operators take on a GPU, as `unity-tune` has measured it.
 
 A table is JSON: what it says about itself, seconds by key and implementation, and as what the cost model knows each
-key. Emission freezes the faster implementation (`lowering.emit.tuning` says the keys), and a machine with the table as
-its profile (`dgx-h200,profile=h200.json`) takes as long as that.
+key (`LocalOperator.key` of `lowering.emit.local_operator`). Emission freezes the faster implementation, and a machine
+with the table as its profile (`dgx-h200,profile=h200.json`) takes as long as that.
 """
 
 from __future__ import annotations

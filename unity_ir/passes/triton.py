@@ -17,10 +17,10 @@ from unity_ir.dialects.machine import module_machine
 from unity_ir.dialects.spmd import ProgramOp
 from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.emit.tuning import read_table
 from unity_ir.lowering.rank.convert import from_op
 from unity_ir.lowering.rank.schedule import BUCKET_BYTES
 from unity_ir.machine import load
+from unity_ir.machine.tuned import read_table
 from unity_ir.passes.differentiate import Differentiate
 from unity_ir.passes.fuse_collectives import FuseCollectives
 from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd

@@ -28,7 +28,6 @@ from rich.table import Table
 from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.emit.tuning import IMPLEMENTATIONS
 from unity_ir.lowering.measure.aot import INSTRUCTIONS, SHARED_LIMITS, Job, Outcome, Resources
 from unity_ir.lowering.measure.aot_check import (
     CHECKS,
@@ -40,9 +39,10 @@ from unity_ir.lowering.measure.aot_check import (
     violations,
 )
 from unity_ir.lowering.rank.program import lower
-from unity_ir.lowering.triton.step import Compiled
+from unity_ir.lowering.triton.launch import Compiled
 from unity_ir.machine import load
 from unity_ir.machine.model import Machine
+from unity_ir.machine.tuned import IMPLEMENTATIONS
 from unity_ir.messages import tell
 from unity_ir.models import from_text, names
 from unity_ir.pcg.differentiate import differentiate

@@ -26,9 +26,9 @@ from rich.table import Table as Shown
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
-from unity_ir.lowering.emit.tuning import IMPLEMENTATIONS, Table, read_table
 from unity_ir.lowering.rank.program import Program, lower
 from unity_ir.machine import load
+from unity_ir.machine.tuned import IMPLEMENTATIONS, Table, read_table
 from unity_ir.messages import tell
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
@@ -41,7 +41,7 @@ from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.graphs import read_graphs
 
 if TYPE_CHECKING:
-    from unity_ir.lowering.measure.implementations import Candidate, Measure
+    from unity_ir.lowering.measure.implementations import Measure, TuningTask
 
 
 def programs(
@@ -69,25 +69,25 @@ def programs(
             yield step(run(mixed_precision(graph, mixed), on, plan).graph)
 
 
-def tune(wanted: Iterable[Candidate], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
+def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
     """
     Add to a table what it lacks, for so many seconds; `refused` gets, by key and implementation, why some have no time.
 
     An operator of which PyTorch's implementation was not measured is not in the table: there would be no choice.
     """
     end = monotonic() + seconds
-    for candidate in wanted:
-        if candidate.key in table.seconds:
+    for task in wanted:
+        if task.key in table.seconds:
             continue
         if monotonic() > end:
-            refused[candidate.key] = "no time was left"
+            refused[task.key] = "no time was left"
             continue
-        found = measure(candidate, IMPLEMENTATIONS)
-        refused.update({f"{candidate.key}, {n}": s for n, s in found.items() if isinstance(s, str)})
+        found = measure(task, IMPLEMENTATIONS)
+        refused.update({f"{task.key}, {n}": s for n, s in found.items() if isinstance(s, str)})
         row = {n: s for n, s in found.items() if isinstance(s, float)}
         if "torch" in row:
-            table.seconds[candidate.key] = row
-            table.kernels[candidate.key] = candidate.priced
+            table.seconds[task.key] = row
+            table.kernels[task.key] = task.priced
 
 
 def describe(machine: str) -> dict[str, str]:
@@ -126,7 +126,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
     """Measure, write, and say what was found. `measure` stands in for the GPU."""
     import torch
 
-    from unity_ir.lowering.measure.implementations import OnGPU, candidates
+    from unity_ir.lowering.measure.implementations import OnGPU, tuning_tasks
 
     if measure is None and not torch.cuda.is_available():
         raise UnityError(
@@ -145,7 +145,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
     if not options.out.absolute().parent.is_dir():
         raise UnityError(f"unity-tune: {options.out}: there is no folder {options.out.parent}")
     # All before the first is measured: what is wrong with one is said at once.
-    wanted = list(candidates(programs(options.models, types, options.plan, options.machine, options.mixed_precision)))
+    wanted = list(tuning_tasks(programs(options.models, types, options.plan, options.machine, options.mixed_precision)))
     before, interrupted = len(table.seconds), False
     refused: dict[str, str] = {}
     with OnGPU() if measure is None else nullcontext(measure) as timed:

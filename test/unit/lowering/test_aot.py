@@ -12,7 +12,7 @@ from lowered import LOWERED
 
 from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.fusing import with_fusions
-from unity_ir.lowering.emit.tuning import piece_of
+from unity_ir.lowering.emit.local_operator import local_operator
 from unity_ir.lowering.launchers import Compiled, Launcher, launcher, optimizer_launcher
 from unity_ir.lowering.measure.aot import SHARED_LIMITS, Job, Resources, compile_all, compile_each
 from unity_ir.lowering.measure.aot_check import violations
@@ -252,10 +252,10 @@ def test_groups_of_operators(target: str) -> None:
         ]
         for step in steps:
             program = with_savings(lower(step, on))
-            fused = [i for i in with_fusions(program, lambda piece: "triton").body if isinstance(i, Fused)]
+            fused = [i for i in with_fusions(program, lambda _: "triton").body if isinstance(i, Fused)]
             assert len(fused) >= len(EPILOGUES)
-            for piece in (piece_of(program, i) for i in fused):
-                one = launcher(piece.line, piece.dtypes, "triton", piece.divided)
+            for local in (local_operator(program, i) for i in fused):
+                one = launcher(local.line, local.dtypes, "triton", local.divided)
                 jobs |= {repr(c): Job(one.kernels[c.kernel], c) for c in one.compiled}
     assert sum("mma" in job.compiled.expects for job in jobs.values()) >= 10
     chosen = of_target(list(jobs.values()), target)
@@ -293,10 +293,10 @@ def test_what_just_fits_registers(target: str) -> None:
     for shape in ((64, 256, 7, 7), (8, 192, 71, 71)):
         for dtype in ("f32", "bf16"):
             program = with_savings(lower(differentiate(normalised(shape, dtype), Optimizer(), on.mesh), on))
-            fused = [i for i in with_fusions(program, lambda piece: "triton").body if isinstance(i, Fused)]
+            fused = [i for i in with_fusions(program, lambda _: "triton").body if isinstance(i, Fused)]
             assert fused
-            for piece in (piece_of(program, i) for i in fused):
-                one = launcher(piece.line, piece.dtypes, "triton", piece.divided)
+            for local in (local_operator(program, i) for i in fused):
+                one = launcher(local.line, local.dtypes, "triton", local.divided)
                 jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled]
     jobs = of_target(jobs, target)
     for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):

@@ -8,7 +8,7 @@ import torch
 from operator_cases import DTYPES
 
 from unity_ir.lowering.emit.fusing import with_fusions
-from unity_ir.lowering.emit.tuning import piece_of
+from unity_ir.lowering.emit.local_operator import local_operator
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.rank.program import Compute, Fused, Leaf, Program, UpdateWeight, lower
 from unity_ir.machine import load
@@ -28,8 +28,8 @@ def gradients(program: Program, runner: Any) -> list[torch.Tensor]:
                 made = torch.randn(tensor.shape, generator=generator)
                 found[result] = (torch.full(tensor.shape, value) if op == "constant" else made).to(DTYPES[tensor.dtype])
             case Compute(_, operands, results):
-                piece = piece_of(program, instruction)
-                made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
+                operator = local_operator(program, instruction)
+                made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
                 found |= zip(results, runner.run(made, [found[r] for r in operands]), strict=True)
             case _:
                 pass
@@ -46,7 +46,7 @@ def test_a_stored_maximum_is_compared_with_what_is_rounded_like_it(runner: Any) 
     graph = Graph("again", (x, y), (apply("mse", [top, y.result]).result,))
     on = load("box:1")
     program = lower(differentiate(graph, Optimizer(), on.mesh), on)
-    fused = with_fusions(program, lambda piece: "triton")
+    fused = with_fusions(program, lambda operator: "triton")
     assert any(isinstance(i, Fused) and "reduce_max" in i.operator for i in fused.body)
     (one,), (other,) = gradients(fused, runner), gradients(program, runner)
     assert (other != 0).any()
@@ -63,6 +63,6 @@ def test_sums_by_integers_keep_their_kernels() -> None:
     loss = apply("cross_entropy", [apply("matmul_nt", [h, table]).result, e.result]).result
     on = load("box:1")
     program = lower(differentiate(Graph("tied", (x, e), (loss,)), Optimizer(), on.mesh), on)
-    fused = with_fusions(program, lambda piece: "triton")
+    fused = with_fusions(program, lambda operator: "triton")
     groups = [i.operator for i in fused.body if isinstance(i, Fused)]
     assert groups == ["embedding + add"]

@@ -18,7 +18,7 @@ from models import data, machine, weight
 from operator_cases import DTYPES
 
 from unity_ir.lowering.emit.fusing import MOST_OPERATORS, with_fusions
-from unity_ir.lowering.emit.tuning import Piece, piece_of
+from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.rank.program import Compute, Exchange, Fused, Leaf, Program, Reshard, lower
 from unity_ir.lowering.rank.saved_softmax import with_savings
@@ -37,7 +37,7 @@ from unity_ir.tdl.evaluate import evaluate
 Arrays = dict[int, Any]
 
 
-def in_triton(piece: Piece) -> str:
+def in_triton(operator: LocalOperator) -> str:
     return "triton"
 
 
@@ -50,8 +50,8 @@ def groups(program: Program) -> list[Fused]:
     found: dict[object, Fused] = {}
     for i in with_fusions(program, in_triton).body:
         if isinstance(i, Fused):
-            piece = piece_of(program, i)
-            found.setdefault(launcher(piece.line, piece.dtypes, "triton", piece.divided).name, i)
+            operator = local_operator(program, i)
+            found.setdefault(launcher(operator.line, operator.dtypes, "triton", operator.divided).name, i)
     return list(found.values())
 
 
@@ -98,15 +98,15 @@ def compare(program: Program, group: Fused, known: Mapping[int, Any], runner: An
     for member in group.members:
         line = program.analysis(member).bound
         found |= zip(member.results, evaluate(line, [found[r] for r in member.operands]), strict=True)
-    piece = piece_of(program, group)
-    made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
-    assert len(made.compiled) == len(made.launches)
+    operator = local_operator(program, group)
+    made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
+    assert len(made.compiled) == len(made.work)
     starts: list[int] = []
-    for variable in piece.divided:
+    for variable in operator.divided:
         index = 0
         for size, what, at in zip(mesh.sizes, group.assignment, mesh.coordinates(device), strict=True):
             index = index * size + at if what == variable else index
-        starts.append(index * piece.line.extents[variable])
+        starts.append(index * operator.line.extents[variable])
     operands = [
         torch.from_numpy(np.ascontiguousarray(part(r, t.float().numpy() if t.is_floating_point() else t.numpy()))).to(
             t.dtype
@@ -313,10 +313,10 @@ def test_every_operator_is_in_one_place(name: str, where: str, strategy: str) ->
     fusions = [i for i in after.body if isinstance(i, Fused)]
     assert all({*i.results} - {*i.members[-1].results} <= read and len(i.members) <= MOST_OPERATORS for i in fusions)
     # Once more, there is nothing left to do, nor to undo.
-    assert with_fusions(before, lambda piece: "torch") == before
+    assert with_fusions(before, lambda operator: "torch") == before
 
 
-def together(graph: Graph, choice: Callable[[Piece], str] = in_triton, on: Machine | None = None) -> set[str]:
+def together(graph: Graph, choice: Callable[[LocalOperator], str] = in_triton, on: Machine | None = None) -> set[str]:
     """The names of a forward's groups."""
     program = lower(graph, on or load("box:1"))
     return {i.operator for i in with_fusions(program, choice).body if isinstance(i, Fused)}
@@ -349,8 +349,8 @@ def test_what_is_held_beside_what_is_kept_has_to_fit() -> None:
         out = apply("tanh", [h]).result
         return Graph("chain", (x,), (out, h) if kept else (out,))
 
-    def products_in_torch(piece: Piece) -> str:
-        return "torch" if piece.line.operator == "matmul" else "triton"
+    def products_in_torch(operator: LocalOperator) -> str:
+        return "torch" if operator.line.operator == "matmul" else "triton"
 
     assert together(chain(False), products_in_torch) == {"relu + tanh"}
     assert together(chain(True), products_in_torch) == set()

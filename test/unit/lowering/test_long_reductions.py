@@ -63,7 +63,7 @@ def test_one_pass_serves_all_that_needs_no_other() -> None:
     images = (64, 1024, 17, 17)
     bound = bound_of("batch_norm_grad", Case((images, images, *((1, 1024),) * 3, (1024,)), {}))
     made = launcher(bound, ("f32",) * 6)
-    assert [each.passes for each in made.launches] == [2]
+    assert [each.passes for each in made.work] == [2]
     (text,) = made.kernels.values()
     assert text.count(" in range(") == 2
     assert text.count("tl.load(x_ptr") == 1
@@ -81,7 +81,7 @@ def test_one_pass_serves_all_that_needs_no_other() -> None:
 def test_what_is_split_is_read_once(name: str, case: Case, launches: int) -> None:
     bound = bound_of(name, case)
     made = launcher(bound, operand_dtypes(bound))
-    assert [each.passes for each in made.launches] == [1] * launches
+    assert [each.passes for each in made.work] == [1] * launches
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_what_is_split_is_read_once(name: str, case: Case, launches: int) -> Non
 )
 def test_whatever_is_long_is_split(line: str, shapes: Any, least: int) -> None:
     made = launcher(bind(parse_line(line), shapes, {}), ("f32",))
-    assert max(each.programs for each in made.launches if each.kind == "rows") >= least
-    assert all(each.passes == 1 for each in made.launches)
+    assert max(each.programs for each in made.work if each.kind == "rows") >= least
+    assert all(each.passes == 1 for each in made.work)
 
 
 def test_positions_after_the_last_part_fit() -> None:
@@ -112,7 +112,7 @@ def test_positions_after_the_last_part_fit() -> None:
 def test_few_rows_are_split_over_programs() -> None:
     for rows in (1, AT_WORK // LOOPED - 1, AT_WORK // LOOPED):
         bound = bind(parse_line("row(x)  out[b, c] = x[b, c] - max[k](x[b, k])"), ((rows, 50257),), {})
-        (first, *others) = launcher(bound, ("f32",)).launches
+        (first, *others) = launcher(bound, ("f32",)).work
         if rows * LOOPED < AT_WORK:
             # The kernels of parts, of their maximum, and of the elements.
             assert len(others) == 2

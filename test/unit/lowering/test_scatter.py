@@ -79,7 +79,7 @@ def test_no_element_of_a_table_looks_at_every_position(name: str, shape: tuple[i
     rows, width = 128256, 768
     one = made(name, shape, rows, width)
     assert "argsort" in one.source
-    *chunks, places = one.launches
+    *chunks, places = one.work
     assert places.programs == rows * -(-width // 256)
     assert sum(launch.programs for launch in chunks) <= 3 * prod(shape) // 64
 
@@ -92,7 +92,7 @@ def test_a_row_of_many_positions_is_made_by_many_programs(count: int, chunk: int
     assert places.constants.get("CHUNK") == chunk
     assert [c.constants["CHUNK"] for c in chunks] == [chunk] * (chunk is not None)
     if chunk is not None:
-        assert one.launches[0].programs == count // chunk * 4
+        assert one.work[0].programs == count // chunk * 4
         # In turn a program reads what is not of whole chunks, at most two of them, and the sums of the others.
         assert 2 * chunk + count // chunk <= 5 * count**0.5
 

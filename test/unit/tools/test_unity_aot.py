@@ -15,7 +15,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.measure import aot_check
 from unity_ir.lowering.measure.aot import Job, Outcome, Resources
 from unity_ir.lowering.measure.aot_check import CHECKS, key, merged, violations
-from unity_ir.lowering.triton.step import Compiled
+from unity_ir.lowering.triton.launch import Compiled
 from unity_ir.tools import unity_aot
 
 MODEL = "mlp,batch=8,hidden=16,layers=2,classes=4"

@@ -13,9 +13,9 @@ from unity_ir.cost.time import seconds
 from unity_ir.cost.work import kernel_of
 from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.emit.tuning import Table, read_table
-from unity_ir.lowering.measure.implementations import Candidate, candidates
+from unity_ir.lowering.measure.implementations import TuningTask, tuning_tasks
 from unity_ir.machine import load
+from unity_ir.machine.tuned import Table, read_table
 from unity_ir.models import build, from_text
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
@@ -31,10 +31,10 @@ class Timer:
 
     def __init__(self, **seconds: float | str):
         self.seconds = seconds
-        self.asked: list[Candidate] = []
+        self.asked: list[TuningTask] = []
 
-    def __call__(self, candidate: Candidate, implementations: Sequence[str]) -> Mapping[str, float | str]:
-        self.asked.append(candidate)
+    def __call__(self, task: TuningTask, implementations: Sequence[str]) -> Mapping[str, float | str]:
+        self.asked.append(task)
         return {name: self.seconds[name] for name in implementations}
 
 
@@ -63,7 +63,7 @@ def test_a_file_s_plan_is_taken_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     assert unity_opt.main([f"--model={MODEL}", "--search=expert", "--machine=box:2", "-o", str(plan)]) == 0
     assert unity_tune.main([str(plan), "--machine=box:2", "--out", str(table)], timer) == 0
     (program,) = unity_tune.programs([MODEL], [], "expert", "box:2")
-    assert [c.key for c in timer.asked] == [c.key for c in candidates([program])]
+    assert [c.key for c in timer.asked] == [c.key for c in tuning_tasks([program])]
     capsys.readouterr()
     assert unity_tune.main([str(plan), "--machine=box:1", "--out", str(table)], timer) == 1
     assert "its view names device 1, but the machine has 1 devices" in capsys.readouterr().err
@@ -206,10 +206,10 @@ def test_time_runs_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_interruption_keeps_what_there_is(tmp_path: Path) -> None:
     class Interrupted(Timer):
-        def __call__(self, candidate: Candidate, implementations: Sequence[str]) -> Mapping[str, float | str]:
+        def __call__(self, task: TuningTask, implementations: Sequence[str]) -> Mapping[str, float | str]:
             if len(self.asked) == 3:
                 raise KeyboardInterrupt
-            return super().__call__(candidate, implementations)
+            return super().__call__(task, implementations)
 
     path = tmp_path / "t.json"
     assert unity_tune.main([MODEL, "--out", str(path)], Interrupted(triton=1.0, torch=1.0)) == 130

@@ -41,7 +41,7 @@ class Exported:
     """Keys of the module's state dict that are no weight's name, of tied and frozen ones and buffers, and whose."""
 
 
-class Step(nn.Module):
+class ModuleWithLoss(nn.Module):
     """The module and its loss as one module that returns a scalar."""
 
     def __init__(self, module: nn.Module, loss: Callable[..., Any] | None, targets: Sequence[str]):
@@ -82,16 +82,16 @@ def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | No
     if not module.training:
         module.train()
     args, kwargs, targets = bind(module, example_inputs, loss)
-    step = Step(module, loss, targets)
-    _check_hooks(step)
+    whole = ModuleWithLoss(module, loss, targets)
+    _check_hooks(whole)
     try:
         with _quiet(), _seen_gradients():
-            program = torch.export.export(step, args, kwargs, strict=False)
+            program = torch.export.export(whole, args, kwargs, strict=False)
     except UnityError:
         raise
     except Exception as error:
         raise refuse(f"torch.export failed: {one_line(error)}{_where(error)}") from error
-    return _read(program, step, [*args, *kwargs.values()])
+    return _read(program, whole, [*args, *kwargs.values()])
 
 
 def _check_hooks(module: Any) -> None:
@@ -219,8 +219,8 @@ def _targets(loss: Callable[..., Any] | None) -> list[str]:
     return needed[1:]
 
 
-def _read(program: torch.export.ExportedProgram, step: Step, values: Sequence[Any]) -> Exported:
-    names = {id(p): name for name, p in step.module.named_parameters()}
+def _read(program: torch.export.ExportedProgram, whole: ModuleWithLoss, values: Sequence[Any]) -> Exported:
+    names = {id(p): name for name, p in whole.module.named_parameters()}
     parameters: dict[str, tuple[str, nn.Parameter]] = {}
     buffers: dict[str, tuple[str, torch.Tensor]] = {}
     inputs: dict[str, torch.Tensor] = {}
@@ -230,11 +230,11 @@ def _read(program: torch.export.ExportedProgram, step: Step, values: Sequence[An
         name, target = spec.arg.name, spec.target or ""
         match spec.kind:
             case InputKind.PARAMETER:
-                parameter = step.get_parameter(target)
+                parameter = whole.get_parameter(target)
                 full = names.get(id(parameter), target)
                 parameters[name] = full, parameter
             case InputKind.BUFFER:
-                buffers[name] = target.removeprefix("module."), step.get_buffer(target)
+                buffers[name] = target.removeprefix("module."), whole.get_buffer(target)
             case InputKind.CONSTANT_TENSOR:
                 buffers[name] = "", program.constants[target]  # pyright: ignore[reportArgumentType]
             case InputKind.USER_INPUT if isinstance(spec.arg, ConstantArgument):
@@ -248,7 +248,7 @@ def _read(program: torch.export.ExportedProgram, step: Step, values: Sequence[An
     (loss,) = output.args[0]
     if not isinstance(loss, fx.Node):
         raise refuse("the loss is a number that depends on nothing")
-    return Exported(program.graph_module, loss, inputs, parameters, buffers, constants, _state(step.module, names))
+    return Exported(program.graph_module, loss, inputs, parameters, buffers, constants, _state(whole.module, names))
 
 
 def _state(module: nn.Module, names: Mapping[int, str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""The emitted file.
+"""Write the emitted Python file.
 
-`tuning` (which implementation of an operator was measured fastest) -> `fusing` (which operators become one kernel) ->
-`printer` (the file), with `plan_text` (mesh, groups, shapes) and `reference_text` (the serial forward that `--check`
-differentiates), in which `repeats` finds the loops.
+`local_operator` (an operator at one rank's shapes, and its key in a tuning table) -> `fusing` (which operators become
+one kernel) -> `printer` (the file), with `plan_text` (mesh, groups, shapes), `step_text` (the lines of the step, as
+`rows`) and `reference_text` (the serial forward that `--check` differentiates). `repeats` finds the loops in them.
 """

@@ -1,12 +1,13 @@
 """
-Fuse consecutive operators into one kernel: products with all that follows element by element, chains of
-pointwise operators, and row reductions with what is before and after them.
+Fuse consecutive operators into one kernel: products with the pointwise operators after them, chains of pointwise
+operators, and row reductions with the pointwise operators before and after them.
 
     t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
 
-What nobody else reads is never stored. A group is what stands together in the program, each reading of those before
-it, so nothing is done later than it was, and it is one line of TDL (`composed`) that the generators of kernels take or
-leave: with no more launches than its largest member, no fewer programs at work, and every element read once.
+Results that no other operator reads are never stored. The members of a group are consecutive in the program, and each
+reads the result of one before it. A group becomes one line of TDL (`forms.compose`), and is fused if the kernel
+generators make of it no more launches than of its last member, at least half as many programs as of any member, and
+one pass over the input.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.compose import AND, Part, composed
-from unity_ir.lowering.emit.tuning import Piece, piece_of
+from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.rank.program import (
     Compute,
@@ -32,26 +33,24 @@ from unity_ir.lowering.rank.program import (
     UpdateWeight,
 )
 from unity_ir.lowering.rank.schedule import crosses, piece_bytes
-from unity_ir.lowering.triton.step import Launcher
+from unity_ir.lowering.triton.launch import Launcher
 from unity_ir.pcg.sharding import COPY, pins
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 MOST_OPERATORS = 8
-"""Most operators in a group; the comment of more is hard to read."""
+"""Most operators in a group; more make an unreadable comment."""
 MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7})
-"""
-Most tensors that a group of a kind reads and makes; a tile of each has to fit registers, beside that of a product.
-"""
+"""Most operands and results of a group, by its kernel's kind; a tile of each must fit registers."""
 
 KINDS = ("elements", "rows", "product")
-"""Kinds of kernels that fuse; the last kind among a group's members is that of its kernel."""
+"""Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members."""
 
-Choice = Callable[[Piece], str]
-"""Returns the implementation of a piece: `triton` or `torch`."""
+Choice = Callable[[LocalOperator], str]
+"""Returns the implementation of an operator: `triton` or `torch`."""
 
 
 def with_fusions(program: Program, choice: Choice) -> Program:
-    """Return the program with one instruction for every group of operators that one Triton kernel computes."""
+    """Return the program with one `Fused` instruction for every group of operators that one Triton kernel computes."""
     return _Fuser(program, choice).program_of_groups()
 
 
@@ -61,7 +60,7 @@ class _Fuser:
     choice: Choice
     parts: dict[Compute, Part] = field(default_factory=dict[Compute, Part])
     made: dict[object, Launcher | None] = field(default_factory=dict[object, Launcher | None])
-    """Launcher of every operator and group; None where Triton computes none."""
+    """Launcher of every operator and group, by `_key`; None if Triton does not compute it, or not in one kernel."""
     lines: dict[object, Part | None] = field(default_factory=dict[object, Part | None])
 
     def __post_init__(self) -> None:
@@ -166,8 +165,8 @@ class _Fuser:
 
     def _is_there(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
         """
-        Whether one instruction in the place of all neither waits for a collective, nor holds one up, that the members
-        would not, and is done by the same ranks.
+        Return whether the same ranks do all members, and their fusion waits for no collective that the first member did
+        not wait for, and delays none.
         """
         tensors, body = self.program.tensors, self.program.body
         if len({pins(tensors[r].layout) for m in members for r in m.results}) > 1:
@@ -185,7 +184,7 @@ class _Fuser:
         return not any(isinstance(body[p], Reshard | Exchange) for r in early for p in self._read_by_others(r, group))
 
     def _source(self, register: Register) -> tuple[Register, bool]:
-        """What moves make a register of, and whether ranks talk to each other in one of them."""
+        """Return the register from which moves make this one, and whether one of these moves crosses links."""
         crossed = False
         move = self.program.body[self.maker[register]]
         while isinstance(move, Reshard | Exchange):
@@ -207,7 +206,7 @@ class _Fuser:
     def _fits(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
         """Return whether the group keeps live memory at or below the program's peak."""
         made = {r for m in members for r in m.results}
-        # Of what is moved here in between, the moves before the last do not last.
+        # Registers that moves between the members make; only the last of several moves' results is live here.
         moved = {r for m in members for r in m.operands if r not in made and self.maker[r] > group[0]}
         size = sum(piece_bytes(self.program, r) for r in (*self._kept(members), *moved))
         return self.alive[group[0]] + size <= self.most
@@ -215,7 +214,7 @@ class _Fuser:
     # -- lines and kernels
 
     def _key(self, members: Sequence[Compute]) -> object:
-        """Equal for groups of the same operators on pieces of the same shapes, wired alike."""
+        """Return a key that is equal for groups of the same operators on the same shapes, connected in the same way."""
         numbers: dict[Register, int] = {}
         tensors: list[Tensor] = []
         for register in (r for m in members for r in (*m.operands, *m.results)):
@@ -262,14 +261,14 @@ class _Fuser:
         return self.made[key]
 
     def _new_launcher(self, member: Compute) -> Launcher | None:
-        piece = piece_of(self.program, member)
-        floats = {d for d in piece.dtypes if d not in NOT_FLOATING}
+        operator = local_operator(self.program, member)
+        floats = {d for d in operator.dtypes if d not in NOT_FLOATING}
         if len(floats) != 1 or any(self.program.tensors[r].dtype not in floats for r in member.results):
             return None
-        if piece.line.has_windows or self.choice(piece) != "triton":
+        if operator.line.has_windows or self.choice(operator) != "triton":
             return None
-        made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
-        return made if made.launches and all(each.kind in KINDS for each in made.launches) else None
+        made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
+        return made if made.work and all(each.kind in KINDS for each in made.work) else None
 
     def _is_kernel(self, members: Sequence[Compute]) -> bool:
         key = "kernel", self._key(members)
@@ -284,22 +283,22 @@ class _Fuser:
             return None
         if len({self.program.tensors[r].dtype for m in members for r in m.results}) > 1:
             return None
-        piece = piece_of(self.program, self._instruction(members, line))
+        operator = local_operator(self.program, self._instruction(members, line))
         try:
-            made = launcher(piece.line, piece.dtypes, "triton", piece.divided)
+            made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
         except UnityError:
             return None
-        *before, last = [one.launches for m in members if (one := self._launcher(m)) is not None]
-        if len(made.launches) > len(last) or any(len(each) > 1 for each in before):
+        *before, last = [one.work for m in members if (one := self._launcher(m)) is not None]
+        if len(made.work) > len(last) or any(len(each) > 1 for each in before):
             return None
         alone = [launch for each in (*before, last) for launch in each]
         kind = max((each.kind for each in alone), key=KINDS.index)
-        if any(each.passes > 1 for each in made.launches) or made.launches[0].kind != kind:
+        if any(each.passes > 1 for each in made.work) or made.work[0].kind != kind:
             return None
         if len(line.operands) + len(line.results) > MOST_TENSORS[kind]:
             return None
-        # A part of the machine would stand still.
-        return made if made.launches[0].programs * 2 >= max(each.programs for each in alone) else None
+        # With fewer programs, a part of the GPU would be idle.
+        return made if made.work[0].programs * 2 >= max(each.programs for each in alone) else None
 
 
 def _reads(instruction: Instruction) -> tuple[Register, ...]:

@@ -1,11 +1,11 @@
-"""The plan in a program: the mesh, the groups, and every input's and weight's shape and place."""
+"""Print the plan of a program: mesh, process groups, and the shape and layout of every input and weight."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from unity_ir.lowering.emit.repeats import LEAST, Run, numbered, pattern, runs
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.rank.program import Program, Register
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
@@ -13,7 +13,7 @@ from unity_ir.pcg.sharding import is_shard, role_name
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
 _COARSE = ("bool", "i32", "i64", "f64", "f32", "f16", "bf16")
-"""Element types, those of fewer digits last."""
+"""Element types by precision, the coarsest last."""
 
 _SPEC = '''
 
@@ -37,14 +37,19 @@ def plan_text(
     links: Sequence[str],
     origin: Origin | None = None,
 ) -> str:
-    """What the fixed part of a program reads; the weights of alike layers are one entry for all."""
+    """
+    Return the constants that the runtime of a program reads; the weights of repeated layers are one entry.
+
+    `reference` is the serial forward, `groups` are the mesh axes of each process group, `links` the name of the link
+    that each mesh axis crosses; `origin` is that of an imported model.
+    """
     assert program.optimizer is not None
     settings = dict(program.optimizer.settings)
     bounds = _integer_bounds(reference)
     inputs = [
         f"    {leaf.name!r}: {_spec(program, leaf.result, bounds.get(leaf.name))}," for leaf in program.leaves("input")
     ]
-    # In the model's order, in which layers are alike.
+    # In the model's order, in which layers repeat.
     order = {node.name: i for i, node in enumerate(reference.weights())}
     leaves = sorted(program.leaves("weight"), key=lambda leaf: order[leaf.name])
     weights = [(leaf.name, _spec(program, leaf.result)) for leaf in leaves]
@@ -81,10 +86,10 @@ def _spec(program: Program, register: Register, below: int | None = None) -> str
 
 
 def _table(entries: Sequence[tuple[str, str]]) -> list[str]:
-    """The lines of a dict of these names and texts, in their order."""
+    """Return the lines of a dict of these names and texts, in order; runs of them are comprehensions."""
 
     def names(run: Run) -> list[str | None]:
-        """Each entry's name in all parts of a run."""
+        """Return each entry's name in all parts of a run, as an expression."""
         last = run.start + run.count * run.period
         return [
             numbered([name for name, _ in entries[q : last : run.period]], "layer")
@@ -113,7 +118,7 @@ def _table(entries: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _integer_bounds(reference: Graph) -> dict[str, int]:
-    """For every integer input the number of classes it is compared with, from the operators that read it."""
+    """Return, for every integer input, the number of classes that operators compare its values with."""
     found: dict[str, int] = {}
     for node in reference.nodes():
         if node.is_compute:
@@ -127,7 +132,7 @@ def _integer_bounds(reference: Graph) -> dict[str, int]:
 
 
 def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
-    """Extents of the index variables that an operand's elements are compared with."""
+    """Yield the extents of the index variables that the elements of operand `parameter` are compared with."""
     match expr:
         case Call("eq", (Name(variable), Access(tensor))) if tensor == parameter:
             yield bound.extents[variable]

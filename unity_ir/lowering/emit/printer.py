@@ -1,10 +1,10 @@
 """
 Print a rank's program as one readable Python file.
 
-Header and plan, the kernels, a launcher per operator and shape, the step in straight lines (each with its operator,
-shape and placement as a comment), the same forward in plain PyTorch for `--check`, and the fixed part
-(`lowering.runtime`). Text of the source graph never becomes code: names are printed as string literals, and
-identifiers are made anew.
+The file has a header, the plan, the kernels, a launcher per operator and local shape, the step as straight-line code
+(each line with its operator, shape and layout as a comment), the serial forward in plain PyTorch for `--check`, and the
+runtime (`lowering.runtime`). Text of the source graph never becomes code: its names are printed as string literals, and
+identifiers are new.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from unity_ir.forms.classify import is_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.fusing import with_fusions
+from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator
 from unity_ir.lowering.emit.plan_text import plan_text
 from unity_ir.lowering.emit.reference_text import reference_text
 from unity_ir.lowering.emit.step_text import StepWriter
-from unity_ir.lowering.emit.tuning import Piece, Table, piece_of
 from unity_ir.lowering.launchers import launcher
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.rank.deadlock import calls, check_order
 from unity_ir.lowering.rank.program import (
     Compute,
@@ -38,8 +38,9 @@ from unity_ir.lowering.rank.program import (
 from unity_ir.lowering.rank.saved_softmax import with_savings
 from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Schedule, schedule
 from unity_ir.lowering.triton.expression import tdl_text
+from unity_ir.lowering.triton.launch import Compiled, Launcher
 from unity_ir.lowering.triton.optimizer import optimizer_launcher
-from unity_ir.lowering.triton.step import Compiled, Launcher
+from unity_ir.machine.tuned import Table
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.tdl.syntax import Bound
@@ -56,12 +57,13 @@ import triton.language as tl
 
 @dataclass(frozen=True)
 class Emitted:
-    """Text of a program, and what its launches compile to, for ahead-of-time checks."""
+    """The text of a program, and its kernels, for ahead-of-time checks."""
 
     text: str
     kernels: Mapping[str, str]
-    """Text of every kernel by name."""
+    """Text of every kernel, by name."""
     compiled: tuple[Compiled, ...]
+    """The specialisation of every launch."""
 
 
 def emit(
@@ -78,15 +80,16 @@ def emit(
     origin: Origin | None = None,
 ) -> Emitted:
     """
-    Print a training step. `reference` is its serial forward; `matmul` says what multiplies matrices, triton or torch,
-    `convolution` what convolves (torch's cuDNN unless told otherwise), and `kernels` what does all the rest. A program
-    with all in torch runs at full speed on CPUs, and needs no Triton. All-reduces of gradients of fewer bytes than
-    `bucket` are done together. `links` are the names of the links each mesh axis is over, for profiles.
-    Where `tuned` has measured an operator's implementations, the faster is taken whatever else is said. Operators that
-    one kernel computes together are one line, unless told not to `fuse`. `origin` is that of an imported model.
+    Print a rank's training step as a Python file called `file`; `reference` is its serial forward.
 
-    Raises `UnityError` for a program without a backward, operators no kernel covers, and ranks that would wait for each
-    other for ever.
+    `matmul`, `convolution` and `kernels` are `triton` or `torch`: the implementation of matrix products, of
+    convolutions, and of all other operators. With `kernels` in torch everything is, so that the program runs at full
+    speed on CPUs and does not need Triton. For operators that the table `tuned` has, the faster one is taken instead.
+    Gradient syncs and weight gathers of fewer bytes than `bucket` share calls. `links` has the name of the link that
+    each mesh axis crosses, for profiles. With `fuse`, operators that one kernel can compute are one line. `origin` is
+    that of an imported model.
+
+    Raises `UnityError` for a program without a backward, operators that no kernel covers, and ranks that deadlock.
     """
     for name, value in (("matmul", matmul), ("kernels", kernels), ("convolution", convolution)):
         if value not in IMPLEMENTATIONS:
@@ -117,12 +120,12 @@ class Implementations:
     convolution: str
     tuned: Table | None = None
 
-    def of(self, piece: Piece) -> str:
-        """Return the implementation of a piece: `triton` or `torch`."""
-        if piece.fused:
+    def of(self, operator: LocalOperator) -> str:
+        """Return the implementation of an operator: `triton` or `torch`."""
+        if operator.fused:
             return "triton"
-        measured = None if self.tuned is None else self.tuned.choice(piece.key)
-        return measured or self._told(piece.line)
+        measured = None if self.tuned is None else self.tuned.choice(operator.key)
+        return measured or self._told(operator.line)
 
     def _told(self, line: Bound) -> str:
         if all(is_convolution(r, line.extents) for r in line.results):
@@ -153,7 +156,7 @@ class _Printer:
         self.launchers: dict[str, Launcher] = {}
         self.alike: dict[object, tuple[Launcher, list[str]]] = {}
         self.texts: dict[str, str] = {}
-        """Name of the kernel that has each text, less its own name."""
+        """Kernel name by text (without the name in it), for kernels that differ in their names only."""
         self.calls = {i: self._launcher(i) for i in program.body if isinstance(i, Compute)}
         self.taken = self._reserved()
 
@@ -233,7 +236,7 @@ class _Printer:
     # -- launchers
 
     def _launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
-        """Return an operator's function, and the global positions its piece starts at where it must know them."""
+        """Return an operator's launcher, and the expressions of the global indices it takes after the operands."""
         program = self.program
         operands = tuple(program.tensors[r] for r in instruction.operands)
         line = tdl_text(self.program.local_line(instruction)) if isinstance(instruction, Fused) else ""
@@ -243,12 +246,12 @@ class _Printer:
         return self.alike[key]
 
     def _new_launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
-        piece = piece_of(self.program, instruction)
-        made = self._sharing(launcher(piece.line, piece.dtypes, self.choice.of(piece), piece.divided))
+        operator = local_operator(self.program, instruction)
+        made = self._sharing(launcher(operator.line, operator.dtypes, self.choice.of(operator), operator.divided))
         self._add(made)
-        axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in piece.divided]
-        starts = zip(piece.divided, axes, strict=True)
-        return made, [f"ctx.index({a!r}) * {piece.line.extents[v]}" for v, a in starts]
+        axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in operator.divided]
+        starts = zip(operator.divided, axes, strict=True)
+        return made, [f"ctx.index({a!r}) * {operator.line.extents[v]}" for v, a in starts]
 
     def _sharing(self, made: Launcher) -> Launcher:
         """Return the launcher with earlier kernels in place of its own wherever only their names differ."""
@@ -290,5 +293,5 @@ class _Printer:
 
 
 def _once(texts: Iterable[str]) -> str:
-    """Join the texts of kernels or launchers; write a head they share once."""
+    """Join the texts of kernels or launchers; functions and options that several of them define are written once."""
     return "\n\n\n".join(dict.fromkeys(block for text in texts for block in text.rstrip("\n").split("\n\n\n")))

@@ -1,4 +1,4 @@
-"""A serial forward in plain PyTorch, which `--check` differentiates by autograd: what repeats is a loop."""
+"""Print the serial forward in plain PyTorch, which `--check` differentiates by autograd; repeated layers are loops."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass, replace
 
 from unity_ir.lowering.emit.repeats import LEAST, Run, numbered, pattern, runs
 from unity_ir.lowering.pytorch.code import torch_reference
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.pcg.graph import Graph, Node, Value
 
 Place = tuple[int, int]
-"""A node of a part of a loop, counted from the part's first, and which of its results; below 0 in the part before."""
+"""A result of a node in a loop: the node's index in its part, below 0 in the part before, and the result's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A run as a loop. `operands` are what each of the first part's nodes reads in every part."""
+    """A run of nodes as a loop; `operands` has the operands of each node of a part, valid for every part."""
 
     run: Run
     operands: tuple[tuple[str | Value | Place, ...], ...]
-    """Text of a weight by the part's number, a value from before the loop, or the place of one made in it."""
+    """Each is a weight's text by the part's number, a value from before the loop, or the place of one made in it."""
     carried: Mapping[Place, Value]
-    """What the first part reads instead of what others read of the part before."""
+    """Values from before the loop that the first part reads where others read a result of the part before."""
 
 
 def reference_text(graph: Graph, identifier: Callable[[str], str], taken: set[str]) -> str:
     """
-    The function `reference` of a serial forward. `identifier` makes names that are none of `taken`.
+    Return the text of the function `reference`, the serial forward `graph`.
 
-    A model of 24 layers is a loop over what is alike in all:
+    `identifier` returns a fresh name like the one wished for, and adds it to `taken`. 24 equal layers are one loop:
 
         for layer in range(24):
             matmul = relu @ weights[f'layer.{layer}.w']
@@ -74,7 +74,7 @@ class _Writer:
         return "\n".join([*self.out, f"    return {self._name(self.graph.outputs[0])}"]) + "\n"
 
     def _key(self, node: Node) -> Hashable:
-        """Equal for nodes that may be one line of a loop."""
+        """Return a key that is equal for nodes that may be one line of a loop."""
         if node.is_leaf:
             return node
         operands = [(v.index, pattern(v.node.name) if v.node.op == "weight" else None, v.type) for v in node.operands]
@@ -83,7 +83,7 @@ class _Writer:
     # -- loops
 
     def _loop(self, run: Run) -> _Loop | None:
-        """The loop of a run; None if its parts read what is not alike, or any but the last is read after it."""
+        """Return the loop of a run; None if its parts' operands do not match, or one but the last is read after it."""
         parts = [self.nodes[run.start + i * run.period :][: run.period] for i in range(run.count)]
         if any(self.last_read.get(n, 0) >= run.end for part in parts[:-1] for n in part):
             return None
@@ -100,7 +100,7 @@ class _Writer:
         return _Loop(run, tuple(operands), carried)
 
     def _alike(self, run: Run, values: Sequence[Value], carried: dict[Place, Value]) -> str | Value | Place | None:
-        """What an operand is in all parts, by what it is in each."""
+        """Return an operand as in `_Loop.operands`, given its `values` in each part; None if they do not correspond."""
         first, second = values[:2]
         if first.node.op == "weight":
             name = numbered([v.node.name for v in values], self.layer)
@@ -124,7 +124,7 @@ class _Writer:
         for (q, index), value in carried.items():
             made = own[q + run.period, index]
             read = max(r for r, operands in enumerate(loop.operands) if (q, index) in operands)
-            # What a part makes for the next has its name at once, unless what it was is still to be read.
+            # A value for the next part is assigned to its name at once, unless the old one is still to be read.
             late = read > q + run.period - (len(part[q].results) > 1)
             own[q, index] = self.identifier(part[q].op) if late else made
             self.out.append(f"    {own[q, index]} = {self._name(value)}")
@@ -152,11 +152,11 @@ class _Writer:
             self.names.update(zip(node.results, own, strict=True))
 
     def _line(self, node: Node, operands: Sequence[str], results: Sequence[str], indent: str) -> None:
-        # What statements name is not used after them, so their names may be taken again.
+        # Names that statements define are not used after them, so they may be used again.
         lines, texts = torch_reference(node.analysis.bound, operands, self.taken)
         self.out += [f"{indent}{line}" for line in lines]
         for name, text in zip(results, texts, strict=True):
-            # An identity to its line: what stops the gradient is that it has none.
+            # The line of `detach` is the identity, so its text does not stop the gradient.
             self.out.append(f"{indent}{name} = {text}{'.detach()' if node.op == 'detach' else ''}")
 
     def _name(self, value: Value) -> str:

@@ -1,4 +1,4 @@
-"""Runs of alike parts in a list, so that what repeats, as the layers of a model, is written once."""
+"""Find repeated parts of a list, such as the layers of a model, so that they are written once, as a loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 LEAST = 3
-"""Parts of which a run is worth a loop."""
+"""Fewest parts of a run; fewer are not worth a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,16 @@ class Run:
 
     @property
     def end(self) -> int:
+        """The index after the last item."""
         return self.start + self.period * self.count
 
 
 def runs(keys: Sequence[Hashable], alike: Callable[[Run], int] = lambda run: run.count) -> Iterator[Run]:
     """
-    Runs of equal keys, in order, that do not overlap: for each place the one that leaves the fewest items.
+    Yield runs of equal keys, in order, without overlap: at each index the run that saves the most items.
 
-    Given `a b c b c b c d`, yields `Run(1, 2, 3)`. `alike` says of how many parts of a run more than the keys is
-    alike.
+    Given `a b c b c b c d`, yields `Run(1, 2, 3)`. `alike` returns how many parts of a run, from the first, match in
+    more than their keys; a run is cut down to that.
     """
     places: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
@@ -53,7 +54,7 @@ def runs(keys: Sequence[Hashable], alike: Callable[[Run], int] = lambda run: run
 
 
 def _repeated(keys: Sequence[Hashable], start: int, period: int) -> int:
-    """How often what is in `period` items from `start` on is there, one after the other."""
+    """Return how often the `period` items from `start` on occur one after the other."""
     same = 0
     while start + same + period < len(keys) and keys[start + same] == keys[start + same + period]:
         same += 1
@@ -64,17 +65,16 @@ _NUMBER = re.compile(r"\d+")
 
 
 def pattern(name: str) -> str:
-    """A name without its numbers: equal for the names of alike things in alike layers."""
+    """Return a name with its numbers replaced by 0: equal for the weights of repeated layers."""
     return _NUMBER.sub("0", name)
 
 
 def numbered(names: Sequence[str], variable: str) -> str | None:
     """
-    The names, one for each part of a run, as a Python expression of the part's number `variable`; None if they differ
-    otherwise than by a number that counts, or by none.
+    Return the names of one item in each part of a run as a Python expression of the part's number, `variable`.
 
-    Given `h.3.w`, `h.4.w`, `h.5.w` and `i`, returns `f'h.{i + 3}.w'`, of every second `f'h.{2 * i + 3}.w'`; given one
-    name alone, its literal.
+    Given `h.3.w`, `h.4.w`, `h.5.w` and `i`, returns `f'h.{i + 3}.w'`; given every second one, `f'h.{2 * i + 3}.w'`;
+    given equal names, a literal. None if the names do not differ by one arithmetic progression alone.
     """
     if len(set(names)) == 1:
         return repr(names[0])

@@ -8,37 +8,37 @@ from dataclasses import dataclass, field
 from unity_ir.lowering.rank.program import Register
 
 MOVES = 4
-"""Most moves nested in one line; more are hard to read."""
+"""Most moves nested in one line; more are unreadable."""
 
 TOGETHER = 16
-"""Most collectives awaited, or pieces padded, in one line; more are hard to read."""
+"""Most collectives awaited, or pieces padded, in one line; more are unreadable."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One line of the step: assigns `code` to `targets`, then deletes `dies`."""
+    """One line of the step's code: assigns the value of `code` to the variables `targets`, then deletes `dies`."""
 
     targets: list[str]
     code: str = ""
     comment: str = ""
     starts: tuple[Register, ...] = ()
-    """Registers of a collective that all ranks start, and that may be awaited where it starts."""
+    """Registers that a collective of this line makes, if all ranks take part and it may be awaited in the same line."""
     dies: list[str] = field(default_factory=list[str])
     """Variables read here for the last time."""
     awaits: tuple[Register, ...] = ()
-    """Registers this line waits for."""
+    """Registers whose collectives this line waits for."""
     waits: bool = False
-    """The collectives have the names of their results, so the line has no code of its own."""
+    """Whether it waits for the collectives that its `targets` hold, which then hold the results; it has no `code`."""
     pinned: bool = False
-    """Only some ranks do it, or have it."""
+    """Whether only some ranks execute it, or hold its value."""
     operand: str = ""
-    """What a move that all ranks make reads."""
+    """The variable that a move reads, if all ranks do the move."""
     around: tuple[str, ...] = ()
     """Text before and after the operand of such a move."""
     moves: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Kind of every move in this line, and what its axes did before."""
+    """Kind of every move in this line, and the role of its axes before the move."""
     joined: list[str] = field(default_factory=list[str])
-    """Operands of a move that one call can make for several."""
+    """Operands of a move that can be one call for several tensors."""
 
     def text(self) -> tuple[str, str]:
         """Return the code and the comment."""

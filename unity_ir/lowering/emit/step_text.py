@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from unity_ir.lowering.emit.rows import Row, merged
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.rank.deadlock import makers, there
 from unity_ir.lowering.rank.program import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight
 from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Action, Bucket, Schedule, Wait, piece_bytes
@@ -14,7 +14,7 @@ from unity_ir.pcg.reshard import role_kind
 from unity_ir.pcg.sharding import SUM, coordinate_of, is_pinned, is_shard, pins, role_name
 
 BACKWARD = "# --- backward"
-"""Comment of its own after the line that computes the loss."""
+"""Line of its own, a comment, after the line that computes the loss; profiles look for it."""
 
 WIDTH = 72
 """Widest column of code; comments of longer lines follow where these end."""
@@ -22,10 +22,10 @@ WIDTH = 72
 
 class StepWriter:
     """
-    Writer of `forward_backward`.
+    Writer of the function `forward_backward`, from a rank's program and its schedule.
 
-    `calls` holds the name of every operator's launcher, and the positions its piece starts at; `identifier` returns a
-    fresh identifier like the one wished for.
+    `calls` has the name of every operator's launcher, and the expressions of the global indices at which its piece
+    starts; `identifier` returns a fresh identifier like the one wished for.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class StepWriter:
         self.identifier = identifier
         self.makers = makers(program)
         self.groups: dict[tuple[int, ...], None] = {}
-        """Mesh axes of every process group the step talks over."""
+        """Mesh axes of every process group that the step uses, as an ordered set."""
         self.own: dict[Register, str] = {}
         """Expression of every register's value: a variable, or a weight by its name."""
         self.buckets: dict[Register, str] = {}
-        """Variable of the bucket a register's collective is in."""
+        """Variable of the bucket that has a register's collective."""
         self.here: dict[tuple[tuple[int, int], ...], str] = {}
-        """Variable that says whether this rank is at pinned coordinates."""
+        """Variable that tells whether this rank is at some pinned coordinates."""
 
     def text(self) -> str:
         """Return the function."""
@@ -167,7 +167,7 @@ class StepWriter:
         return f"{text} if {self.here[pinned]} else {nothing}"
 
     def _comment(self, what: str, *registers: Register) -> str:
-        """Return the operator, its first result's whole shape, and what each mesh axis does to that."""
+        """Return `what`, followed by the whole shape of the first register and the role of each mesh axis."""
         tensor = self.program.tensors[registers[0]]
         roles = ", ".join(map(role_name, tensor.layout)) or "one device"
         return f"{what} {list(tensor.shape)}, {roles}"

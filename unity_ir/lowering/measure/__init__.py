@@ -1,3 +1,5 @@
-"""Kernels measured and checked: `operators` and collectives timed for profiles, `implementations` timed for tuning,
-`aot` compiles for GPUs that need not be there, and `aot_check` says what is wrong with what it compiled.
+"""Measure and check kernels.
+
+`operators` times operators and collectives for profiles, `implementations` times Triton's and PyTorch's for tuning,
+`aot` compiles for GPUs that need not be present, and `aot_check` reports the kernels that do not suit them.
 """

@@ -1,9 +1,9 @@
 """
-Ahead-of-time compilation of kernels for GPUs that need not be there, and what of a GPU each takes.
+Compile kernels ahead of time for GPUs that need not be present, and report the registers and memory each takes.
 
 Triton brings its own assembler, so that registers, spills, shared memory and instructions of every launch are known
-before a program ever runs. `python -m unity_ir.lowering.measure.aot` does the work, in a process of its own:
-kernels that were defined under the interpreter cannot be compiled, and what is compiled is code.
+before a program runs. `python -m unity_ir.lowering.measure.aot` does the work in a process of its own, since kernels
+defined under the interpreter cannot be compiled, and compiling a kernel runs its source as Python.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from types import ModuleType
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.triton.step import Compiled
+from unity_ir.lowering.triton.launch import Compiled
 
 SHARED_LIMITS: Mapping[str, int] = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
-"""Shared memory that one program may have, in bytes, by target."""
+"""Most shared memory of one program, in bytes, by target."""
 
 INSTRUCTIONS: Mapping[str, str] = {
     "cp.async": r"\bcp\.async\.c[ag]\b",
@@ -39,12 +39,12 @@ INSTRUCTIONS: Mapping[str, str] = {
     "mfma": r"\bv_mfma",
     "wide loads": r"\bld\.global[a-z0-9_.:]*\.(?:v4\.b32|v2\.b64|v8\.b32|v4\.b64)\b|\b(?:global|buffer)_load_dwordx4\b",
 }
-"""What is looked for in PTX or AMD's assembly, and how it reads there; wide loads are of 16 bytes or more a thread."""
+"""Pattern in PTX or AMD's assembly for each kind of instruction; wide loads have 16 bytes or more per thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a compiled kernel takes."""
+    """The resources of a GPU that a compiled kernel takes."""
 
     kernel: str
     registers: int
@@ -56,24 +56,24 @@ class Resources:
     shared_bytes: int
     """Shared memory per program."""
     seconds: float
-    """To compile."""
+    """Time it took to compile."""
     instructions: tuple[str, ...]
-    """Those of `INSTRUCTIONS` that are in its code."""
+    """The kinds of `INSTRUCTIONS` in its code."""
 
     @property
     def pipelined(self) -> bool:
-        """Copies to shared memory run beside the arithmetic (Ampere and later)."""
+        """Whether copies to shared memory are asynchronous (Ampere and later)."""
         return "cp.async" in self.instructions or "tma" in self.instructions
 
     @property
     def mma(self) -> bool:
-        """Uses a matrix unit."""
+        """Whether it uses a matrix unit."""
         return not {"mma.sync", "wgmma", "mfma"}.isdisjoint(self.instructions)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A compilation: a kernel's text and what a launch specialises it to."""
+    """A compilation: a kernel's text, and its specialisation for a launch."""
 
     source: str
     """Defines the kernel, and whatever it uses beside triton, which is imported before."""
@@ -81,11 +81,11 @@ class Job:
 
 
 Outcome = Resources | str
-"""What a kernel takes, or the message of the compiler that would not have it."""
+"""The resources a kernel takes, or the compiler's message if it does not compile."""
 
 
 def read_outcome(read: Any) -> Outcome:
-    """What was written as JSON."""
+    """Return the outcome that was written as this JSON value."""
     return read if isinstance(read, str) else Resources(**(read | {"instructions": tuple(read["instructions"])}))
 
 
@@ -106,7 +106,7 @@ def compile_all(source: str, compiled: Sequence[Compiled], target: str = "cuda:9
 
 def compile_each(jobs: Sequence[Job], target: str) -> Iterator[Outcome]:
     """
-    What each job takes on `target`, in order, as they are done; a message where one does not compile.
+    Yield the outcome of each job on `target`, in order, as they are done.
 
     All are compiled by one process, which ends with the iterator. Raises `UnityError` for an unknown target.
     """
@@ -159,7 +159,7 @@ def _main(directory: str) -> None:
 
 
 def _load(source: str, directory: Path, key: str) -> ModuleType:
-    """Kernels have to come from a file, since Triton reads their source again."""
+    """Import kernels from a file, which they must come from, since Triton reads their source again."""
     path = directory / f"kernels_{key}.py"
     path.write_text("import triton\nimport triton.language as tl\n\n\n" + source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -207,7 +207,7 @@ def _compile(module: ModuleType, compiled: Compiled, backend: str, arch: str) ->
 
 
 def _spilled(ptx: str, arch: str) -> int:
-    """Bytes of spill stores per thread, as the assembler says."""
+    """Return the bytes of spill stores per thread, as the assembler reports them."""
     compiler: Any = importlib.import_module("triton.backends.nvidia.compiler")
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "kernel.ptx")
@@ -226,14 +226,14 @@ def _metadata(amdgcn: str, key: str) -> int:
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _REGISTER_COUNT, _FRAME_SIZE = 0x2F, 0x11
-"""Attributes of `.nv.info`, whose values are a symbol and a number."""
+"""Numbers of two attributes of `.nv.info`, whose values are a symbol and a number."""
 
 
 def cubin_resources(cubin: bytes) -> tuple[int, int]:
     """
-    Registers and stack frame bytes per thread of a cubin's kernel.
+    Return the registers and the stack frame bytes per thread of a cubin's kernel, as `ptxas -v` prints them.
 
-    They stand in the section `.nv.info` of the ELF file, as `ptxas -v` prints them.
+    They are in the section `.nv.info` of the ELF file.
     """
     (headers,) = struct.unpack_from("<Q", cubin, 40)
     count, names = struct.unpack_from("<HH", cubin, 60)

@@ -1,7 +1,7 @@
 """
-Whether the kernels of programs suit a GPU: every distinct one is compiled once, and what is wrong with it is said.
+Check that the kernels of programs suit a GPU: compile every distinct one, and report those that fail or spill.
 
-What was compiled is kept in a file by text, specialisation and versions, so that only what is new takes time.
+Outcomes are cached in a file by text, specialisation and version, so that only new kernels take time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CHECKS = (
     *("does not compile", "spills", "has a stack frame", "takes", "has no matrix instruction"),
     *("copies nothing asynchronously", "does not specialise"),
 )
-"""How what `violations` says begins, one for each check; `takes` is of shared memory."""
+"""First words of the messages of `violations`, one for each check; `takes` is about shared memory."""
 
 BATCH = 96
 """Kernels per process of the compiler, which takes a second to start."""
 
 
 def jobs(emitted: Emitted) -> dict[str, Job]:
-    """What a program's launches compile to, each once, by `key`."""
+    """Return the distinct compilations of a program's launches, by `key`."""
     found: dict[str, Job] = {}
     for one in emitted.compiled:
         job = Job(emitted.kernels[one.kernel], one)
@@ -44,15 +44,15 @@ def jobs(emitted: Emitted) -> dict[str, Job]:
 
 
 def merged(one: Job, other: Job) -> Job:
-    """One of two jobs of the same code, with what is expected of either."""
+    """Return one of two jobs of the same code, with the instructions that either expects."""
     expects = tuple(dict.fromkeys((*one.compiled.expects, *other.compiled.expects)))
     return replace(one, compiled=replace(one.compiled, expects=expects))
 
 
 def key(job: Job) -> str:
-    """The same for texts that are equal but for the kernel's name and are specialised alike."""
+    """Return a digest that is equal for texts that differ in the kernel's name only and are specialised alike."""
     one = asdict(job.compiled)
-    # Neither the name nor what is expected of the code changes it.
+    # Neither the name nor the expected instructions change the code.
     name = one.pop("kernel")
     del one["expects"]
     text = re.sub(rf"\b{re.escape(name)}\b", "kernel", job.source)
@@ -61,10 +61,10 @@ def key(job: Job) -> str:
 
 def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
     """
-    What is wrong with a kernel on `target`, in words; nothing if it suits it.
+    Return what is wrong with a kernel on `target` (see `SHARED_LIMITS`), a message each; empty if it suits it.
 
-    It must compile, keep everything in registers, fit shared memory, and hold the instructions that its launch expects.
-    A stack frame without spills holds the table that large angles of sines are reduced with.
+    It must compile, keep everything in registers, fit shared memory, contain the instructions that its launch expects,
+    and specialise arguments that are 1. Kernels with sines may have a stack frame: the table that reduces large angles.
     """
     if isinstance(outcome, str):
         return [f"does not compile: {outcome}"]
@@ -87,7 +87,7 @@ def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
 
 
 class Cache:
-    """Outcomes by job and target, in a file that several runs may share; those of another Triton are not found."""
+    """Outcomes by job and target, in an SQLite file that several runs may share; each version of Triton has its own."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ class Cache:
 
     @contextmanager
     def _open(self) -> Generator[sqlite3.Connection]:
-        """A connection whose changes are kept. Raises `UnityError` for a file that is no cache."""
+        """Open a connection that commits at the end. Raises `UnityError` for a file that is no cache."""
         try:
             with closing(sqlite3.connect(self.path, timeout=60)) as file, file:
                 yield file
@@ -108,20 +108,21 @@ class Cache:
             raise UnityError(f"{self.path}: no cache of compiled kernels, or damaged ({error}); remove it") from error
 
     def get(self, target: str) -> dict[str, Outcome]:
-        """Everything that was compiled for a target, by job."""
+        """Return the outcomes of all jobs that were compiled for a target, by their keys."""
         with self._open() as file:
             query = "SELECT key, outcome FROM compiled WHERE target = ? AND triton = ?"
             rows = file.execute(query, (target, triton_version())).fetchall()
             return {name: read_outcome(json.loads(text)) for name, text in rows}
 
     def put(self, name: str, target: str, outcome: Outcome) -> None:
+        """Store the outcome of the job with key `name`."""
         text = json.dumps(outcome if isinstance(outcome, str) else asdict(outcome))
         with self._open() as file:
             file.execute("INSERT OR REPLACE INTO compiled VALUES (?, ?, ?, ?)", (name, target, triton_version(), text))
 
 
 def triton_version() -> str:
-    """Of the compiler, without importing it."""
+    """Return the version of Triton without importing it; `none` if it is not installed."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -132,8 +133,9 @@ def compile_jobs(
     wanted: Mapping[str, Job], target: str, cache: Cache, processes: int = 2, seconds: float = inf
 ) -> Iterator[tuple[str, Outcome]]:
     """
-    The outcome of every job, by name, as they come; those in the cache first. After so many `seconds` nothing more is
-    begun, and the rest is left out.
+    Yield key and outcome of every job as they are done, those in the cache first.
+
+    After `seconds` no compilation is begun any more; the rest is left out.
     """
     have = cache.get(target)
     yield from ((name, have[name]) for name in wanted if name in have)

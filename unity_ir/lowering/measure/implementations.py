@@ -1,9 +1,9 @@
 # pyright: basic, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 """
-The implementations of a program's operators, run and timed on a GPU.
+Time the implementations, Triton's and PyTorch's, of a program's operators on a GPU.
 
-An implementation is timed only if its results agree with those of PyTorch's; timing is `triton.testing.do_bench`, which
-empties the caches between runs.
+Triton's is timed only if its results agree with PyTorch's. Times are those of `triton.testing.do_bench`, which empties
+the caches between runs.
 """
 
 from __future__ import annotations
@@ -19,70 +19,73 @@ from typing import Any, Self
 import torch
 
 from unity_ir.errors import UnityError
+from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator, priced
 from unity_ir.lowering.emit.plan_text import compared
-from unity_ir.lowering.emit.tuning import Piece, piece_of, priced
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.measure.operators import DTYPES, Operand
 from unity_ir.lowering.rank.program import Compute, Program
 from unity_ir.lowering.rank.saved_softmax import with_savings
-from unity_ir.lowering.triton.step import Launcher
+from unity_ir.lowering.triton.launch import Launcher
 from unity_ir.machine.tuned import Sized
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.syntax import Bound
 
 MOST_BYTES = 16 * 2**30
-"""An operator whose operands hold more is not measured."""
+"""An operator is not measured if its operands take more bytes than this."""
 TOLERANCES = {"f32": 1e-3, "bf16": 3e-2, "f16": 5e-3}
-"""Of the largest element; float32 products may be taken in another order."""
+"""Largest difference from PyTorch's result, relative to its largest element; sums may be in another order."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """An operator on a rank's pieces, all of whose implementations are measured."""
+class TuningTask:
+    """An operator at one rank's shapes, all of whose implementations are to be measured."""
 
     key: str
-    piece: Piece
+    """The operator's key in tuning tables."""
+    operator: LocalOperator
     operands: tuple[Operand, ...]
+    """The random tensors to call it with."""
     priced: Sized
-    """As what the cost model knows it."""
+    """The operator's kernel as the cost model knows it."""
 
     def made(self, implementation: str) -> Launcher:
-        return launcher(self.piece.line, self.piece.dtypes, implementation, self.piece.divided)
+        """Return the launcher of an implementation: `triton` or `torch`."""
+        return launcher(self.operator.line, self.operator.dtypes, implementation, self.operator.divided)
 
 
-Measure = Callable[[Candidate, Sequence[str]], Mapping[str, float | str]]
-"""Seconds of each implementation named, or why it has none."""
+Measure = Callable[[TuningTask, Sequence[str]], Mapping[str, float | str]]
+"""Returns the seconds of each implementation named, or why it could not be measured."""
 
 
-def candidates(programs: Iterable[Program]) -> Iterator[Candidate]:
-    """Every distinct operator of programs that has kernels of Triton."""
+def tuning_tasks(programs: Iterable[Program]) -> Iterator[TuningTask]:
+    """Yield a task for every distinct operator of some programs that Triton has kernels for."""
     seen: set[str] = set()
     for before in programs:
         program = with_savings(before)
         for written, instruction in zip(before.body, program.body, strict=True):
             if not isinstance(instruction, Compute) or not isinstance(written, Compute):
                 continue
-            piece = piece_of(program, instruction)
-            key = piece.key
+            operator = local_operator(program, instruction)
+            key = operator.key
             if key in seen:
                 continue
             seen.add(key)
             shapes = [program.tensors[r].local(program.mesh) for r in instruction.operands]
-            described = zip(piece.line.operands, shapes, piece.dtypes, strict=True)
-            operands = tuple(Operand(shape, dtype, _below(piece.line, p.name)) for p, shape, dtype in described)
-            # The cost model prices what saves nothing.
-            found = Candidate(key, piece, operands, priced(before, written))
+            described = zip(operator.line.operands, shapes, operator.dtypes, strict=True)
+            operands = tuple(Operand(shape, dtype, _below(operator.line, p.name)) for p, shape, dtype in described)
+            # The cost model prices the operator that saves nothing for its backward.
+            found = TuningTask(key, operator, operands, priced(before, written))
             if found.made("triton").kernels:
                 yield found
 
 
 def _below(line: Bound, operand: str) -> int:
-    """What an operand's integers are below: the number of classes they are compared with."""
+    """Return the bound of an operand's integers: the smallest number of classes they are compared with, else 2."""
     return min((size for r in line.results for size in compared(r.expr, operand, line)), default=2)
 
 
 class OnGPU:
-    """Measures on the current CUDA device. A context manager: the kernels' files are in a folder of its own."""
+    """A `Measure` on the current CUDA device; a context manager, which keeps the kernels in a temporary folder."""
 
     def __enter__(self) -> Self:
         self.folder = tempfile.TemporaryDirectory()
@@ -92,16 +95,16 @@ class OnGPU:
     def __exit__(self, *_: object) -> None:
         self.folder.cleanup()
 
-    def __call__(self, candidate: Candidate, implementations: Sequence[str]) -> Mapping[str, float | str]:
-        if sum(prod(o.shape) * ELEMENT_BYTES[o.dtype] for o in candidate.operands) > MOST_BYTES:
+    def __call__(self, task: TuningTask, implementations: Sequence[str]) -> Mapping[str, float | str]:
+        if sum(prod(o.shape) * ELEMENT_BYTES[o.dtype] for o in task.operands) > MOST_BYTES:
             return dict.fromkeys(implementations, "its operands are too large to be measured")
-        operands = [_random(o, number) for number, o in enumerate(candidate.operands)]
-        starts = (0,) * len(candidate.piece.divided)
+        operands = [_random(o, number) for number, o in enumerate(task.operands)]
+        starts = (0,) * len(task.operator.divided)
         found: dict[str, float | str] = {}
         expected = None
         for name in sorted(implementations, key=("torch", "triton").index):
             try:
-                run = self._function(candidate.made(name))
+                run = self._function(task.made(name))
                 got = run(*operands, *starts)
                 wrong = None if expected is None else _differs(got, expected)
                 expected = got if expected is None else expected
@@ -134,7 +137,7 @@ def _random(operand: Operand, seed: int) -> torch.Tensor:
 
 
 def _differs(got: Any, expected: Any) -> str | None:
-    """How results differ from the expected ones; None if they agree."""
+    """Return how results differ from the expected ones, as text; None if they agree."""
     pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (got, expected)), strict=True)
     for number, (one, other) in enumerate(pairs):
         kind = next((n for n, d in DTYPES.items() if d == other.dtype), "f32")

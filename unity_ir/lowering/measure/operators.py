@@ -1,9 +1,9 @@
 # pyright: basic, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 """
-Running what programs are made of and taking its time: operators in plain PyTorch, updates, collectives.
+Time the parts of programs: operators in plain PyTorch, updates of weights, collectives.
 
-On CPUs as many ranks as the machine has run the same at once, so that what they take from each other is in the figure:
-forked processes with a thread each, as the emitted program has, joined over gloo. On a GPU one process measures.
+On CPUs, as many ranks as the machine has run the same call at once, so that the times include their competition for
+caches and memory: forked processes of one thread each, as programs have, joined over gloo. On a GPU one process runs.
 """
 
 from __future__ import annotations
@@ -48,23 +48,25 @@ DTYPES = {
     "bool": torch.bool,
 }
 REPEATS = 5
+"""Measurements of a call, each of many calls."""
 COLD_BYTES = 64 * 2**20
 """
-Operands are taken in turn from sets of so many bytes in all, more than caches hold, and results are kept until there
-are so many: in a step, what an operator reads was mostly not touched just before, and what it writes is new memory.
+Bytes of operand sets that calls use in turn, and of results kept, more than caches hold: in a step, operands were
+mostly not touched just before, and results are written to new memory.
 """
 MOVES_LONGER = 4
-"""Times as long as kernels are collectives measured: whom the system wakes first differs from call to call."""
+"""Factor by which collectives are measured longer than kernels: which rank wakes first differs from call to call."""
 WORK = 3
-"""Products of matrices of 256 x 256 between collectives on shared cores: a millisecond or two."""
+"""Products of 256 x 256 matrices between collectives where ranks share cores: a millisecond or two."""
 MOST_SETS = 16
+"""Most operand sets, however small the operands."""
 MOST_BYTES = 2**30
-"""A kernel that holds more is not measured."""
+"""An operator is not measured if its operands take more bytes than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor of random numbers; integers are below `below`."""
+    """A tensor of random numbers to call an operator with; integers are from 0 to below `below`."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -72,12 +74,13 @@ class Operand:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the tensor."""
         return prod(self.shape) * ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function's text, and what to call it with: tensors, then numbers."""
+    """A call to measure: the function's name and text, and its arguments, tensors and then numbers."""
 
     name: str
     source: str
@@ -87,7 +90,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A move of the emitted runtime in groups of `members`, all at once, on pieces of so many elements of f32."""
+    """A move of the runtime to measure: in all groups of `members` ranks at once, on pieces of `elements` f32 each."""
 
     kind: str
     members: int
@@ -95,7 +98,7 @@ class Collective:
 
     @property
     def bytes(self) -> int:
-        """As `Machine.move_seconds` counts them: of the piece before it, or, of a local move, after it."""
+        """Bytes as `Machine.move_seconds` counts them: of the piece before the move, or after it if it is local."""
         source, target = COLLECTIVES[self.kind].profiled or (None, None)
         after = self.elements * (1 if source is None else self.members) // (1 if target is None else self.members)
         return 4 * (after if self.kind in ON_DEVICE else self.elements)
@@ -107,8 +110,8 @@ Job = Call | Collective
 @dataclass(frozen=True, slots=True)
 class Measured:
     """
-    Seconds of one call: the median of the repeats, the mean over the ranks (where ranks share cores, the mean of the
-    slowest rank's); and how far the repeats lie apart.
+    Seconds of one call: the mean over ranks of the median of the repeats or, where ranks share cores, the mean of the
+    slowest rank. `spread` is the range of the repeats, without the extremes, relative to their median.
     """
 
     seconds: float
@@ -117,7 +120,11 @@ class Measured:
 
 
 def call_of(node: Node) -> Call:
-    """The function that a program has for a divided compute node. Raises `UnityError` for what no kernel covers."""
+    """
+    Return the call of a divided operator on one rank's pieces, in plain PyTorch.
+
+    Raises `UnityError` for an operator that no launcher covers, or whose operands are too large.
+    """
     configuration = node.configuration
     local = piece(node.analysis.bound, configuration)
     dtypes = [v.type.dtype for v in node.operands]
@@ -134,7 +141,7 @@ def call_of(node: Node) -> Call:
 
 
 def update_call(elements: int, dtype: str, optimizer: Optimizer) -> Call:
-    """The function that a program has for an update of so many elements."""
+    """Return the call of the optimizer's update of a weight of so many elements, in plain PyTorch."""
     made = optimizer_launcher(optimizer.name, dtype, "torch", dtype, dtype)
     numbers = (*((1,) if optimizer.states else ()), *optimizer.settings.values())
     return Call(made.name, made.source, (Operand((elements,), dtype),) * (2 + optimizer.states), numbers)
@@ -142,9 +149,7 @@ def update_call(elements: int, dtype: str, optimizer: Optimizer) -> Call:
 
 class Ranks:
     """
-    The processes that measure. As a context manager; they end with it.
-
-    Raises `UnityError` if one of them dies.
+    Context manager of the `count` processes that measure, on `device` (`cpu` or `cuda`), about `seconds` per kernel.
     """
 
     def __init__(self, count: int, device: str = "cpu", seconds: float = 0.1):
@@ -179,7 +184,7 @@ class Ranks:
         self.folder.cleanup()
 
     def measure(self, job: Job) -> Measured:
-        """Raises `UnityError` where the job fails."""
+        """Measure a call or a collective on all ranks; raise `UnityError` if it fails, or a process dies."""
         try:
             for pipe in self.pipes:
                 pipe.send(job)
@@ -189,7 +194,7 @@ class Ranks:
         failed = next((a for a in answers if isinstance(a, str)), None)
         if failed is not None:
             raise UnityError(failed)
-        # The spread is that of the rank with the most.
+        # The largest spread of any rank is reported.
         spreads = [(sorted(a)[-2] - sorted(a)[1]) / median(a) for a in answers]
         seconds = mean(median(a) for a in answers)
         if self.count > (os.cpu_count() or 1):
@@ -225,7 +230,7 @@ class _Worker:
         self.runtimes: dict[int, SimpleNamespace] = {}
 
     def answer(self, job: Job) -> list[float] | str:
-        """Seconds of a call, per repeat; or what is wrong. Ranks agree on that before they wait for each other."""
+        """Return the seconds of a call for each repeat, or an error's message; ranks agree on that beforehand."""
         wrong, run = "", None
         try:
             run = self._function(job) if isinstance(job, Call) else self._move(job)
@@ -243,8 +248,8 @@ class _Worker:
 
     def _times_after_work(self, run: Callable[[], object], seconds: float) -> list[float]:
         """
-        Of a call after work of about a millisecond, less the work: on a shared core a rank that has arrived waits for
-        those that have not had their turn to work yet.
+        Return the seconds of a call after work of about a millisecond, less the work: where ranks share a core, those
+        that have arrived wait for those that have not yet had their turn to work.
         """
         factor = torch.rand(256, 256)
 
@@ -260,7 +265,7 @@ class _Worker:
         return [max(t - alone, t / 10) for t in self._times(both, seconds)]
 
     def _most(self, value: float) -> float:
-        """The largest value of all ranks, which have then all come here."""
+        """Return the largest value of all ranks, which also makes them wait for each other."""
         tensor = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return float(tensor)
@@ -268,7 +273,7 @@ class _Worker:
     def _times(self, run: Callable[[], object], seconds: float) -> list[float]:
         calls, took = 1, 0.0
         run()
-        # One call may be interrupted: as many as take a part of what a repeat is to take.
+        # A single call may be interrupted, so calls are doubled until they take a part of a repeat's time.
         while (took := self._most(self._seconds(run, calls))) < seconds / REPEATS / 4 and calls < 100_000:
             calls *= 2
         calls = max(1, ceil(calls * seconds / REPEATS / max(took, 1e-6)))
@@ -296,7 +301,7 @@ class _Worker:
         return self._in_turn(call.operands, lambda *given: function(*given, *call.numbers))
 
     def _in_turn(self, operands: tuple[Operand, ...], function: Callable[..., object]) -> Callable[[], object]:
-        """The function on sets of operands in turn, its results kept for a while: see `COLD_BYTES`."""
+        """Return a call of `function` on sets of operands in turn, which keeps results for a while (`COLD_BYTES`)."""
         bytes = sum(o.bytes for o in operands)
         sets = [self._operands(operands, k) for k in range(max(1, min(MOST_SETS, COLD_BYTES // max(bytes, 1))))]
         kept: list[object] = []
@@ -342,7 +347,7 @@ class _Worker:
         return self._in_turn((Operand((job.elements // 64, 64), "f32"),), received if waits else moved)
 
     def _runtime(self, members: int) -> SimpleNamespace:
-        """A program's moves, and this rank in a mesh whose second axis has so many members."""
+        """Return the runtime's collectives, and this rank's context in a mesh whose second axis has `members` ranks."""
         if members not in self.runtimes:
             mesh = (self.count // members, members)
             of = runtime.load(("ranks", "collectives"), NAME="measure", MESH=mesh, WORLD=self.count, GROUPS=((1,),))
@@ -352,6 +357,6 @@ class _Worker:
 
 
 def _bytes(results: object) -> int:
-    """Of the tensors a function has returned."""
+    """Return the bytes of the tensors that a function has returned."""
     tensors = results if isinstance(results, tuple) else (results,)
     return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))

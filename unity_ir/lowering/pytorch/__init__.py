@@ -1,5 +1,6 @@
-"""A bound line as plain PyTorch code: what a person would write, and autograd can differentiate.
+"""Write bound lines as plain PyTorch code: as a person would write it, and differentiable by autograd.
 
-`value` and `writer` (tensors by dims; names, permutations, expansion) are under the files of the forms: `reads`,
-`functions`, `softmax`, `grouped`, `windows`, `indexing`, `sums`. `code` matches a line against them, in order.
+`tensor_text` (an expression's text with its dims) and `writer` (names, permutation, expansion) are under the modules
+of the forms: `reads`, `functions`, `grouped`, `windows`, `indexing`, `sums`. `code` matches a line against them, in
+order.
 """

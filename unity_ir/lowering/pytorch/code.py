@@ -1,8 +1,8 @@
 """
-A bound line as plain PyTorch expressions: what a person would write, and autograd can differentiate.
+Write a bound line as plain PyTorch: as a person would write it, and differentiable by autograd.
 
-An expression is matched against the forms in order; each form's file writes its text: `reads`, `functions`, `grouped`,
-`windows`, `indexing`, `sums`.
+An expression is matched against the forms in order; each form's module writes its text: `reads`, `functions`,
+`grouped`, `windows`, `indexing`, `sums`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from unity_ir.lowering.pytorch.grouped import routed_product
 from unity_ir.lowering.pytorch.indexing import gathered, scattered
 from unity_ir.lowering.pytorch.reads import atom, read
 from unity_ir.lowering.pytorch.sums import product, reduced
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES, Value
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES, TensorText
 from unity_ir.lowering.pytorch.windows import convolved, pooled, target, written
-from unity_ir.lowering.pytorch.writer import Sharing, Writer
+from unity_ir.lowering.pytorch.writer import Sharing, TorchWriter
 from unity_ir.lowering.text import ATOM, COMPARISONS, LOGIC, UNARY, Text
 from unity_ir.tdl.syntax import (
     Access,
@@ -47,9 +47,10 @@ from unity_ir.tdl.syntax import (
 
 def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, ...]:
     """
-    One expression of one line per result, over operands of these names and the shapes the extents imply.
+    Return an expression for each result of a line, over operands of these names, at the line's extents.
 
-    Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or laid out in another order.
+    Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or have other strides than contiguous
+    tensors. Raises `UnityError` for functions that have no text, or need statements (random numbers).
     """
     writer = _Lines(bound, operand_names, {})
     return tuple(writer.result(r).text for r in writer.bound.results)
@@ -59,9 +60,10 @@ def torch_body(
     bound: Bound, operand_names: Sequence[str], starts: Mapping[str, str], names: Names
 ) -> tuple[list[str], tuple[str, ...]]:
     """
-    Statements that name what occurs twice, and an expression per result, which is contiguous.
+    Return statements that assign repeated subexpressions to names, and an expression for each result, contiguous.
 
-    `starts` names the global index at which a variable used as a value starts; 0 for all others.
+    `starts` has the name of the global index at which an index variable starts that is used as a value; others start at
+    0. New names are taken from `names`. Raises `UnityError` for functions that have no text.
     """
     first = _Lines(bound, operand_names, starts)
     first.sharing = Sharing(Names(), {})
@@ -70,7 +72,7 @@ def torch_body(
     writer = _Lines(bound, operand_names, starts)
     writer.sharing = sharing = Sharing(names, first.sharing.uses)
     texts: list[str] = []
-    # Dims of size 1 may have any stride, and the order in memory of what PyTorch makes of them follows from it.
+    # Dims of size 1 may have any stride, which may make PyTorch choose another order in memory for results.
     writer.strided = any(len(shape) > 1 and 1 in shape for shape in writer.shapes.values())
     for result in writer.bound.results:
         text = writer.result(result)
@@ -82,8 +84,10 @@ def torch_reference(
     bound: Bound, operand_names: Sequence[str], taken: Iterable[str]
 ) -> tuple[list[str], tuple[str, ...]]:
     """
-    The same in double precision, whatever floating point numbers the line says: statements, if it takes any, whose
-    names are none of `taken` and no one else's, and an expression per result.
+    Return statements and an expression for each result of a line, computed in double precision.
+
+    Floating point results are f64 whatever type the line gives. There are statements only for random numbers; their
+    names are none of `taken`.
     """
     results = (replace(r, dtype="f64") if r.dtype is not None and r.floating else r for r in bound.results)
     bound = replace(bound, results=tuple(results))
@@ -96,12 +100,13 @@ def _draws(expr: Expr) -> bool:
     return (isinstance(expr, Call) and expr.function == "philox") or any(map(_draws, children(expr)))
 
 
-class _Lines(Writer):
-    """The lines of one operator: what is written for each form of result and of expression."""
+class _Lines(TorchWriter):
+    """The writer of a line, which matches results and expressions against the forms."""
 
     # -- results
 
     def result(self, result: Result) -> Text:
+        """Write a result of the line."""
         reshaped = self.reshaped(result)
         if reshaped is not None:
             return reshaped
@@ -118,7 +123,7 @@ class _Lines(Writer):
         return Text(f"torch.cat([{', '.join(pieces)}], {axis})")
 
     def reshaped(self, result: Result) -> Text | None:
-        """A line that only folds or unfolds dims, as a reshape."""
+        """Write a result that only flattens or unflattens dims as a reshape; None for any other."""
         if (
             not isinstance(result.expr, Access)
             or result.dtype
@@ -137,10 +142,10 @@ class _Lines(Writer):
             return text
         return self.method(text, f"reshape({', '.join(map(str, shape)) or '()'})")
 
-    def folded(self, indices: Sequence[object], value: Value, into: str | None = None) -> Text:
+    def folded(self, indices: Sequence[object], value: TensorText, into: str | None = None) -> Text:
         """
-        The value over all the indices' variables, composite dims folded into one; `into` is another element type than
-        that of the floating operands.
+        Expand a value to all variables of the indices, and flatten composite dims; `into` is the element type if it is
+        not that of the floating point operands.
         """
         names = self.dims(indices, target)
         if value.number:
@@ -160,7 +165,7 @@ class _Lines(Writer):
 
     # -- values
 
-    def value(self, expr: Expr) -> Value:
+    def value(self, expr: Expr) -> TensorText:
         sharing = self.sharing
         if sharing is None or not is_work(expr):
             return self._value(expr)
@@ -177,24 +182,24 @@ class _Lines(Writer):
         now = dict(zip(then, free, strict=True))
         return replace(value, dims=tuple(now[n] for n in value.dims))
 
-    def _value(self, expr: Expr) -> Value:
+    def _value(self, expr: Expr) -> TensorText:
         match expr:
             case Const(value) if isinf(value):
-                return Value(Text(f'float("{value}")'), (), True)
+                return TensorText(Text(f'float("{value}")'), (), True)
             case Const(value):
                 whole = value.is_integer() and abs(value) < 2**31
                 text = Text(repr(int(value) if whole else value), ATOM if value >= 0 else UNARY)
-                return Value(text, (), True, "int" if whole else "float")
+                return TensorText(text, (), True, "int" if whole else "float")
             case Name(name):
                 start, size = self.starts.get(name), self.extents[name]
                 limits = f"{size}" if start is None else f"{start}, {start} + {size}"
-                return Value(Text(f"torch.arange({limits}, device={self.device})"), (name,), kind="int")
+                return TensorText(Text(f"torch.arange({limits}, device={self.device})"), (name,), kind="int")
             case Access():
                 return read(self, expr)
             case Binary("/") if (found := softmax(expr, self.extents, self.starts)) is not None:
                 scores, axis = found
                 value = self.floating(self.value(scores))
-                return Value(Text(f"torch.softmax({value.text.text}, {value.dims.index(axis)})"), value.dims)
+                return TensorText(Text(f"torch.softmax({value.text.text}, {value.dims.index(axis)})"), value.dims)
             case Binary(op, left, right):
                 return joined(self, op, self.value(left), self.value(right))
             case Call(function, (left, right)) if function in COMPARISONS:
@@ -214,7 +219,7 @@ class _Lines(Writer):
                 return chosen(self, self.value(condition), self.value(yes), self.value(no))
             case Call(function, (argument,)) if function in FUNCTIONS:
                 value = self.floating(self.value(argument))
-                return Value(Text(f"{FUNCTIONS[function]}({value.text.text})"), value.dims)
+                return TensorText(Text(f"{FUNCTIONS[function]}({value.text.text})"), value.dims)
             case Call(function, _):
                 raise self.fail(f"no PyTorch text for function {function}; add it to lowering/pytorch/functions.py")
             case Reduce():

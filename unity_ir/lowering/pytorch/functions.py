@@ -1,11 +1,11 @@
-"""Functions of elements as PyTorch says them, those that draw random numbers, and those TDL cannot say."""
+"""Write functions of elements in PyTorch, random numbers, and the opaque functions that TDL has no expression for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unity_ir.lowering.pytorch.value import Value
-from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.pytorch.tensor_text import TensorText
+from unity_ir.lowering.pytorch.writer import TorchWriter
 from unity_ir.lowering.text import ATOM, PRODUCT, SUM, Text, binary
 from unity_ir.tdl.syntax import Access, Var
 
@@ -30,59 +30,66 @@ _OPAQUE: Mapping[str, tuple[str, str, str]] = {
     "topk_values": ("sort(dim={dim}, descending=True, stable=True)", "values", "float"),
     "topk_indices": ("sort(dim={dim}, descending=True, stable=True)", "indices", "int"),
 }
-"""The method that computes an opaque function along a dim, what of its result is meant, and what that holds."""
+"""For each opaque function: the method that computes it along a dim, the field of its result, that field's kind."""
 
 
-def joined(writer: Writer, op: str, left: Value, right: Value) -> Value:
+def joined(writer: TorchWriter, op: str, left: TensorText, right: TensorText) -> TensorText:
+    """Write `left op right` for an arithmetic operator, both broadcast to the dims of either."""
     values = [left, right]
     if op in "+-":
         # PyTorch adds no booleans.
         values = [writer.floating(v) if v.kind == "bool" else v for v in values]
     kind = "float" if op == "/" or "float" in (v.kind for v in values) else values[0].kind
     if kind == "float" and not any(v.kind == "float" and not v.number for v in values):
-        # Numbers would not say which type of float to compute in.
+        # Python numbers do not tell in which type of float to compute.
         values = [v if v.number else writer.floating(v) for v in values]
     order = writer.union(values)
     left, right = values
     text = binary(op, writer.ordered(left, order), writer.ordered(right, order))
-    return Value(text, order, left.number and right.number, "int" if kind == "bool" and left != right else kind)
+    return TensorText(text, order, left.number and right.number, "int" if kind == "bool" and left != right else kind)
 
 
-def compared(writer: Writer, op: str, left: Value, right: Value, level: int = SUM) -> Value:
+def compared(writer: TorchWriter, op: str, left: TensorText, right: TensorText, level: int = SUM) -> TensorText:
+    """Write `left op right`, of booleans; operands that bind less tightly than `level` are put in parentheses."""
     order = writer.union([left, right])
     a, b = writer.ordered(left, order), writer.ordered(right, order)
-    return Value(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
+    return TensorText(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
 
 
-def of_two(writer: Writer, function: str, left: Value, right: Value) -> Value:
-    """A function of two floating point tensors, or of one and a number."""
+def of_two(writer: TorchWriter, function: str, left: TensorText, right: TensorText) -> TensorText:
+    """Write a call of a PyTorch function of two floating point tensors, or of one and a number."""
     values = [v if v.number else writer.floating(v) for v in (left, right)]
     if function != "torch.pow":
         # Those take no numbers.
         values = [
-            Value(Text(f"torch.tensor({v.text.text}, dtype={writer.dtype}, device={writer.device})"), ())
+            TensorText(Text(f"torch.tensor({v.text.text}, dtype={writer.dtype}, device={writer.device})"), ())
             if v.number
             else v
             for v in values
         ]
     order = writer.union(values)
-    return Value(Text(f"{function}({', '.join(writer.ordered(v, order).text for v in values)})"), order)
+    return TensorText(Text(f"{function}({', '.join(writer.ordered(v, order).text for v in values)})"), order)
 
 
-def chosen(writer: Writer, condition: Value, yes: Value, no: Value) -> Value:
+def chosen(writer: TorchWriter, condition: TensorText, yes: TensorText, no: TensorText) -> TensorText:
+    """Write `torch.where` of a condition and two values."""
     kind = "float" if "float" in (yes.kind, no.kind) else "int"
     if kind == "float":
         if yes.number and no.number:
             text = f"torch.tensor({yes.text.text}, dtype={writer.dtype}, device={writer.device})"
-            yes = Value(Text(text), ())
+            yes = TensorText(Text(text), ())
         yes, no = (v if v.number else writer.floating(v) for v in (yes, no))
     order = writer.union([condition, yes, no])
     texts = ", ".join(writer.ordered(v, order).text for v in (condition, yes, no))
-    return Value(Text(f"torch.where({texts})"), order, kind=kind)
+    return TensorText(Text(f"torch.where({texts})"), order, kind=kind)
 
 
-def uniform(writer: Writer, seed: int, position: Value) -> Value:
-    """Numbers in [0, 1), as `tdl.functions.philox` draws them; 64-bit products that overflow keep their bits."""
+def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
+    """
+    Write the random numbers in [0, 1) that `tdl.functions.philox` draws at positions, as statements and an expression.
+
+    The 64-bit products overflow, which keeps their low bits. Raises `UnityError` where statements are not allowed.
+    """
     if writer.sharing is None:
         raise writer.fail("no PyTorch expression of one line draws random numbers; leave dropout out")
     names, lines = writer.sharing.names, writer.sharing.lines
@@ -102,11 +109,15 @@ def uniform(writer: Writer, seed: int, position: Value) -> Value:
         f"    {c[2]}, {c[3]} = ({a} {high}) ^ {c[3]} ^ {k[1]}, {a} & {low}",
         f"    {k[0]}, {k[1]} = {k[0]} + 0x9E3779B9 & {low}, {k[1]} + 0xBB67AE85 & {low}",
     ]
-    return Value(Text(f"({c[0]} >> 8).to({writer.dtype}) * 2.0**-24", PRODUCT), position.dims)
+    return TensorText(Text(f"({c[0]} >> 8).to({writer.dtype}) * 2.0**-24", PRODUCT), position.dims)
 
 
-def opaque(writer: Writer, function: str, made: str, taken: str, value: Value) -> Value:
-    """A function of `_OPAQUE` along one dim, which it makes another of."""
+def opaque(writer: TorchWriter, function: str, made: str, taken: str, value: TensorText) -> TensorText:
+    """
+    Write an opaque function of `value` along the dim of variable `taken`, which becomes a dim of variable `made`.
+
+    Raises `UnityError` for a function that `_OPAQUE` does not have.
+    """
     if function not in _OPAQUE:
         raise writer.fail(f"no PyTorch text for opaque {function}; add it to lowering/pytorch/functions.py")
     dim = value.dims.index(taken)
@@ -114,9 +125,9 @@ def opaque(writer: Writer, function: str, made: str, taken: str, value: Value) -
     form = Access(value.text.text, (Var(str(dim)), Var(sort)))
     known = None if writer.sharing is None else writer.sharing.known.get(form)
     if known is None:
-        known = Value(Text(writer.named("ordered", f"{value.text.at(ATOM)}.{sort.format(dim=dim)}")), ()), ()
+        known = TensorText(Text(writer.named("ordered", f"{value.text.at(ATOM)}.{sort.format(dim=dim)}")), ()), ()
         if writer.sharing is not None:
             writer.sharing.known[form] = known
     dims = tuple(made if n == taken else n for n in value.dims)
     writer.strided = True
-    return Value(Text(f"{known[0].text.text}.{part}.narrow({dim}, 0, {writer.extents[made]})"), dims, kind=kind)
+    return TensorText(Text(f"{known[0].text.text}.{part}.narrow({dim}, 0, {writer.extents[made]})"), dims, kind=kind)

@@ -1,4 +1,4 @@
-"""Products of rows with the one weight that integers pick for each: one matrix product for each of the weights."""
+"""Write grouped products, of each row with the one weight that integers pick for it: a matrix product per weight."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from math import prod
 
 from unity_ir.forms.grouped import Routed, routed
 from unity_ir.lowering.pytorch.reads import read
-from unity_ir.lowering.pytorch.value import Value
-from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.pytorch.tensor_text import TensorText
+from unity_ir.lowering.pytorch.writer import TorchWriter
 from unity_ir.lowering.text import SUM, Text
 from unity_ir.tdl.syntax import Access, Expr
 
 
-def routed_product(writer: Writer, expr: Expr) -> Value | None:
-    """The rows of every weight times it, put back in order, or the products that weights' gradients are; else None."""
+def routed_product(writer: TorchWriter, expr: Expr) -> TensorText | None:
+    """
+    Write a grouped product as a matrix product per weight, whose rows are put back in order, or its weights' gradient
+    as a stack of matrix products; None for anything else.
+    """
     of = routed(expr, writer.extents)
     if of is None or {writer.kinds[a.tensor] for a in (of.x, of.w)} != {"float"}:
         return None
@@ -35,17 +38,20 @@ def routed_product(writer: Writer, expr: Expr) -> Value | None:
         if elsewhere:
             columns = prod(writer.extents[n] for n in of.right)
             parts = f"*({parts}), {x}.new_zeros(int(({at} == {size}).sum()), {columns})"
-        # Where each row went when they were put in order of their weights.
+        # The position of each row in the order by weights.
         back = f"torch.argsort(torch.argsort({at}, stable=True))"
         text, groups = f"torch.cat([{parts}])[{back}]", (of.rows, of.right)
     made = Text(text)
     if any(len(group) != 1 for group in groups):
         made = writer.method(made, f"reshape{_sizes(writer, [n for group in groups for n in group])}")
-    return Value(made, tuple(n for group in groups for n in group))
+    return TensorText(made, tuple(n for group in groups for n in group))
 
 
-def _places(writer: Writer, of: Routed) -> tuple[str, bool]:
-    """Which of the weights each row goes to [rows], and whether some go to those of other pieces: past the last."""
+def _places(writer: TorchWriter, of: Routed) -> tuple[str, bool]:
+    """
+    Return the text of each row's weight, [rows], and whether some rows pick weights of other pieces, which are then
+    numbers outside of this piece's.
+    """
     text = _matrix(writer, of.at, (of.rows,))
     start, size = writer.starts.get(of.variable), writer.extents[of.variable]
     if start is None:
@@ -57,8 +63,8 @@ def _places(writer: Writer, of: Routed) -> tuple[str, bool]:
     return writer.named("place", inside), True
 
 
-def _matrix(writer: Writer, access: Access, groups: Sequence[tuple[str, ...]]) -> Text:
-    """A read with one dim for each group of variables."""
+def _matrix(writer: TorchWriter, access: Access, groups: Sequence[tuple[str, ...]]) -> Text:
+    """Write a read with one dim for each group of variables."""
     order = tuple(n for group in groups for n in group)
     text = writer.expanded(read(writer, access), order)
     if any(len(group) != 1 for group in groups):
@@ -67,11 +73,11 @@ def _matrix(writer: Writer, access: Access, groups: Sequence[tuple[str, ...]]) -
     return text
 
 
-def _sizes(writer: Writer, names: Sequence[str]) -> str:
+def _sizes(writer: TorchWriter, names: Sequence[str]) -> str:
     return f"({', '.join(str(writer.extents[n]) for n in names)})"
 
 
 def _unlike(wish: str, *texts: str) -> str:
-    """A name that no text mentions."""
+    """Return a name like `wish` that none of the texts contains."""
     names = (wish if i == 0 else f"{wish}_{i}" for i in count())
     return next(n for n in names if not any(n in text for text in texts))

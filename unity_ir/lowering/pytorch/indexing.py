@@ -1,4 +1,4 @@
-"""Sums that read or write the one place that integers name, as indexing and its gradients."""
+"""Write sums that read or add to the one place that integers pick: indexing, `gather`, and their gradients."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from math import prod
 
 from unity_ir.lowering.pytorch.functions import chosen
 from unity_ir.lowering.pytorch.reads import read
-from unity_ir.lowering.pytorch.value import Value
-from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.pytorch.tensor_text import TensorText
+from unity_ir.lowering.pytorch.writer import TorchWriter
 from unity_ir.lowering.text import ATOM, SUM, Text
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather, scatter
 from unity_ir.tdl.syntax import Access, Reduce, Var
 
 
-def gathered(writer: Writer, expr: Reduce) -> Value | None:
-    """A sum that reads the one element that integers name, by indexing; None for anything else."""
+def gathered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
+    """Write a sum that reads the one element that integers pick by indexing or `gather`; None for anything else."""
     picked = gather(expr)
     if picked is None or not isinstance(picked.body, Access) or Var(picked.variable) not in picked.body.indices:
         return None
@@ -29,24 +29,24 @@ def gathered(writer: Writer, expr: Reduce) -> Value | None:
     start = writer.starts.get(variable)
     if start is not None:
         local = Text(f"{index.at(SUM)} - {start}", SUM)
-        inside = Value(Text(f"({local.text} >= 0) & ({local.text} < {size})", 0), at.dims, kind="bool")
+        inside = TensorText(Text(f"({local.text} >= 0) & ({local.text} < {size})", 0), at.dims, kind="bool")
         index = writer.method(local, f"clamp(0, {size - 1})")
     if not set(rest) & set(at.dims):
         text = writer.ordered(table, (variable, *rest))
-        found = Value(Text(f"{text.at(ATOM)}[{index.text}]"), (*at.dims, *rest))
+        found = TensorText(Text(f"{text.at(ATOM)}[{index.text}]"), (*at.dims, *rest))
     elif set(rest) == set(at.dims):
         text = writer.ordered(table, (*at.dims, variable))
         each = f"{writer.method(index, 'long()').text}[..., None]"
-        found = Value(Text(f"{text.at(ATOM)}.gather(-1, {each}).squeeze(-1)"), at.dims)
+        found = TensorText(Text(f"{text.at(ATOM)}.gather(-1, {each}).squeeze(-1)"), at.dims)
     else:
         return None
-    return found if inside is None else chosen(writer, inside, found, Value(Text("0"), (), True, "int"))
+    return found if inside is None else chosen(writer, inside, found, TensorText(Text("0"), (), True, "int"))
 
 
-def scattered(writer: Writer, expr: Reduce) -> Value | None:
+def scattered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
     """
-    A sum that adds every element to the one place that integers name, as PyTorch does for the gradients of an
-    embedding or a gather; None for anything else.
+    Write a sum that adds every element to the one place that integers pick by `embedding_dense_backward` or
+    `scatter_add`; None for anything else.
     """
     found = scatter(expr)
     if found is None or not set(expr.names) <= free_variables(found.at):
@@ -59,7 +59,7 @@ def scattered(writer: Writer, expr: Reduce) -> Value | None:
         return None
     index, start = at.text, writer.starts.get(variable)
     if start is not None:
-        # What belongs to other pieces goes to a place behind the last.
+        # Elements that belong to other pieces are added to one place after the last, which is cut off.
         local = writer.named("place", f"{index.at(SUM)} - {start}")
         index = Text(f"torch.where(({local} >= 0) & ({local} < {size}), {local}, {size})")
     places = size + (start is not None)
@@ -76,11 +76,11 @@ def scattered(writer: Writer, expr: Reduce) -> Value | None:
         text += f"{writer.method(ids, f'reshape({shape[0]})').text}, {places}, -1, False)"
         made = Text(text) if places == size else writer.method(Text(text), f"narrow(0, 0, {size})")
         sizes = tuple(writer.extents[n] for n in rest)
-        return Value(writer.method(made, f"reshape({', '.join(map(str, (size, *sizes)))})"), (variable, *rest))
+        return TensorText(writer.method(made, f"reshape({', '.join(map(str, (size, *sizes)))})"), (variable, *rest))
     order = (*kept, *rest, *summed)
     lead, last = [writer.extents[n] for n in (*kept, *rest)], prod(writer.extents[n] for n in summed)
     texts = [writer.method(writer.expanded(v, order), f"reshape{(*lead, last)}").text for v in (at, value)]
     zeros = f"torch.zeros({(*lead, places)}, dtype={writer.dtype}, device={writer.device})"
     made = Text(f"{zeros}.scatter_add(-1, {texts[0]}, {texts[1]})")
     made = made if places == size else writer.method(made, f"narrow(-1, 0, {size})")
-    return Value(made, (*kept, *rest, variable))
+    return TensorText(made, (*kept, *rest, variable))

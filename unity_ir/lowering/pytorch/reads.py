@@ -1,4 +1,4 @@
-"""Reads of operands: composite dims unfolded, segments and windows cut out (by `unfold`), diagonals taken."""
+"""Write reads of operands: composite dims unflattened, segments cut out, windows unfolded, diagonals taken."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unity_ir.forms.windows import reach
-from unity_ir.lowering.pytorch.value import Value, letters
-from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.pytorch.tensor_text import TensorText, letters
+from unity_ir.lowering.pytorch.writer import TorchWriter
 from unity_ir.lowering.text import ATOM, Text
 from unity_ir.tdl.syntax import Access, Composite, Segments, Window, index_names
 
 
 def token(number: int) -> str:
-    """The name of a dim that is read through a window, until its variables have dims of their own."""
+    """Return the name of the dim that is read through window `number`, until its variables have dims of their own."""
     return f"#{number}"
 
 
-def read(writer: Writer, access: Access) -> Value:
-    """A read with one dim per variable: composite dims unfolded, segments and windows cut out, diagonals taken."""
+def read(writer: TorchWriter, access: Access) -> TensorText:
+    """
+    Write a read with one dim per index variable: composite dims unflattened, segments cut out, windows unfolded (0
+    outside of the tensor), and the diagonal taken of dims with the same variable.
+    """
     value = whole(writer, access)
     windows = [i for i in access.indices if isinstance(i, Window)]
     text, dims = value.text, list(value.dims)
@@ -34,8 +37,8 @@ def read(writer: Writer, access: Access) -> Value:
     return replace(value, text=text, dims=tuple(dims))
 
 
-def whole(writer: Writer, access: Access) -> Value:
-    """A read with one dim per variable, and one for each window."""
+def whole(writer: TorchWriter, access: Access) -> TensorText:
+    """Write a read with one dim per index variable, but one dim, `token(i)`, for each window."""
     text = atom(writer, access.tensor)
     dims: list[str] = []
     windows = 0
@@ -58,20 +61,20 @@ def whole(writer: Writer, access: Access) -> Value:
             case _:
                 pass
         dims += index_names(index)
-    return Value(text, tuple(dims), kind=writer.kinds[access.tensor])
+    return TensorText(text, tuple(dims), kind=writer.kinds[access.tensor])
 
 
-def atom(writer: Writer, tensor: str) -> Text:
-    """An operand by the name it was given."""
+def atom(writer: TorchWriter, tensor: str) -> Text:
+    """Return the operand's name in the text."""
     name = writer.names[tensor]
     return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)
 
 
-def unfolded(writer: Writer, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
+def unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
     """
-    A tensor with a dim per variable of its windows, given one with a dim `token(i)` for each; changes `dims` alike.
+    Unfold windows: given a tensor with a dim `token(i)` for each window, write one with a dim per variable of them.
 
-    What lies outside is 0.
+    `dims` is changed in place accordingly. Positions outside of the tensor are 0.
     """
     reaches = [reach(window, writer.extents) for window in windows]
     around = [(max(0, -first), max(0, last - w.size + 1)) for (first, last), w in zip(reaches, windows, strict=True)]
@@ -106,8 +109,11 @@ def unfolded(writer: Writer, text: Text, dims: list[str], windows: Sequence[Wind
     return text
 
 
-def padded(writer: Writer, text: Text, rank: int, pads: Mapping[int, tuple[int, int]], value: str = "") -> Text:
-    """With so many elements more before and after each dim, or fewer where a number is below 0."""
+def padded(writer: TorchWriter, text: Text, rank: int, pads: Mapping[int, tuple[int, int]], value: str = "") -> Text:
+    """
+    Write `torch.nn.functional.pad` of a tensor: `pads` has the elements to add before and after a dim, which are cut
+    off where the number is below 0; `value` is the text of a further argument.
+    """
     if not any(map(any, pads.values())):
         return text
     outermost = min(d for d, pair in pads.items() if any(pair))

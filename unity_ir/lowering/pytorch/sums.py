@@ -1,12 +1,12 @@
-"""Sums of products as matrix products or einsum, and every other reduction of dims."""
+"""Write sums of products as matrix products or `einsum`, and every other reduction by PyTorch's reduction of dims."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from unity_ir.lowering.pytorch.value import Value, letters
-from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.pytorch.tensor_text import TensorText, letters
+from unity_ir.lowering.pytorch.writer import TorchWriter
 from unity_ir.lowering.text import ATOM, PRODUCT, UNARY, Text
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import Access, Binary, Reduce
@@ -14,8 +14,8 @@ from unity_ir.tdl.syntax import Access, Binary, Reduce
 _REDUCERS: Mapping[str, str] = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
-def product(writer: Writer, expr: Reduce) -> Value | None:
-    """A sum of a product of two tensors, as a matrix product or an einsum; None for anything else."""
+def product(writer: TorchWriter, expr: Reduce) -> TensorText | None:
+    """Write a sum of a product of two tensors as `@` or `torch.einsum`; None for anything else."""
     match expr:
         case Reduce("sum", _, Binary("*", left, right)):
             pass
@@ -37,24 +37,25 @@ def product(writer: Writer, expr: Reduce) -> Value | None:
         if not set(rest_x) & set(rest_y) and len(rest_y) == 1:
             if len(k) == 1 and order == (*rest_x, *rest_y) and x.dims[-1] == k[0] and rest_x:
                 w = y.text if y.dims[0] == k[0] else writer.method(y.text, "T")
-                return Value(Text(f"{x.text.at(PRODUCT)} @ {w.at(UNARY)}", PRODUCT), order)
+                return TensorText(Text(f"{x.text.at(PRODUCT)} @ {w.at(UNARY)}", PRODUCT), order)
             leading = x.dims[: len(k)] == tuple(k) == y.dims[: len(k)]
             if leading and len(rest_x) == 1 and order == (*rest_x, *rest_y):
                 flat = f"flatten(0, {len(k) - 1})"
                 a, b = (writer.method(t, flat) if len(k) > 1 else t for t in (x.text, y.text))
-                return Value(Text(f"{writer.method(a, 'T').text} @ {b.at(UNARY)}", PRODUCT), order)
+                return TensorText(Text(f"{writer.method(a, 'T').text} @ {b.at(UNARY)}", PRODUCT), order)
     writer.strided = True
     of = letters([*x.dims, *y.dims])
     spec = f"{_spell(x.dims, of)},{_spell(y.dims, of)}->{_spell(order, of)}"
-    return Value(Text(f'torch.einsum("{spec}", {x.text.text}, {y.text.text})'), order)
+    return TensorText(Text(f'torch.einsum("{spec}", {x.text.text}, {y.text.text})'), order)
 
 
-def reduced(writer: Writer, expr: Reduce) -> Value:
+def reduced(writer: TorchWriter, expr: Reduce) -> TensorText:
+    """Write a reduction by `sum`, `prod`, `amax` or `amin` of the dims reduced."""
     value = writer.value(expr.body)
     dims = [d for d, n in enumerate(value.dims) if n in expr.names]
     rest = tuple(n for n in value.dims if n not in expr.names)
     text = value.text
-    # What the body does not depend on only repeats it.
+    # Variables that the body does not depend on repeat it.
     times = prod(writer.extents[n] for n in expr.names if n not in free_variables(expr.body))
     if dims:
         if expr.reducer == "prod":
@@ -67,7 +68,7 @@ def reduced(writer: Writer, expr: Reduce) -> Value:
         text = Text(f"{text.at(PRODUCT)} * {times}", PRODUCT)
     elif times > 1 and expr.reducer == "prod":
         text = Text(f"{text.at(ATOM)} ** {times}", UNARY)
-    return Value(text, rest, value.number, "int" if value.kind == "bool" else value.kind)
+    return TensorText(text, rest, value.number, "int" if value.kind == "bool" else value.kind)
 
 
 def _spell(names: Sequence[str], of: Mapping[str, str]) -> str:

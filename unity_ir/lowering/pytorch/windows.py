@@ -1,4 +1,4 @@
-"""Windows as PyTorch says them: convolutions and poolings by its functions, other writes by `index_add`."""
+"""Write windows in PyTorch: convolutions, poolings and their gradients by its functions, the rest by `index_add`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from unity_ir.forms.convolution import (
 )
 from unity_ir.forms.windows import leaves, reach
 from unity_ir.lowering.pytorch.reads import padded, token, whole
-from unity_ir.lowering.pytorch.value import TORCH_DTYPES, Value
-from unity_ir.lowering.pytorch.writer import Writer
+from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES, TensorText
+from unity_ir.lowering.pytorch.writer import TorchWriter
 from unity_ir.lowering.text import Text
 from unity_ir.tdl.syntax import Binary, Const, Expr, Reduce, Result, Window, index_names
 
@@ -28,12 +28,12 @@ F = "torch.nn.functional"
 
 
 def target(number: int) -> str:
-    """The name of a dim that is written through a window."""
+    """Return the name of the dim that is written through window `number`."""
     return f"={number}"
 
 
-def written(writer: Writer, result: Result) -> Value:
-    """The value of a result whose dims are indexed by windows, with a dim `target(i)` for each."""
+def written(writer: TorchWriter, result: Result) -> TensorText:
+    """Write a result some of whose dims are indexed by windows; those are dims `target(i)` of what is returned."""
     windows = [i for i in result.indices if isinstance(i, Window)]
     for number, window in enumerate(windows):
         writer.extents[target(number)] = window.size
@@ -49,8 +49,8 @@ def written(writer: Writer, result: Result) -> Value:
     return _added(writer, result, windows)
 
 
-def _added(writer: Writer, result: Result, windows: Sequence[Window]) -> Value:
-    """Every element added to its place, one dim after the other; what falls outside is cut off."""
+def _added(writer: TorchWriter, result: Result, windows: Sequence[Window]) -> TensorText:
+    """Write a result by adding every element to its place, one dim after the other; places outside are cut off."""
     names = [n for i in result.indices if not isinstance(i, Window) for n in index_names(i)]
     order = [*names, *(n for w in windows for n in index_names(w))]
     value = writer.value(result.expr)
@@ -75,23 +75,23 @@ def _added(writer: Writer, result: Result, windows: Sequence[Window]) -> Value:
                 for k, (f, n) in enumerate(window.terms)
             )
             places = f"({at}).flatten()" if len(own) > 1 else at or f"torch.zeros(1, dtype=int, device={writer.device})"
-            # The variables of later windows have dims of their own still.
+            # The variables of later windows still have dims of their own.
             zeros = f"torch.zeros({tuple(sizes)}, dtype={dtype}, device={writer.device})"
             text = Text(f"{zeros}.index_add({dim}, {places}, {text.text})")
         text = padded(writer, text, len(dims), {dim: (first, window.size - 1 - last)})
-    return Value(text, tuple(dims))
+    return TensorText(text, tuple(dims))
 
 
 # --- convolutions
 
 
-def convolved(writer: Writer, expr: Reduce) -> Value | None:
-    """A sum of products along windows as a convolution; None for anything else."""
+def convolved(writer: TorchWriter, expr: Reduce) -> TensorText | None:
+    """Write a sum of products along windows as a convolution; None for anything else."""
     found = convolution((), expr, writer.extents) or pointwise(expr, writer.extents)
     return None if found is None else _convolution(writer, found)
 
 
-def _convolution(writer: Writer, of: Convolution) -> Value:
+def _convolution(writer: TorchWriter, of: Convolution) -> TensorText:
     n = len(of.slidings)
     image, other = whole(writer, of.image), whole(writer, of.other)
     if image.kind != "float" or other.kind != "float":
@@ -120,9 +120,13 @@ def _convolution(writer: Writer, of: Convolution) -> Value:
 
 
 def _transposed(
-    writer: Writer, slidings: Sequence[Sliding], call: str, groups: int
+    writer: TorchWriter, slidings: Sequence[Sliding], call: str, groups: int
 ) -> tuple[Text, list[tuple[int, int]]]:
-    """A transposed convolution, and what to add before and after each dim, or cut off, to get the dims' sizes."""
+    """
+    Write a transposed convolution, given the text of its `call` up to the options.
+
+    Returns it with the elements to add before and after each dim (cut off if below 0) to get the result's sizes.
+    """
     ends = [(*reach(s.window, writer.extents), s) for s in slidings]
     padding = tuple(-first for first, _, _ in ends)
     more = tuple(s.window.size - 1 - last - first for first, last, s in ends)
@@ -136,11 +140,12 @@ def _transposed(
 
 
 def _padding(
-    writer: Writer, slidings: Sequence[Sliding], most: Sequence[int] | None
+    writer: TorchWriter, slidings: Sequence[Sliding], most: Sequence[int] | None
 ) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """
-    The padding to ask a function for, at most `most`, and, where that does not give so many windows, what to add before
-    and after each dim instead.
+    Return the `padding` argument of a PyTorch function, and the elements to add before and after each dim beforehand.
+
+    The latter are 0 unless the padding would have to differ at both ends, be below 0, or be above `most` in some dim.
     """
     padding: list[int] = []
     for k, s in enumerate(slidings):
@@ -155,16 +160,16 @@ def _padding(
 
 
 def _group(name: str) -> tuple[str, ...]:
-    """The variables of a dim that has at most one."""
+    """Return the variables of a dim that has one or, if the name is empty, none."""
     return (name,) if name else ()
 
 
-def _size(writer: Writer, name: str) -> int:
+def _size(writer: TorchWriter, name: str) -> int:
     return writer.extents[name] if name else 1
 
 
-def _grouped(writer: Writer, value: Value, groups: Sequence[tuple[str, ...]]) -> Text:
-    """The tensor with one dim for each group of variables."""
+def _grouped(writer: TorchWriter, value: TensorText, groups: Sequence[tuple[str, ...]]) -> Text:
+    """Permute and flatten a tensor to one dim for each group of variables."""
     text = writer.ordered(value, tuple(n for group in groups for n in group))
     for dim, group in enumerate(groups):
         if len(group) > 1:
@@ -174,21 +179,21 @@ def _grouped(writer: Writer, value: Value, groups: Sequence[tuple[str, ...]]) ->
     return text
 
 
-def _ungrouped(writer: Writer, text: Text, groups: Sequence[tuple[str, ...]]) -> Value:
-    """A value with a dim per variable, from a tensor with one for each group of them."""
+def _ungrouped(writer: TorchWriter, text: Text, groups: Sequence[tuple[str, ...]]) -> TensorText:
+    """Unflatten a tensor with one dim for each group of variables to one dim per variable."""
     for dim, group in reversed(list(enumerate(groups))):
         if len(group) > 1:
             text = writer.method(text, f"unflatten({dim}, {tuple(writer.extents[n] for n in group)})")
         elif not group:
             text = writer.method(text, f"squeeze({dim})")
-    return Value(text, tuple(n for group in groups for n in group))
+    return TensorText(text, tuple(n for group in groups for n in group))
 
 
 # --- poolings
 
 
-def pooled(writer: Writer, expr: Expr) -> Value | None:
-    """A maximum, sum or mean over windows by PyTorch's pooling; None for anything else."""
+def pooled(writer: TorchWriter, expr: Expr) -> TensorText | None:
+    """Write a maximum, sum or mean over windows by PyTorch's pooling; None for anything else."""
     match expr:
         case Reduce("sum", indices, Binary("/", body, Const(by))) if by.is_integer() and by >= 1:
             found, divisor = pooling(Reduce("sum", indices, body), writer.extents), int(by)
@@ -209,14 +214,15 @@ def pooled(writer: Writer, expr: Expr) -> Value | None:
     return _ungrouped(writer, text, [*groups, *(_group(s.outer) for s in found.slidings)])
 
 
-def _fits(writer: Writer, of: Pooling) -> bool:
+def _fits(writer: TorchWriter, of: Pooling) -> bool:
     if of.kind == "sum":
-        # One-dimensional means know no divisor, and no means are dilated.
+        # avg_pool1d has no divisor_override, and no avg_pool has a dilation.
         return len(of.slidings) > 1 and all(s.dilation == 1 for s in of.slidings)
     return writer.kinds[of.image.tensor] == "float"
 
 
-def _shape(writer: Writer, slidings: Sequence[Sliding]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _shape(writer: TorchWriter, slidings: Sequence[Sliding]) -> tuple[tuple[int, ...], ...]:
+    """Return the kernel sizes, the strides and the dilations of a window's dims."""
     return (
         tuple(_size(writer, s.inner) for s in slidings),
         tuple(s.stride for s in slidings),
@@ -225,16 +231,16 @@ def _shape(writer: Writer, slidings: Sequence[Sliding]) -> tuple[tuple[int, ...]
 
 
 def _lead(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Two groups for the dims that a pooling leaves alone."""
+    """Return the variables that are not pooled as two groups: the first two dims of a pooling function."""
     return [tuple(names[:-1]), tuple(names[-1:])]
 
 
 def _pooled_image(
-    writer: Writer, of: Pooling
+    writer: TorchWriter, of: Pooling
 ) -> tuple[Text, list[tuple[str, ...]], tuple[int, ...], Sequence[tuple[int, int]]]:
     """
-    The tensor a pooling function takes, the groups of its first two dims, the padding to ask for, and that already
-    before and after its other dims.
+    Return the image as a pooling function takes it, the variables of its first two dims, the `padding` argument, and
+    the elements already added before and after its other dims.
     """
     image = writer.floating(whole(writer, of.image))
     tokens = [token(k) for k in range(len(of.slidings))]
@@ -249,8 +255,8 @@ def _pooled_image(
     return padded(writer, text, rank, {2 + k: p for k, p in enumerate(pads)}, low), groups, padding, pads
 
 
-def _without_outside(writer: Writer, text: Text, sliding: Sliding, dims_from_here: int) -> Text:
-    """What of a halo lies outside of the whole tensor, where it is 0, never is a maximum."""
+def _without_outside(writer: TorchWriter, text: Text, sliding: Sliding, dims_from_here: int) -> Text:
+    """Replace the zeros of a halo that lies outside of the whole tensor by minus infinity, which is never a maximum."""
     window = sliding.window
     if not leaves(window, writer.extents) or (window.low == 0 and window.size == window.whole):
         return text
@@ -266,7 +272,7 @@ def _without_outside(writer: Writer, text: Text, sliding: Sliding, dims_from_her
     return Text(f'torch.where({condition}, {text.text}, float("-inf"))')
 
 
-def _max_pooling_gradient(writer: Writer, of: MaxPoolingGradient) -> Value:
+def _max_pooling_gradient(writer: TorchWriter, of: MaxPoolingGradient) -> TensorText:
     slidings = of.pooling.slidings
     image, groups, padding, pads = _pooled_image(writer, of.pooling)
     g = _over(writer, writer.floating(writer.value(of.value)), [*groups, *(_group(s.outer) for s in slidings)])
@@ -283,14 +289,14 @@ def _max_pooling_gradient(writer: Writer, of: MaxPoolingGradient) -> Value:
     return _ungrouped(writer, result, [*groups, *((target(k),) for k in range(len(slidings)))])
 
 
-def _over(writer: Writer, value: Value, groups: Sequence[tuple[str, ...]]) -> Text:
-    """The tensor expanded to one dim for each group of variables."""
+def _over(writer: TorchWriter, value: TensorText, groups: Sequence[tuple[str, ...]]) -> Text:
+    """Expand and flatten a tensor to one dim for each group of variables."""
     order = tuple(n for group in groups for n in group)
     return _grouped(writer, replace(value, text=writer.expanded(value, order), dims=order), groups)
 
 
-def _spread_sum(writer: Writer, slidings: Sequence[Sliding], value: Value) -> Value:
-    """The gradient of a pooled sum: each element added to all places of its window."""
+def _spread_sum(writer: TorchWriter, slidings: Sequence[Sliding], value: TensorText) -> TensorText:
+    """Write the gradient of a pooled sum, which adds each element to all places of its window."""
     outer = [s.outer for s in slidings]
     groups = _lead([n for n in value.dims if n not in outer])
     g = _over(writer, value, [*groups, *map(_group, outer)])

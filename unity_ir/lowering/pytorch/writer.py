@@ -1,4 +1,4 @@
-"""What all PyTorch text is written with: the operands' names and shapes, and values permuted, expanded and named."""
+"""Write PyTorch text: the base of the writer of a line, which permutes, expands, converts and names tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import cast
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names, operand_shapes
 from unity_ir.forms.rewrite import simplified
-from unity_ir.lowering.pytorch.value import Value
+from unity_ir.lowering.pytorch.tensor_text import TensorText
 from unity_ir.lowering.text import ATOM, Text
 from unity_ir.tdl.syntax import Bound, Expr, Index, Window, index_names
 
@@ -22,23 +22,26 @@ _FLATTEN = re.compile(r"flatten\((\d+), (\d+)\)")
 
 
 class Sharing:
-    """What statements have computed so far."""
+    """The statements written so far, and the subexpressions they assign to names."""
 
     def __init__(self, names: Names, wanted: Mapping[Expr, int]):
         self.names = names
         self.wanted = wanted
-        """How often each form is used; those used twice get a name."""
+        """Number of uses of each canonical expression; those used more than once are assigned to a name."""
         self.uses: Counter[Expr] = Counter()
-        self.known: dict[Expr, tuple[Value, tuple[str, ...]]] = {}
-        """Values by canonical form, and the free variables they were computed with."""
+        """The same, counted while writing."""
+        self.known: dict[Expr, tuple[TensorText, tuple[str, ...]]] = {}
+        """Text of each canonical expression written so far, and the free variables it was written with."""
         self.lines: list[str] = []
+        """The statements."""
 
 
-class Writer(ABC):
+class TorchWriter(ABC):
     """
-    What the functions of every form write with: names, shapes, and tensors brought to the dims that are wanted.
+    Writer of one bound line; the modules of the forms write with it.
 
-    Texts are of dims in the order of a value's `dims`; `value` makes one of any expression.
+    `names` has the operands' names in the text, `starts` the name of the global index at which a variable starts, for
+    variables whose piece does not start at 0. Subclasses define `value`.
     """
 
     def __init__(self, bound: Bound, names: Sequence[str], starts: Mapping[str, str]):
@@ -53,26 +56,28 @@ class Writer(ABC):
         self.device = f"{like.removesuffix('.float()')}.device"
         self.dtype = f"{like}.dtype" if floats and not like.endswith(".float()") else "torch.float32"
         self.strided = False
-        """A result may not be contiguous although the operands are."""
+        """Whether a result may not be contiguous although the operands are."""
         self.sharing: Sharing | None = None
+        """The statements before the expressions; None where only expressions are allowed."""
 
     @abstractmethod
-    def value(self, expr: Expr) -> Value:
-        """The text of an expression, and the variables its dims range over."""
+    def value(self, expr: Expr) -> TensorText:
+        """Write an expression."""
 
     def fail(self, message: str) -> UnityError:
+        """Return the error to raise about this operator."""
         return UnityError(f"pcg.{self.bound.operator}: {message}")
 
     def method(self, value: Text, call: str) -> Text:
+        """Write `value.call`; a `flatten` right after the `unflatten` of the same dims undoes it."""
         if (apart := _UNFLATTENED.fullmatch(value.text)) and (together := _FLATTEN.fullmatch(call)):
             first, last = map(int, together.groups())
             if int(apart[2]) == first and apart[3].count(",") == last - first:
-                # Taken apart and put together again at once.
                 return Text(apart[1])
         return Text(f"{value.at(ATOM)}.{call}")
 
     def named(self, wish: str, text: str) -> str:
-        """A text that may be repeated: a name where statements are allowed."""
+        """Return a text that may be repeated: a new name where statements are allowed, else in parentheses."""
         if text.isidentifier():
             return text
         if self.sharing is None:
@@ -82,7 +87,7 @@ class Writer(ABC):
         return name
 
     def dims(self, indices: Sequence[object], window: Callable[[int], str]) -> list[str]:
-        """A name for each variable of indices, and one for each window."""
+        """Return a dim's name for each variable of some indices, and `window(i)` for each window."""
         numbers = count()
         return [
             n
@@ -90,16 +95,16 @@ class Writer(ABC):
             for n in ((window(next(numbers)),) if isinstance(i, Window) else index_names(cast(Index, i)))
         ]
 
-    def expanded(self, value: Value, order: tuple[str, ...]) -> Text:
-        """A tensor with exactly the dims of `order`."""
+    def expanded(self, value: TensorText, order: tuple[str, ...]) -> Text:
+        """Permute and expand a tensor to exactly the dims of `order`."""
         text = self.ordered(value, order)
         if set(order) <= set(value.dims):
             return text
         self.strided = True
         return self.method(text, f"expand({', '.join(str(self.extents[n]) for n in order)})")
 
-    def ordered(self, value: Value, order: tuple[str, ...]) -> Text:
-        """A tensor that broadcasts against dims `order`: permuted, with dims of size 1 where it lacks one."""
+    def ordered(self, value: TensorText, order: tuple[str, ...]) -> Text:
+        """Permute a tensor so that it broadcasts to the dims of `order`, with dims of size 1 where it has none."""
         have = [n for n in order if n in value.dims]
         text = value.text
         dims = [n for n in value.dims if n in have]
@@ -116,19 +121,20 @@ class Writer(ABC):
             text = Text(f"{text.at(ATOM)}[{', '.join(':' if n in have else 'None' for n in missing)}]")
         return text
 
-    def floating(self, value: Value) -> Value:
+    def floating(self, value: TensorText) -> TensorText:
+        """Convert a tensor of integers or booleans to the line's floating point type."""
         if value.kind == "float":
             return value
         return replace(value, text=self.method(value.text, f"to({self.dtype})"), kind="float")
 
-    def union(self, values: Sequence[Value]) -> tuple[str, ...]:
-        """The dims of a broadcast: as the widest operand has them, if it has all, else in TDL order."""
+    def union(self, values: Sequence[TensorText]) -> tuple[str, ...]:
+        """Return the dims of a broadcast: in the order of the operand that has all of them, else of the line."""
         names = {n for v in values for n in v.dims}
         widest = max(values, key=lambda v: len(v.dims))
         return widest.dims if set(widest.dims) == names else tuple(n for n in self.extents if n in names)
 
-    def tensor(self, value: Value) -> Value:
-        """A floating point tensor, also of a Python number."""
+    def tensor(self, value: TensorText) -> TensorText:
+        """Convert a tensor or a Python number to a floating point tensor."""
         if not value.number:
             return self.floating(value)
-        return Value(Text(f"torch.full((), {value.text.text}, dtype={self.dtype}, device={self.device})"), ())
+        return TensorText(Text(f"torch.full((), {value.text.text}, dtype={self.dtype}, device={self.device})"), ())

@@ -1,6 +1,6 @@
-"""One rank's program: local shapes, explicit collectives, groups, and the order of all of it.
+"""Make one rank's program: local shapes, explicit collectives, process groups, and the order of its instructions.
 
 `program` (instructions, from a placed graph) -> `saved_softmax` (backwards that reuse the forward's sums) -> `schedule`
-(when moves are issued and waited for; buckets) -> `deadlock` (that no ranks wait for each other for ever) -> `convert`
-(to and from the spmd dialect).
+(when collectives are started and waited for; buckets) -> `deadlock` (checks that no ranks wait for each other for
+ever). `convert` goes to the spmd dialect and back.
 """

@@ -1,4 +1,4 @@
-"""Between a rank's program and the spmd dialect, its text."""
+"""Convert a rank's program to operations of the spmd dialect, and back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 
 
 def to_op(program: Program) -> ProgramOp:
-    """The operation of a program."""
+    """Return the `spmd.program` operation of a program."""
     block = Block()
     values: dict[Register, SSAValue] = {}
 
@@ -96,9 +96,10 @@ def to_op(program: Program) -> ProgramOp:
 
 def from_op(op: ProgramOp) -> Program:
     """
-    The program of an operation.
+    Return the program of an `spmd.program` operation.
 
-    Raises `UnityError` where an operator does not make of its operands' pieces what its type says.
+    Raises `UnityError` for operations of other dialects, and where an operator's operands or results are not in the
+    layout that its mesh axes' roles imply.
     """
     tensors: dict[Register, Tensor] = {}
     registers: dict[SSAValue, Register] = {}

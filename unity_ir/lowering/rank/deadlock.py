@@ -1,8 +1,8 @@
 """
-That no ranks of a program wait for each other for ever: every rank of a group makes the same calls in the same order.
+Check that the ranks of a program do not deadlock: all ranks of a group make the same calls in the same order.
 
-Ranks differ in what they do only along mesh axes on which something is pinned. One rank for each place along those
-stands for all that do the same.
+What ranks do differs only along mesh axes on which some tensor is pinned, so one rank for each place along those axes
+is checked for all others there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from unity_ir.lowering.rank.schedule import Bucket, Schedule, crosses, piece_byt
 from unity_ir.pcg.sharding import pins
 
 Place = tuple[int, ...]
-"""Coordinates along the mesh axes that tell ranks apart."""
+"""Coordinates along the mesh axes on which some tensor is pinned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective as one rank makes it: who has to make it too, what kind, with how many bytes of its own."""
+    """A collective as one rank calls it: the places that must call it too, mesh axes, kind, and this rank's bytes."""
 
     group: tuple[Place, ...]
     axes: tuple[int, ...]
@@ -31,11 +31,11 @@ class Call:
     of: str
     """The operator whose result it moves, for messages."""
     result: Register = -1
-    """What it makes, of several the first: two calls alike in all else would move each other's."""
+    """The (first) register it makes, so that calls which move different tensors are different."""
 
 
 def calls(program: Program, schedule: Schedule) -> dict[Place, list[Call]]:
-    """What each rank calls, in order."""
+    """Return the collectives that the ranks at each place call, in order."""
     sizes = program.mesh.sizes
     layouts = [t.layout for t in program.tensors.values()]
     apart = tuple(sorted({axis for layout in layouts for axis, _ in pins(layout)}))
@@ -62,15 +62,15 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[Call]]:
 
 
 def _apart_only(a: Place, b: Place, apart: Sequence[int], axes: Sequence[int]) -> bool:
-    """Whether two places differ along `axes` only."""
+    """Return whether two places differ along `axes` only."""
     return all(x == y or axis in axes for x, y, axis in zip(a, b, apart, strict=True))
 
 
 def check_order(name: str, found: dict[Place, list[Call]]) -> None:
     """
-    Let every rank make its calls, each of which ends when all its group make the same one.
+    Play the calls of all ranks as rendezvous: a call ends when all ranks of its group make the same one.
 
-    Raises `UnityError` if some never end, or differ.
+    Raises `UnityError`, naming the operator, if some call never ends. `name` is the program's.
     """
     at = dict.fromkeys(found, 0)
     current = {place: mine[0] for place, mine in found.items() if mine}
@@ -101,7 +101,7 @@ def _words(call: Call) -> str:
 
 
 def there(program: Program, move: Reshard | Exchange) -> tuple[tuple[int, int], ...]:
-    """Which ranks make a move, as pins: those of the groups that hold the value, or who forgot nothing of it."""
+    """Return the pins of the ranks that do a move: its operand's, but for axes it moves along; a retype's result's."""
     if isinstance(move, Exchange):
         return pins(program.tensors[move.operand].layout)
     layout = program.tensors[move.result if move.kind == "retype" else move.operand].layout
@@ -109,7 +109,7 @@ def there(program: Program, move: Reshard | Exchange) -> tuple[tuple[int, int], 
 
 
 def makers(program: Program) -> dict[Register, str]:
-    """What every register is called in traces: the operator that made it, or the leaf's name, whatever moved it."""
+    """Return the name of every register in traces: the operator that made it, or the leaf's name, before any moves."""
     out: dict[Register, str] = {}
     for instruction in program.body:
         match instruction:

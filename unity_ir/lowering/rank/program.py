@@ -1,8 +1,8 @@
 """
-One rank's program: local shapes, explicit collectives, what rests where.
+Lower a placed graph to one rank's program: instructions on local tensors, with explicit collectives.
 
-Every rank runs the same instructions on its own pieces (SPMD). `lower` makes them from a placed graph; `dialects.spmd`
-is their text; `lowering.emit.printer` prints them as Python.
+Every rank runs the same instructions on its own pieces (SPMD). `dialects.spmd` is the program's text, and
+`lowering.emit.printer` prints it as Python.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.syntax import Bound
 
 Register = int
-"""A local tensor: the number of the value in the program."""
+"""Number of a local tensor in a program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """
-    A tensor of the whole program: global shape, element type, the role of each mesh axis, and, as in types, what pieces
-    hold beside their part of each dim.
+    The type of a register: global shape, element type, and the role of each mesh axis.
+
+    `halo` has, for each dim, the elements before and after its part that a piece holds as well; `halo_sum` those that
+    it holds addends of.
     """
 
     shape: tuple[int, ...]
@@ -43,10 +45,11 @@ class Tensor:
 
     @property
     def borders(self) -> Halos:
+        """Elements before and after its part, of either kind, that a piece has in each dim."""
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
     def local(self, mesh: Mesh) -> tuple[int, ...]:
-        """The shape of a rank's piece."""
+        """Return the shape of a rank's piece, with its halo."""
         return tuple(
             size // prod(s for s, r in zip(mesh.sizes, self.layout, strict=True) if r == dim) + low + high
             for dim, (size, (low, high)) in enumerate(zip(self.shape, self.borders, strict=True))
@@ -55,7 +58,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """An `input` or `weight` of a name, or a `constant` of a value, in the layout it rests in."""
+    """An `input` or `weight` with a name, or a `constant` with a value, in its resting layout (`op` is which)."""
 
     op: str
     result: Register
@@ -65,7 +68,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """An operator on pieces. `assignment` says what each mesh axis does in its task grid."""
+    """An operator on pieces; `assignment` has each mesh axis's role in it, such as the index variable it divides."""
 
     operator: str
     operands: tuple[Register, ...]
@@ -77,9 +80,9 @@ class Compute:
 @dataclass(frozen=True, slots=True)
 class Fused(Compute):
     """
-    Operators after each other as one, of one line over a piece; `operator` has their names.
+    Consecutive operators as one, of one `line` bound to local shapes; `operator` is made of the members' names.
 
-    `assignment` says of the line's variables what each mesh axis does with those that pieces must know the place of.
+    `assignment` has the line's variable that each mesh axis divides, as `Compute.assignment` does.
     """
 
     members: tuple[Compute, ...] = ()
@@ -88,7 +91,7 @@ class Fused(Compute):
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """One move of the planner: a collective along some mesh axes, or a local step."""
+    """One move of a reshard: a collective along mesh axes, or a local step, from role `source` to role `target`."""
 
     operand: Register
     result: Register
@@ -101,8 +104,8 @@ class Reshard:
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """
-    Neighbours along a dim, which `axes` divide, give each other what of their pieces lies in the other's halo (`halo`),
-    or add what they have for each other (`halo_reduce`).
+    An exchange between neighbours along a dim, which `axes` divide: `halo` fetches the `low` elements before and `high`
+    after each piece, `halo_reduce` adds the elements that pieces hold beyond their part to the neighbours'.
     """
 
     operand: Register
@@ -116,7 +119,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class UpdateWeight:
-    """The optimizer's step of a weight by its gradient, both in the weight's resting layout."""
+    """The optimizer's update of a weight by its gradient, both in the weight's resting layout."""
 
     weight: Register
     grad: Register
@@ -127,7 +130,11 @@ Instruction = Leaf | Compute | Reshard | Exchange | UpdateWeight
 
 @dataclass(frozen=True)
 class Program:
-    """A rank's program. `tensors` tells of every register; `outputs` are the function's results, the loss first."""
+    """
+    A rank's program: instructions in order (`body`), and the type of every register (`tensors`).
+
+    `outputs` are the results of the graph's function, the loss first; `optimizer` is None for a forward alone.
+    """
 
     name: str
     mesh: Mesh
@@ -137,16 +144,17 @@ class Program:
     optimizer: Optimizer | None
 
     def leaves(self, op: str) -> list[Leaf]:
+        """Return the leaves of a kind: `input`, `weight` or `constant`."""
         return [i for i in self.body if isinstance(i, Leaf) and i.op == op]
 
     def analysis(self, instruction: Compute) -> Analysis:
-        """The operator's line, bound to the global shapes."""
+        """Return the analysis of an operator's line, bound to the global shapes."""
         operands = [self.tensors[r] for r in instruction.operands]
         shapes, dtypes = tuple(t.shape for t in operands), tuple(t.dtype for t in operands)
         return find_operator(instruction.operator).bind(shapes, instruction.attributes, dtypes)
 
     def local_line(self, instruction: Compute) -> Bound:
-        """The operator's line over a piece."""
+        """Return an operator's line, bound to the shapes of one rank's pieces."""
         if isinstance(instruction, Fused):
             assert instruction.line is not None
             return instruction.line
@@ -160,9 +168,9 @@ class Program:
 
 def lower(graph: Graph, machine: Machine) -> Program:
     """
-    One rank's program of a training step (or of a forward) on a machine.
+    Lower a placed training step, or a forward, to one rank's program on a machine.
 
-    Raises `UnityError` where the graph does not fit the machine.
+    Raises `UnityError` if the graph's views do not fit the machine.
     """
     return _Lowering(graph, machine).program()
 
@@ -221,13 +229,14 @@ class _Lowering:
 
     def _at(self, value: Value, layout: Layout, name: Value | None = None) -> Register:
         """
-        The register that holds a value in a layout; resharding is emitted where none does yet.
+        Return the register that holds a value in a layout; append the moves that make one if there is none yet.
 
-        Given a `name`, a parallel operator's result, it is that which is held, and found from then on.
+        Given `name`, the result of a parallel operator on the value, the register has that one's type, and is found
+        under it from then on.
         """
         type = (name or value).type
         while value.node.op == "halo":
-            # Before its halo, a value can be brought anywhere.
+            # Values are resharded before their halo is fetched.
             (value,) = value.node.operands
         anchor = self.anchors.of(value)
         found = self.registers.get((anchor, layout, type.halo, type.halo_sum))
@@ -272,7 +281,7 @@ class _Lowering:
 
 
 def check_step(program: Program, reference: Graph) -> None:
-    """Raises `UnityError` if a program is not a whole training step of the serial forward `reference`."""
+    """Raise `UnityError` unless a program is a whole training step of the serial forward `reference`."""
     if program.optimizer is None or not any(isinstance(i, UpdateWeight) for i in program.body):
         raise UnityError(f"func.func @{program.name}: has no backward yet; run pcg-differentiate before lowering it")
     where = f"spmd.program @{program.name}"

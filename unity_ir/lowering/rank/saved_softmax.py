@@ -1,10 +1,10 @@
 """
-Backwards that read what their forwards have computed anyway, where both are in one program.
+Have backwards read results that their forwards compute anyway, where both are in one program.
 
     out = attention(q, k, v) .. dq, dk, dv = attention_grad(y, q, k, v)
     ->  out, sums = attention_saving(q, k, v) .. dq, dk, dv = attention_saved_grad(y, q, k, v, out, sums)
 
-The operators say what they save (`ops.operator.Saving`). Pieces and places must be the same, so nothing moves.
+`ops.operator.Saving` names these operators. Both must be divided in the same way, so that nothing moves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unity_ir.pcg.sharding import operand_layout, result_layout
 
 
 def with_savings(program: Program) -> Program:
-    """The same program with every backward reading what it can of its forward."""
+    """Return the program in which every backward whose forward can save results for it reads them."""
     body: list[Instruction] = list(program.body)
     tensors = dict(program.tensors)
     known = {saving.backward: saving for saving in savings()}
@@ -48,7 +48,7 @@ def with_savings(program: Program) -> Program:
 
 
 def _forward(before: list[Instruction], backward: Compute, saving: Saving) -> int | None:
-    """The last place where the forward was computed on the backward's operands, piece by piece as the backward is."""
+    """Return the last index in `before` of the backward's forward, on the same operands, divided in the same way."""
     for place in reversed(range(len(before))):
         found = before[place]
         if (
@@ -63,14 +63,14 @@ def _forward(before: list[Instruction], backward: Compute, saving: Saving) -> in
 
 
 def _saved(program: Program, forward: Compute, saving: Saving) -> list[Tensor] | None:
-    """What the forward saves beside its result; None where pieces of it are not what the backward reads."""
+    """Return the tensors a forward saves beside its result; None if their layouts are not those the backward reads."""
     attributes = _attributes(saving.saving, forward.attributes)
     operands = [program.tensors[r] for r in forward.operands]
     analysis = operator(saving.saving).bind(
         tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands)
     )
     results = analysis.bound.results
-    # An axis along which only the forward's result is divided would make each piece of the rest a part of a sum.
+    # A mesh axis that divides the forward's result alone would make the saved tensors addends of a sum.
     if any(
         isinstance(what, str) and what not in analysis.result_dims[number]
         for what in forward.assignment
@@ -90,7 +90,7 @@ def _saved(program: Program, forward: Compute, saving: Saving) -> list[Tensor] |
 
 
 def _attributes(name: str, given: Attributes) -> Attributes:
-    """Those that an operator has of others', with its own defaults."""
+    """Return an operator's attributes: those of `given` that it has, and defaults for the others."""
     own = operator(name)
     known = {a.name for a in own.line.attributes}
     return own.attributes({k: v for k, v in given if k in known})

@@ -1,12 +1,11 @@
 """
-When a rank's program does what: moves are issued early and waited for late, small gradient syncs go together, and what
-nobody reads any more is let go of.
+Schedule a rank's program: start moves early, wait for them late, bucket small gradient syncs, free dead tensors.
 
-Operators stay in the program's order. A collective starts right after the operator that makes what it moves; that of a
-weight one operator ahead of its first reader, so that gathered weights do not pile up. Of several moves after each
-other, those after the first collective start one operator ahead of the first reader, and of a gradient `LAG` operators
-after the one before. Gradients are waited for at the end, or where collectives that are not hold too much. All ranks do
-the same lines in the same order: `lowering.rank.deadlock` checks what that means for groups.
+Operators stay in the program's order. A collective starts right after the operator that makes its operand; a weight's
+starts one operator ahead of its first reader, so that gathered weights do not pile up. In a chain of moves, those
+after the first collective start one operator ahead of the first reader or, for a gradient, `LAG` operators after the
+move before. Gradients are waited for at the end of the step, or earlier if the collectives under way hold too many
+bytes. All ranks do the same lines in the same order; `lowering.rank.deadlock` checks that for every group.
 """
 
 from __future__ import annotations
@@ -30,34 +29,34 @@ from unity_ir.pcg.sharding import is_pinned, pins
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 BUCKET_BYTES = 2**20
-"""Bytes up to which gradient syncs and weight gathers share one bucket; each is smaller than that as a whole."""
+"""Bytes of gradient syncs or weight gathers after which a bucket is full; larger ones are not bucketed."""
 
 BUCKET_MEMBERS = 16
-"""Most collectives in a bucket; a line of more is hard to read."""
+"""Most collectives in a bucket; a line of more is unreadable."""
 
 SYNCS = tuple(kind for kind in AMONG_ALL if COLLECTIVES[kind].reduces)
-"""Collectives that end a gradient's sync."""
+"""Kinds of collectives that can be the last of a gradient's sync."""
 
 LAG = 8
-"""Operators between a gradient's first collective and what must wait for it: the first has had time to end."""
+"""Operators between a gradient's first collective and the move that waits for it, so that it has time to end."""
 
 UNDER_WAY = 64 * 2**20
 """
-Bytes that collectives of gradients may hold, beside what they make, until the end of the step; links that are behind by
-so much stay busy while the oldest is waited for.
+Most bytes of operands that gradient collectives hold until the end of the step; above it the oldest are waited for.
+With so much under way, links stay busy meanwhile.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Moves of one kind, group and element type, done as one."""
+    """Moves of one kind, process group and element type, done by one call."""
 
     moves: tuple[Reshard, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for the collectives of these registers: of one, or of all in a bucket."""
+    """Wait for the collective that makes these registers: one, or all of a bucket."""
 
     registers: tuple[Register, ...]
 
@@ -66,8 +65,8 @@ Action = Leaf | Compute | Reshard | Exchange | Bucket | Wait
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the step; `dies` are the registers read here for the last time."""
+class ScheduledLine:
+    """One line of a schedule; `dies` are the registers that are read here for the last time."""
 
     action: Action
     dies: tuple[Register, ...] = ()
@@ -75,17 +74,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The lines of a step. `same` are registers that are other names of others, which are never one themselves."""
+    """The lines of a step. `same` maps registers that are made without any work to the registers they are equal to."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ScheduledLine, ...]
     same: Mapping[Register, Register]
 
     def held(self, register: Register) -> Register:
+        """Return the register that holds the value of this one."""
         return self.same.get(register, register)
 
 
 def crosses(instruction: Instruction) -> bool:
-    """Whether ranks talk to each other in it, so that its result has to be waited for."""
+    """Return whether an instruction communicates between ranks, so that its result must be waited for."""
     return isinstance(instruction, Exchange) or (
         isinstance(instruction, Reshard) and instruction.kind in BETWEEN_DEVICES
     )
@@ -98,7 +98,11 @@ def piece_bytes(program: Program, register: Register) -> int:
 
 
 def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDER_WAY) -> Schedule:
-    """The lines of a training step's forward and backward. With a `bucket` of 0 bytes every sync is one by itself."""
+    """
+    Schedule the forward and backward of a training step.
+
+    `bucket` and `under_way` are bytes as in `BUCKET_BYTES` and `UNDER_WAY`; with a bucket of 0 there are no buckets.
+    """
     return _Scheduler(program, bucket, under_way).schedule()
 
 
@@ -115,10 +119,10 @@ class _Scheduler:
         self.moves: list[Move] = []
         self.leaves: dict[Register, Leaf] = {}
         self.maker: dict[Register, int] = {}
-        """Which operator makes a register."""
+        """Index in `computes` of the operator that makes a register."""
         self.move_of: dict[Register, Move] = {}
         self.place: dict[Register, int] = {}
-        """The place in the program of a move that makes a register."""
+        """Index in the program of the move that makes a register."""
         for place, instruction in enumerate(program.body):
             match instruction:
                 case Leaf():
@@ -143,13 +147,13 @@ class _Scheduler:
         self.made: set[Register] = set()
         self.pending: dict[Register, tuple[Register, ...]] = {}
         self.late: dict[Register, int] = {}
-        """Collectives under way of which only the end reads what they make, oldest first, and the bytes each holds."""
+        """Bytes held by each collective under way whose result only the end of the step reads, oldest first."""
 
     def _held(self, register: Register) -> Register:
         return self.same.get(register, register)
 
     def _first_readers(self) -> dict[Register, int]:
-        """The first operator that reads a register, itself or what moves make of it; the end for what is returned."""
+        """Return the first operator that reads a register, or what moves make of it; the end for returned registers."""
         first = dict.fromkeys([*self.wanted, self.loss], self.end)
         for p, compute in reversed(list(enumerate(self.computes))):
             first.update(dict.fromkeys(map(self._held, compute.operands), p))
@@ -162,7 +166,7 @@ class _Scheduler:
     # -- when moves start
 
     def _slots(self) -> dict[int, list[Move]]:
-        """The moves that start before an operator without being asked for, by its number."""
+        """Return the moves to start before each operator, by its index; others start where their result is needed."""
         slots: dict[Register, int] = {}
         after_crossing: set[Register] = set()
         for move in self.moves:
@@ -175,7 +179,7 @@ class _Scheduler:
                 after_crossing.add(move.result)
             ahead = max(reader - 1, 0)
             if not crosses(move):
-                # What is cut off makes room for what it is cut from; other local steps only take some.
+                # An early slice lets its operand be freed; other local steps only take memory.
                 if isinstance(move, Reshard) and move.kind == "slice" and not late and self._made_at(operand) > 0:
                     slots[move.result] = self._made_at(operand)
             elif late:
@@ -189,7 +193,7 @@ class _Scheduler:
             if move.result in slots:
                 out.setdefault(slots[move.result], []).append(move)
         for moves in out.values():
-            # What is wanted first goes first: moves over the same links are done one after the other.
+            # The result that is read first is moved first, as moves over the same links queue.
             moves.sort(key=lambda m: (self.first[m.result], self.place[m.result]))
         return out
 
@@ -200,13 +204,13 @@ class _Scheduler:
             operand = self._held(self.move_of[operand].operand)
 
     def _made_at(self, register: Register) -> int:
-        """The operator before which a register is there at the earliest; 0 for what is made of leaves alone."""
+        """Return the earliest operator before which a register can exist; 0 if it is made of leaves by moves alone."""
         while register in self.move_of:
             register = self._held(self.move_of[register].operand)
         return self.maker[register] + 1 if register in self.maker else 0
 
     def _is_small_gather(self, move: Move) -> bool:
-        """Whether a move gathers a small weight of which every rank has a piece."""
+        """Return whether a move gathers a small weight of which every rank has a piece."""
         if not isinstance(move, Reshard) or move.kind != "all_gather":
             return False
         leaf = self.leaves.get(self._held(move.operand))
@@ -214,7 +218,7 @@ class _Scheduler:
         return leaf is not None and leaf.op == "weight" and not pinned and self._bytes(move) < self.bucket
 
     def _gathers(self, slots: Mapping[int, list[Move]]) -> dict[Register, list[Reshard]]:
-        """The gathers of small weights that are done with each, itself among them: what is wanted next goes along."""
+        """Return the bucket of every gather of a small weight: it and those needed next, up to a full bucket."""
         out: dict[Register, list[Reshard]] = {}
         room: dict[object, list[Reshard]] = {}
         for _, moves in sorted(slots.items()):
@@ -228,14 +232,14 @@ class _Scheduler:
         return out
 
     def _alike(self, move: Reshard) -> object:
-        """Equal for moves that may be done in one call."""
+        """Return a key that is equal for moves that may be done by one call."""
         return move.kind, move.axes, self.program.tensors[move.result].dtype
 
     def _is_full(self, moves: Sequence[Reshard]) -> bool:
         return sum(map(self._bytes, moves)) >= self.bucket or len(moves) == BUCKET_MEMBERS
 
     def _is_small_sync(self, move: Move) -> bool:
-        """Whether a move is a small sync of a gradient, which nothing follows but the update."""
+        """Return whether a move is a small sync of a gradient that only the update reads."""
         if not isinstance(move, Reshard) or move.kind not in SYNCS or self.first[move.result] < self.end:
             return False
         operand = self._held(move.operand)
@@ -246,7 +250,7 @@ class _Scheduler:
         return is_last and not followed and not alone and not pinned and self._bytes(move) < self.bucket
 
     def _bytes(self, move: Move) -> int:
-        """What ranks hold more of: of a gather its result, else its operand."""
+        """Return the bytes of a move's operand or result, whichever is larger."""
         return max(piece_bytes(self.program, r) for r in (move.operand, move.result))
 
     # -- lines
@@ -286,7 +290,7 @@ class _Scheduler:
         return Schedule(tuple(self._with_deaths()), self.same)
 
     def _make(self, register: Register) -> None:
-        """A line that makes a register, unless it is made."""
+        """Append the line that makes a register, unless it is made already."""
         register = self._held(register)
         if register in self.made:
             return
@@ -302,7 +306,7 @@ class _Scheduler:
             self._bound((move,))
 
     def _need(self, register: Register) -> None:
-        """Lines after which a register can be read."""
+        """Append the lines after which a register can be read: those that make it, and wait for it."""
         register = self._held(register)
         self._make(register)
         if register in self.pending:
@@ -313,7 +317,7 @@ class _Scheduler:
             self.lines.append(Wait(together))
 
     def _start_bucket(self, moves: list[Reshard]) -> None:
-        """A line that does several moves as one, which are none afterwards."""
+        """Append the line that does several moves as one, and empty the list."""
         if len(moves) == 1:
             self._make(moves[0].result)
         elif moves:
@@ -328,26 +332,27 @@ class _Scheduler:
 
     def _bound(self, started: Sequence[Move]) -> None:
         """
-        Wait for the oldest collectives of gradients if, with one just started, they hold too much: until it is half.
+        Count a collective of gradients just started; if all under way hold too much, wait for the oldest until half.
         """
         first = started[0]
         if first.result not in self.wanted or first.kind == "all_reduce":
-            return  # An all-reduce is done in what it makes.
+            return  # an all-reduce holds nothing but its result
         self.late[first.result] = sum(piece_bytes(self.program, m.operand) for m in started)
         if sum(self.late.values()) > self.under_way:
             while len(self.late) > 1 and sum(self.late.values()) > self.under_way // 2:
                 self._need(next(iter(self.late)))
 
-    def _with_deaths(self) -> list[Line]:
+    def _with_deaths(self) -> list[ScheduledLine]:
+        """Return the lines, each with the registers that it reads for the last time."""
         alive = {self.loss, *self.wanted}
         # The caller holds these.
         kept = {r for r, leaf in self.leaves.items() if leaf.op != "constant"}
-        out: list[Line] = []
+        out: list[ScheduledLine] = []
         for action in reversed(self.lines):
             reads, makes = self._reads_and_makes(action)
             dies = tuple(r for r in dict.fromkeys((*reads, *makes)) if r not in alive and r not in kept)
             alive.update(reads)
-            out.append(Line(action, dies))
+            out.append(ScheduledLine(action, dies))
         return out[::-1]
 
     def _reads_and_makes(self, action: Action) -> tuple[tuple[Register, ...], tuple[Register, ...]]:

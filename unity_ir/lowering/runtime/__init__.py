@@ -1,9 +1,9 @@
 """
-The fixed part of every emitted program, a file for each subject.
+Hold the fixed part of every emitted program, a module for each subject.
 
-`lowering.emit.printer` copies what is below the mark of each into the program, after the plan, the kernels and the
-step; so a program needs nothing of this package. What is above the mark is for reading, linting and testing the files:
-`plan` has stand-ins for what the plan defines.
+`lowering.emit.printer` copies the text of each module below `MARK` into the program, after the plan, the kernels and
+the step, so that a program does not import this package. The lines above the mark are only for linting and testing the
+modules: `plan` has stand-ins for the names that the plan of a program defines.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ PARTS = (
     "check",
     "command",
 )
-"""In the order in which they come in a program."""
+"""The modules, in the order in which a program has them."""
 
 _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
 
 def text(parts: Sequence[str] = PARTS, step: str | None = None) -> str:
-    """What of the parts comes into a program: all of it or, if its `step` is given, what that and `main` reach."""
+    """
+    Return the text of some modules as it is copied into a program.
+
+    Given the text of the program's `step`, functions and classes are left out that neither it nor `main` uses.
+    """
     bodies = {part: _file(part).split(MARK, 1)[1].strip("\n") for part in parts}
     if step is not None:
         bodies = _reached(bodies, step)
@@ -45,7 +49,10 @@ def text(parts: Sequence[str] = PARTS, step: str | None = None) -> str:
 
 
 def _reached(bodies: Mapping[str, str], step: str) -> dict[str, str]:
-    """The parts without the functions and classes that nothing calls; without those of which nothing else is left."""
+    """
+    Return the modules' texts without the functions and classes that nothing uses, neither `step` nor the statements of
+    the modules; modules are left out of which no function is used.
+    """
     defined: dict[str, ast.FunctionDef | ast.ClassDef] = {}
     todo = _names(ast.parse(step))
     for body in bodies.values():
@@ -81,7 +88,7 @@ def _names(tree: ast.AST) -> set[str]:
 
 
 def imports(parts: Sequence[str] = PARTS) -> str:
-    """The imports the parts need, beside those of each other."""
+    """Return the import statements that the modules need, without those of each other."""
     found: set[str] = set()
     for part in parts:
         for statement in ast.parse(_file(part).split(MARK, 1)[0]).body:
@@ -98,7 +105,11 @@ def imports(parts: Sequence[str] = PARTS) -> str:
 
 
 def load(parts: Sequence[str], **plan: Any) -> SimpleNamespace:
-    """The functions of some parts, for a plan that has so much of a real one."""
+    """
+    Run the text of some modules and return their functions and classes, as measurements and tests call them.
+
+    `plan` has the names of `runtime.plan` that these modules use, such as `MESH` and `WORLD`.
+    """
     scope: dict[str, Any] = dict(plan)
     exec(imports(parts) + text(parts), scope)
     return SimpleNamespace(**scope)

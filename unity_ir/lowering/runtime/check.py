@@ -1,6 +1,6 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # pyright: reportOptionalMemberAccess=false, reportArgumentType=false
-"""The check against plain PyTorch."""
+"""Compare a program with plain PyTorch (`--check`)."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from unity_ir.lowering.runtime.weights import read_weights
 
 
 NORM_TOLERANCES = {torch.float16: 2e-2, torch.bfloat16: 2e-1}
-"""Half precision, be it in parts only, is compared by the length of tensors' differences; else every entry is."""
+"""Relative tolerances of a tensor's norm, where any part is of half precision; otherwise every entry is compared."""
 
 ROUNDING = 4
-"""A gradient that cancels, as a bias's before a batch norm, may be so many times as far off as PyTorch's in float32."""
+"""Most a gradient may be off, in multiples of PyTorch's error in float32: one may cancel, as a bias's before a norm."""
 
 IN_DOUBLE = True
-"""Whether this program computes a gradient that is further off in float64, too, which tells errors from rounding."""
+"""Whether to repeat in float64 a gradient that is off by more, which tells errors from rounding."""
 
 FAR = 64
-"""However it is in float64: a gradient is no more than so many times as far off as PyTorch's are, in length."""
+"""Most the norm of a gradient's error may be, in multiples of PyTorch's, even if it is right in float64."""
 
 
 def rounding(plain, batch, wanted):
     """
-    How far gradients that PyTorch makes in float32 are from `wanted`: the farthest entry, and in length. That of the
-    weights themselves, and the longest of these and of those a last digit away, since a maximum may change sides.
+    Return the errors of PyTorch's own gradients in float32, by name: the largest of an entry, and the largest norm. The
+    norms are of four runs, three with weights changed in the last digit, as a maximum may then pick another element.
     """
     single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
     generator = torch.Generator().manual_seed(0)
@@ -67,7 +67,7 @@ def rounding(plain, batch, wanted):
 
 
 def gradients(weights, batch):
-    """Loss and gradients of plain PyTorch, zeros for weights that only decide something."""
+    """Return the loss and the gradients of plain PyTorch; zeros for weights that the loss is not differentiable by."""
     leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
     loss = reference(leaves, batch)
     if not loss.requires_grad:
@@ -81,7 +81,7 @@ def _double(tensor):
 
 
 def in_double(ctx, weights, local):
-    """Gradients of this program with float64 wherever it says float32; None if it does not run so, on any rank."""
+    """Return the gradients of this program with float64 for float32 in its text; None if that fails on any rank."""
     try:
         text = Path(__file__).read_text().replace("torch.float32", "torch.float64").replace("tl.float32", "tl.float64")
         text = re.sub(r"(input_precision=\w+)\)", r"\1, out_dtype=tl.float64)", text)
@@ -95,13 +95,13 @@ def in_double(ctx, weights, local):
             local = {n: x if x is None else _double(x) for n, x in local.items()}
             grads = double.forward_backward(ctx, weights, local)[1]
         found = {n: double.whole(ctx, grads[n], spec)[0] for n, spec in double.WEIGHTS.items()}
-    except Exception:  # kernels have many ways not to compile so
+    except Exception:  # kernels may fail to compile or to run in many ways; then the check reports float32's errors
         found = None
     return found if _everywhere(ctx, found is not None) else None
 
 
 def _everywhere(ctx, flag):
-    """Whether it holds on every rank."""
+    """Return whether `flag` is true on every rank."""
     number = torch.tensor(int(flag), device=ctx.device)
     dist.all_reduce(number, dist.ReduceOp.MIN)
     return bool(number)
@@ -109,9 +109,9 @@ def _everywhere(ctx, flag):
 
 def check(ctx, steps, seed, data, start=None, notes=None):
     """
-    Train `steps` steps, from the weights of the file `start` or else initial ones, and compare each with plain PyTorch
-    in double precision, from the same state: loss, gradients, and what the optimizer makes of them; before, that alone.
-    Returns what is wrong, a line each; `notes` gets what is not, but deserves a line.
+    Train `steps` steps from the weights in the file `start`, or initial ones, and compare loss, gradients and update of
+    each with plain PyTorch's in double precision from the same state; before that, compare the optimizer alone. Return
+    a line for each difference; lines about differences that are rounding are appended to `notes`.
     """
     weights = init_weights(ctx, seed)
     if start:
@@ -121,7 +121,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
     loose = NORM_TOLERANCES.get(COARSEST)
 
     def compare(what, got, want):
-        """Return how far it is off, if it is more than rounding mostly makes."""
+        """Return a line about the difference if it is more than rounding usually makes, else None."""
         got, want = got.double().to(want.device), want.detach()
         scale = float(want.abs().max()) if want.numel() else 0.0
         off = (got - want).abs()
@@ -168,7 +168,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
 
 def tell(ctx, off, got, want, plain, batch, weights, local, notes):
-    """Which of the gradients that are `off` are wrong, and not so by rounding: their lines."""
+    """Return the lines of those gradients in `off` (lines by name) whose differences are errors, not rounding."""
     farthest, longest = rounding(plain, batch, want)
     apart = {n: float((got[n].double() - want[n]).abs().max()) for n in off}
     off = {n: line for n, line in off.items() if apart[n] > ROUNDING * farthest[n]}
@@ -182,7 +182,7 @@ def tell(ctx, off, got, want, plain, batch, weights, local, notes):
         error = (double[n] - want[n]).abs()
         scale = float(want[n].abs().max()) if want[n].numel() else 0.0
         far = float((got[n].double() - want[n]).norm()) > FAR * longest[n] + 1e-4 * float(want[n].norm())
-        # All of them: where one is off by an error, others may hide theirs.
+        # All gradients are compared, as an error in one may be hidden in another.
         if not bool((error <= 1e-7 * scale + 1e-6 * farthest[n] + 1e-12).all()):
             line = f"gradient of {n} differs from PyTorch's in float64, too, by {float(error.max()):.3g}"
             wrong.append(off.get(n, f"{line} (its largest entry is {scale:.3g})"))
@@ -208,7 +208,7 @@ def _states():
 
 
 def torch_update(t, state, grad):
-    """What torch.optim makes in step `t`, counted from 1, of a weight and its moments in float64, and how large."""
+    """Return weight and moments after step `t`, from 1, of torch.optim in float64, and bounds of their terms' sizes."""
     name, settings = OPTIMIZER
     options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
     if "beta1" in settings:
@@ -222,7 +222,7 @@ def torch_update(t, state, grad):
         optimizer.state[weight] = {"step": torch.tensor(t - 1.0), **{k: m.clone() for k, m in zip(keys, state[1:])}}
     optimizer.step()
     made = [weight.detach(), *(optimizer.state[weight][k] for k in ("exp_avg", "exp_avg_sq")[: len(state) - 1])]
-    # Terms may cancel, and leave of each its rounding.
+    # Terms may cancel, but the rounding of each remains.
     step = settings["lr"] * grad.abs()
     sizes = []
     if len(state) > 1:
@@ -234,14 +234,14 @@ def torch_update(t, state, grad):
 
 
 def compare_update(what, t, before, grad, after):
-    """What of a step of the optimizer is not torch.optim's, in one line; None if all of it is."""
+    """Return a line about the first of weight and moments that differs from torch.optim's; None if none does."""
     want, sizes = torch_update(t, before, grad.double())
     for of, got, value, size in zip(("", *(f": {m} it" for m in MOMENTS)), after, want, sizes):
         limits = torch.finfo(got.dtype)
         error = (got.double() - value).abs()
         bound = 16 * limits.eps * size + 4 * limits.smallest_normal
         if of == "":
-            # Where a moment is too small for its type, its digits are not known.
+            # A moment too small for its type has lost its digits, so the weight is not compared there.
             for moment in want[1:]:
                 bound = torch.where((moment != 0) & (moment.abs() < limits.smallest_normal), math.inf, bound)
         if not bool(((error <= bound) | (got.double() == value) | (got.isnan() & value.isnan())).all()):
@@ -252,10 +252,10 @@ def compare_update(what, t, before, grad, after):
 
 
 def _trial(t, dtype, device):
-    """A weight, its gradient and its moments, with every size of the one beside every size of the others."""
+    """Return a weight, its gradient and its moments, which combine every size of one with every size of the others."""
     sizes = torch.logspace(-12, 3, 31, dtype=torch.float64)
     grad = torch.cat([-sizes, torch.zeros(1, dtype=torch.float64), sizes])
-    # Weights of 0 show the step with all its digits, others the decay.
+    # Weights of 0 show all digits of the step, others the decay.
     weight = torch.tensor([0.0, 1.0, -0.37, 3e-5, 41.0, -730.0], dtype=torch.float64)
     mean, deviation = torch.tensor([0.0, 1.0, -0.5, 20.0]), torch.tensor([0.0, 0.1, 1.0, 30.0])
     grid = torch.meshgrid(grad, weight, mean.double(), deviation.double(), indexing="ij")
@@ -268,14 +268,14 @@ def _trial(t, dtype, device):
 
 
 STEPS = (1, 2, 3, 100, 10000)
-"""Steps whose corrections of the moments are compared."""
+"""Numbers of the steps that are compared, whose bias corrections differ."""
 
 
 def check_update(ctx, weights):
-    """Compare the update with torch.optim's from states of all sizes, in first and late steps; returns what differs."""
+    """Compare the update with torch.optim's, from states of all sizes, in first and late steps; return differences."""
     wrong, states = [], len(_states())
     for number, (name, weight) in enumerate(weights.items()):
-        # In float32 what is in the way of smaller differences is the least; each type as it is, too.
+        # float32 rounds least, so small errors show; the weight's own type is what the program uses.
         for dtype in dict.fromkeys((torch.float32, weight.dtype)):
             for t in STEPS if number < 2 else STEPS[number % len(STEPS) :][:1]:
                 p, g, m, v = (x[number % 7 :: 1 if number < 2 else 31] for x in _trial(t, dtype, weight.device))
@@ -289,7 +289,7 @@ def check_update(ctx, weights):
 
 
 def _decays(weights):
-    """Weights whose decay is not lr * weight_decay: of many, as of one it may be a last digit."""
+    """Yield a weight's name, decay and lr * weight_decay if these differ, on the mean of many, as one may round off."""
     if OPTIMIZER[0] == "sgd" or not weights:
         return
     name, weight = next(iter(weights.items()))
@@ -299,7 +299,7 @@ def _decays(weights):
     wanted = OPTIMIZER[1]["lr"] * OPTIMIZER[1].get("weight_decay", 0.0)
     right = p * (1.0 - wanted)
     if bool((after == after.float().double()).all()):
-        right = right.float().double()  # kernels compute in float32, and round so
+        right = right.float().double()  # kernels compute and round in float32
     found, expected = (float((1.0 - x / p).mean()) for x in (after, right))
     if not abs(found - expected) <= 1e-3 * expected:
         yield name, found, wanted

@@ -1,6 +1,6 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalCall=false
-"""Checkpoints that any plan and any number of ranks can load."""
+"""Save and load checkpoints, which any plan and any number of ranks can load."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from unity_ir.lowering.runtime.ranks import fail_alike, from_all, from_first
 
 
 def state_dict(ctx, weights, moments):
-    """The weights and moments this rank has a piece of, as DTensors by full name."""
+    """Return this rank's pieces of weights and moments as DTensors, by full name after `weights.` or `moments.0.`."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    # Every rank makes the mesh of every part of the machine on which something rests, in one order.
+    # Every rank makes the mesh of every part of the machine to which weights are pinned, in one order.
     ranks = torch.arange(WORLD).reshape(MESH or (1,))
     meshes = {}
     for pinned in dict.fromkeys(pins(spec) for spec in WEIGHTS.values()):
@@ -58,14 +58,14 @@ def state_dict(ctx, weights, moments):
 
 def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
     """
-    Write a checkpoint after `t` steps: beside its place, then whole into it, so that one cut short is never seen.
-    `complete.json` says what is in it, and has a checksum over itself. Then all but the newest `keep` go, if not 0.
+    Write a checkpoint after `t` steps to a temporary folder, then rename that, so that none is ever seen incomplete.
+    Its `complete.json` lists the content, with checksums. Then remove all but the newest `keep`, unless that is 0.
     """
     import torch.distributed.checkpoint as dcp
 
     path = Path(folder) / f"step_{t:08d}"
     partial = path.with_name(f"partial_{path.name}")
-    # Every rank draws the same random numbers, as it makes whole batches.
+    # One random state serves all ranks, as all make the same whole batches.
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(t), "random": torch.get_rng_state()}
     state.update({f"tables.{n}": tables[n] for n in tables})
     files = {}
@@ -97,26 +97,26 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
             fail_alike(f"cannot write {path}: {wrong}")
     if ctx.rank == 0 and keep:
         for old in _complete(folder)[:-keep]:
-            # Renamed first, so that half of one is never seen.
+            # Renamed first, so that it is never seen half removed.
             gone = old.with_name(f"partial_{old.name}")
             os.replace(old, gone)
             shutil.rmtree(gone, ignore_errors=True)
 
 
 def _wrong_anywhere(action, folder=None):
-    """Do something on every rank; what went wrong with it on the first for which it did, or None."""
+    """Call `action` on every rank; return why it failed on the first rank where it did, or None."""
     import torch.distributed.checkpoint as dcp
 
     mine = None
     try:
         action()
-    except (Exception, dcp.CheckpointException) as e:  # which is no Exception, and wraps that of any rank
+    except (Exception, dcp.CheckpointException) as e:  # the latter is a BaseException that wraps those of all ranks
         mine = (folder and _why_no_space(folder)) or _reason(e)
     return next(filter(None, from_all(mine)), None)
 
 
 def _why_no_space(folder):
-    """How the system says that a disk or a quota is full, if it is; PyTorch's writer says only that a file is short."""
+    """Return the system's message if the disk or a quota is full; PyTorch's writer says only that a file is short."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(2**20))
@@ -127,7 +127,7 @@ def _why_no_space(folder):
 
 
 class Locked:
-    """A folder to which this run alone writes checkpoints, by the system's lock on a file, which ends with rank 0."""
+    """A folder that only this run writes checkpoints to: rank 0 holds the system's lock on a file in it."""
 
     def __init__(self, ctx, folder):
         self.file: Any = None
@@ -136,16 +136,16 @@ class Locked:
             fail_alike(f"cannot save to {folder}: {wrong}")
 
     def _take(self, path):
-        """Take the lock; returns what is in the way, or None."""
+        """Take the lock; return why it cannot be had, or None."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             while True:
                 self.path, self.file = path, open(path, "a+", errors="replace")
-                # Not flock, which processes forked from this one would go on to hold.
+                # Not flock, whose lock forked processes would inherit.
                 fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if path.exists() and os.path.samestat(os.fstat(self.file.fileno()), os.stat(path)):
                     break
-                self.file.close()  # that of a run that has just ended, and taken it away
+                self.file.close()  # another run has just removed the file, and ended
             self.file.truncate(0)
             self.file.write(f"process {os.getpid()} on {socket.gethostname()}")
             self.file.flush()
@@ -159,7 +159,7 @@ class Locked:
                 sys.stderr.write(f"{NAME}: {said}\n")
                 return None
             return e.strerror
-        for left in path.parent.glob("partial_step_*"):  # of a run that was killed as it saved
+        for left in path.parent.glob("partial_step_*"):  # left by a run that was killed while it saved
             shutil.rmtree(left, ignore_errors=True)
         return None
 
@@ -173,23 +173,23 @@ class Locked:
 
 
 MOST_SEED = 2**40
-"""What is made of a seed fits the generators'."""
+"""Largest seed for which the seeds that are computed from it fit PyTorch's generators."""
 
 
 def _complete(folder):
-    """The complete checkpoints in a folder, oldest first."""
+    """Return the paths of the complete checkpoints in a folder, oldest first."""
     found = (p.parent for p in Path(folder).glob("step_*/complete.json"))
     return sorted((p for p in found if p.name[5:].isdecimal()), key=lambda p: int(p.name[5:]))
 
 
 def _sealed(record):
-    """The bytes of `complete.json`, with a checksum over all else that is in it."""
+    """Return the bytes of `complete.json` for a record, with a checksum over the record."""
     text = json.dumps(record, indent=1)
     return json.dumps({**record, "sha256": hashlib.sha256(text.encode()).hexdigest()}, indent=1).encode()
 
 
 def newest(ctx, folder):
-    """The newest complete checkpoint in `folder` and what is in it, as rank 0 finds it, or None."""
+    """Return path and record of the newest complete checkpoint in `folder`, as rank 0 finds it, or None."""
     paths = _complete(folder) if ctx.rank == 0 else []
     found, wrong = from_first(ctx, _opened(paths[-1]) if paths else (None, None))
     if wrong:
@@ -198,14 +198,14 @@ def newest(ctx, folder):
 
 
 def _opened(path):
-    """A checkpoint and what is in it, and None; if its `complete.json` is not right, itself and what is wrong."""
+    """Return a checkpoint's path and record, and None; or the path, and what is wrong with its `complete.json`."""
     wrong = "is not one of a checkpoint"
     try:
         content = (path / "complete.json").read_bytes()
         record = json.loads(content)
         if not isinstance(record.pop("sha256"), str):
             return path, wrong
-        # Byte for byte, so that a change of what means nothing is seen, too.
+        # Compared byte for byte, so that changed white space is seen, too.
         if _sealed(record) != content:
             return path, "is corrupt"
         known = all(type(record[key]) is int for key in ("step", "seed")) and isinstance(record["files"], dict)
@@ -220,8 +220,8 @@ def _opened(path):
 
 def load(ctx, weights, moments, folder, changed=(), tables=None):
     """
-    Load the newest complete checkpoint in place; returns how many steps had been done. Hyperparameters that are
-    `changed` may differ from those it was trained with. `tables` gets those that only the checkpoint has.
+    Load the newest complete checkpoint in `folder` into weights, moments and the random state; return its steps done.
+    Only hyperparameters named in `changed` may differ from the checkpoint's. Tables are added to `tables` if missing.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -245,13 +245,13 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
 
 
 def _contents():
-    """What has to be the same in a program that loads a checkpoint; its plan need not be."""
+    """Return the part of the record that must equal the program's that loads it; the plan may be another."""
     weights = {name: [list(spec.shape), str(spec.dtype)] for name, spec in WEIGHTS.items()}
     return {"name": NAME, "optimizer": OPTIMIZER[0], "hyperparameters": OPTIMIZER[1], "weights": weights}
 
 
 def _size_and_sum(file):
-    """Bytes of a file, and their checksum."""
+    """Return the bytes of a file and their checksum."""
     size = total = 0
     with open(file, "rb") as content:
         while chunk := content.read(2**22):
@@ -260,7 +260,7 @@ def _size_and_sum(file):
 
 
 def _wrong(path, record, rank, changed):
-    """What is wrong with a checkpoint, or None. Every rank reads a part of the files."""
+    """Return why a checkpoint cannot be loaded, or None; each rank checks a share of the files."""
     ours, theirs = _contents(), record.get("weights")
     if not isinstance(theirs, dict) or not isinstance(record.get("hyperparameters"), dict):
         return "its complete.json is not one of a checkpoint"
@@ -283,20 +283,20 @@ def _wrong(path, record, rank, changed):
         try:
             with open(path / ".metadata", "rb") as file:
                 _PlainMetadata(file).load()
-        except Exception as e:  # unpickling has many ways to fail
+        except Exception as e:  # damaged pickles raise almost any class; the checkpoint is refused for each
             return f"its metadata cannot be read: {e}"
     return None
 
 
 class _PlainMetadata(pickle.Unpickler):
-    """Reads DCP's metadata, a pickle, which may name nothing but what describes tensors: no code is in it."""
+    """Reader of DCP's metadata, a pickle, that refuses all names but those that describe tensors, so runs no code."""
 
     def find_class(self, module, name):
         if (module, name) == ("builtins", "getattr"):
             return _member
         if name not in _PLAIN.get(module, "").split():
             raise pickle.UnpicklingError(f"it names {module}.{name}, which describes no tensor")
-        # Not imported: there is nothing of these modules that is not there by now.
+        # Nothing is imported: all of these modules are by now.
         return getattr(sys.modules[module], name)
 
 
@@ -311,18 +311,18 @@ _PLAIN = {
     "pathlib": "PosixPath WindowsPath",
     "pathlib._local": "PosixPath WindowsPath",
 }
-"""What metadata may name, by module, which is compared as a whole."""
+"""Names that metadata may contain, by module."""
 
 
 def _member(kind, name):
-    """A member of an enum, which Python before 3.11.4 pickles as an attribute; of nothing else."""
+    """Return a member of an enum, which Python before 3.11.4 pickles as an attribute; refuse other attributes."""
     if not (isinstance(kind, type) and issubclass(kind, enum.Enum)) or name not in kind.__members__:
         raise pickle.UnpicklingError("it names builtins.getattr, which describes no tensor")
     return kind[name]
 
 
 def _reason(error):
-    """The last line of what went wrong first, on any rank."""
+    """Return the last line of an error's message or, for one that wraps errors of ranks, of the first of these."""
     failures = getattr(error, "failures", None) or {}
     first = next(iter(failures.values()), (error,))[0]
     lines = str(first).strip().splitlines()

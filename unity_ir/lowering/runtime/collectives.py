@@ -1,5 +1,5 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
-"""Moves between ranks, and the local steps between them."""
+"""Do the moves of a step: collectives between ranks, and slices, paddings and constants on one rank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from unity_ir.lowering.runtime.plan import MESH
 
 
 class Pending:
-    """A collective under way; until it is waited for, it holds the tensors it reads and writes."""
+    """A collective that has been started; until it is waited for, it holds the tensors it reads and writes."""
 
-    watch = None  # told of each that starts
+    watch = None  # called with each collective that starts, its mesh axes and its work handle, for profiles
 
     def __init__(self, axes, work, finish, *holds):
         self._work, self._finish, self.holds, self.ended = work, finish, holds, None
@@ -37,7 +37,7 @@ class Pending:
 
 
 def wait(*pending):
-    """The results of several collectives; None of those this rank has no part in."""
+    """Return the results of several collectives, waited for; None for those that this rank takes no part in."""
     return tuple(each and each.wait() for each in pending)
 
 
@@ -50,26 +50,26 @@ def _ways(axes) -> int:
 
 
 def _joined(parts, dim):
-    """Pieces end to end along `dim`, row-major: of pieces with dims of size 1 PyTorch may choose another order."""
+    """Concatenate along `dim` into a contiguous tensor: by itself `cat` may choose other strides for dims of size 1."""
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
     return torch.cat(parts, dim, out=parts[0].new_empty(shape))
 
 
 def _cut(x, dim, axes):
-    """The parts of `x` along `dim` for each rank of the group, one after the other, row-major."""
+    """Return the group's parts of `x` along `dim`, stacked along a new first dim, contiguous."""
     parts = x.chunk(_ways(axes), dim)
     return torch.stack(parts, out=x.new_empty((len(parts), *parts[0].shape)))
 
 
 def all_reduce(ctx, x, axes):
-    """The sum of the group's tensors."""
+    """Start the sum of the group's tensors, on every rank of the group."""
     out = x.clone()
     return Pending(axes, dist.all_reduce(out, group=ctx.groups[axes], async_op=True), lambda: out, out)
 
 
 def all_reduce_many(ctx, tensors, axes):
-    """The sums of the group's tensors, for each of several, in one call."""
+    """Start the sums of the group's tensors, for each of several tensors, in one call."""
     out = torch.cat([x.reshape(-1) for x in tensors])
     shapes = [x.shape for x in tensors]
     work = dist.all_reduce(out, group=ctx.groups[axes], async_op=True)
@@ -82,7 +82,7 @@ def all_reduce_many(ctx, tensors, axes):
 
 
 def all_gather(ctx, x, dim, axes):
-    """The group's pieces end to end along `dim`."""
+    """Start the concatenation of the group's pieces along `dim`, on every rank of the group."""
     out, shape, x = x.new_empty((_ways(axes) * x.numel(),)), x.shape, x.contiguous().view(-1)
     work = _all_gather(out, x, group=ctx.groups[axes], async_op=True)
     if dim == 0:
@@ -91,7 +91,7 @@ def all_gather(ctx, x, dim, axes):
 
 
 def all_gather_many(ctx, tensors, dims, axes):
-    """The group's pieces end to end along a dim, for each of several tensors, in one call."""
+    """Start the concatenations of the group's pieces, of each of several tensors along its dim, in one call."""
     ways, sizes = _ways(axes), [x.numel() for x in tensors]
     mine, shapes = torch.cat([x.reshape(-1) for x in tensors]), [x.shape for x in tensors]
     out = mine.new_empty((ways * mine.numel(),))
@@ -105,7 +105,7 @@ def all_gather_many(ctx, tensors, dims, axes):
 
 
 def reduce_scatter(ctx, x, dim, axes):
-    """This rank's part along `dim` of the sum of the group's tensors."""
+    """Start the sum of the group's tensors, of which each rank gets its part along `dim`."""
     parts = _cut(x, dim, axes)
     out = torch.empty_like(parts[0])
     work = _reduce_scatter(out.view(-1), parts.view(-1), group=ctx.groups[axes], async_op=True)
@@ -113,7 +113,7 @@ def reduce_scatter(ctx, x, dim, axes):
 
 
 def reduce_scatter_many(ctx, tensors, dims, axes):
-    """This rank's parts along a dim of the sums of the group's tensors, for each of several, in one call."""
+    """Start the sums of the group's tensors, for each of several; ranks get parts along its dim, all in one call."""
     parts = [_cut(x, dim, axes) for x, dim in zip(tensors, dims)]
     shapes, mine = [p.shape[1:] for p in parts], torch.cat([p.flatten(1) for p in parts], 1)
     out = mine.new_empty((mine.shape[1],))
@@ -127,7 +127,7 @@ def reduce_scatter_many(ctx, tensors, dims, axes):
 
 
 def all_to_all(ctx, x, source, target, axes):
-    """From pieces along `source` to pieces along `target`."""
+    """Start the exchange that turns pieces along dim `source` into pieces along dim `target`."""
     parts = _cut(x, target, axes)
     out = torch.empty_like(parts)
     work = dist.all_to_all_single(out, parts, group=ctx.groups[axes], async_op=True)
@@ -135,14 +135,14 @@ def all_to_all(ctx, x, source, target, axes):
 
 
 def broadcast(ctx, x, root, shape, dtype, axes):
-    """The tensor of the group's rank `root`, everywhere in the group."""
+    """Start the copy of the tensor of the group's rank `root` to all; the others pass None and its shape and dtype."""
     out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
     work = dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True)
     return Pending(axes, work, lambda: out, out)
 
 
 def scatter(ctx, x, dim, root, shape, dtype, axes):
-    """This rank's part along `dim` of the tensor of the group's rank `root`, whose shape is `shape`."""
+    """Start the transfer of each rank's part along `dim` of the tensor of the group's rank `root`, of shape `shape`."""
     shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
     out = torch.empty(shape, dtype=dtype, device=ctx.device)
     parts = [p.contiguous() for p in x.chunk(_ways(axes), dim)] if ctx.index(axes) == root else None
@@ -151,7 +151,7 @@ def scatter(ctx, x, dim, root, shape, dtype, axes):
 
 
 def gather(ctx, x, dim, root, axes):
-    """On the group's rank `root` the group's pieces end to end along `dim`; None on the others."""
+    """Start the concatenation of the group's pieces along `dim` on the group's rank `root`; the others get None."""
     mine = ctx.index(axes) == root
     parts = [torch.empty_like(x) for _ in range(_ways(axes))] if mine else []
     x = x.contiguous()
@@ -160,14 +160,14 @@ def gather(ctx, x, dim, root, axes):
 
 
 def reduce(ctx, x, root, axes):
-    """On the group's rank `root` the sum of the group's tensors; None on the others."""
+    """Start the sum of the group's tensors on the group's rank `root`; the others get None."""
     out = x.clone()
     work = dist.reduce(out, group=ctx.groups[axes], group_dst=root, async_op=True)
     return Pending(axes, work, lambda: out if ctx.index(axes) == root else None, out)
 
 
 def send(ctx, x, root, to, shape, dtype, axes):
-    """On the group's rank `to` the tensor of rank `root`; None on the others."""
+    """Start the transfer of the tensor of the group's rank `root` to its rank `to`; the others get None."""
     group, mine = ctx.groups[axes], ctx.index(axes)
     if mine == root:
         x = x.contiguous()
@@ -179,17 +179,17 @@ def send(ctx, x, root, to, shape, dtype, axes):
 
 
 def zero_elsewhere(ctx, x, root, shape, dtype, axes):
-    """The tensor of the group's rank `root` as one addend: zero on the others."""
+    """Return the tensor of the group's rank `root` as addend of a sum: itself on that rank, zeros on the others."""
     return x if ctx.index(axes) == root else torch.zeros(shape, dtype=dtype, device=ctx.device)
 
 
 def keep_part(ctx, x, dim, axes):
-    """This rank's part of `x` along `dim`."""
+    """Return this rank's part of `x` along `dim`."""
     return x.chunk(_ways(axes), dim)[ctx.index(axes)].contiguous()
 
 
 def zero_pad(ctx, x, dim, axes):
-    """`x` as one addend: in its place along `dim`, or, where it has none, on the first rank only."""
+    """Return a piece as addend of a sum: padded by zeros along `dim` or, for None, zeros on all ranks but the first."""
     if dim is None:
         return x if ctx.index(axes) == 0 else torch.zeros_like(x)
     shape = list(x.shape)
@@ -200,11 +200,11 @@ def zero_pad(ctx, x, dim, axes):
 
 
 def zero_pad_many(ctx, tensors, dim, axes):
-    """`zero_pad` of each of several."""
+    """Return `zero_pad` of each of several tensors."""
     return tuple(zero_pad(ctx, x, dim, axes) for x in tensors)
 
 
 def constant(ctx, value, shape, dtype, addend_axes):
-    """A number everywhere; over `addend_axes` only the first rank has it and the others zero."""
+    """Return a tensor of one number; along `addend_axes` only the first rank has it, the others zeros."""
     first = ctx.index(addend_axes) == 0
     return torch.full(shape, value if first else 0.0, dtype=dtype, device=ctx.device)

@@ -1,6 +1,6 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalCall=false
-"""Training, and the command line."""
+"""Train or check a program, as its command line says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_w
 
 
 def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
-    """Step `t` on a whole batch; `before_update` gets this rank's piece of it and of the loss, which is returned."""
+    """Do step `t`, from 0, on a whole batch; call `before_update` with pieces and loss; return this rank's loss."""
     local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
@@ -52,7 +52,7 @@ def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
 
 
 def train(ctx, options, data, seed, folder):
-    """All the steps; those a checkpoint in `folder` has are done."""
+    """Train all steps, but those done in the newest checkpoint of `folder`; save and write what the options ask for."""
     weights = init_weights(ctx, seed)
     moments = init_moments(weights)
     with ctx.unlimited():
@@ -88,11 +88,11 @@ def train(ctx, options, data, seed, folder):
 
 
 ONLY_TRAINING = ("save", "save_every", "keep", "load", "changed", "weights_out", "profile", "check_nan")
-"""Options that a check of the program has no use for."""
+"""Options that are refused beside `--check`."""
 
 
 def arguments():
-    """The options of the program."""
+    """Return the options of the command line; end the run if they contradict each other."""
     parser = argparse.ArgumentParser(description=f"{NAME}: training step for {WORLD} ranks", prog=NAME)
     parser.error = fail_alike
     add = parser.add_argument
@@ -142,7 +142,7 @@ def arguments():
 
 
 def deterministic():
-    """Before the device is used: let PyTorch choose only among what gives the same bits every time."""
+    """Have PyTorch use only algorithms that give the same bits in every run; call before the device is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
@@ -150,7 +150,7 @@ def deterministic():
 
 
 def goes_on_from(ctx, options):
-    """The folder of the checkpoint to start with, or None. When torchrun has started again, it is that of --save."""
+    """Return the folder of checkpoints to start from: after a restart by torchrun --save's, else --load's, or None."""
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     there = newest(ctx, options.save) if options.save else None
     if again and there:
@@ -161,7 +161,7 @@ def goes_on_from(ctx, options):
 
 
 def check_writable(ctx, options):
-    """End now, rather than after the training, if what it is to write cannot be written."""
+    """End the run before training if a file or folder that it is to write cannot be written."""
     wrong = None
     if ctx.rank == 0:
         for path, folder in ((options.save, True), (options.weights_out, False), (options.profile, False)):
@@ -172,7 +172,7 @@ def check_writable(ctx, options):
 
 
 def main():
-    """Train, or check."""
+    """Run the program: join the ranks, do what the options say, and leave."""
     options = arguments()
     torch.set_num_threads(1)
     if options.deterministic:
@@ -185,11 +185,11 @@ def main():
         locked = Locked(ctx, options.save) if options.save else None
         run(ctx, options)
         if ctx.watchdog:
-            dist.barrier()  # before the store may go with rank 0
+            dist.barrier()  # rank 0 may keep the store, and must not end before the others are done
     except RuntimeError as e:
         if not lost(e):
             raise
-        time.sleep(1)  # the rank that has ended, or the watchdog, may say more
+        time.sleep(1)  # let the rank that has ended, or the watchdog, say why first
         fail(f"another rank has ended: {str(e).strip().splitlines()[-1]}")
     finally:
         if Context.watchdog:
@@ -200,7 +200,7 @@ def main():
 
 
 def run(ctx, options):
-    """What the options say, on ranks that have joined."""
+    """Train or check, on ranks that have joined."""
     folder = goes_on_from(ctx, options)
     found = newest(ctx, folder) if folder else None
     seed = found[1]["seed"] if found else options.seed or 0

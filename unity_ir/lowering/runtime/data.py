@@ -1,6 +1,6 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalCall=false
-"""Whole batches: from a file, a function, or at random."""
+"""Make whole batches: from a file, by a function, or at random."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from unity_ir.lowering.runtime.weights import names_in, read_safetensors
 
 
 ROWS = [name for name in INPUTS if name not in TABLES]
-"""Inputs of which every batch has other rows."""
+"""Inputs of which every batch has rows of its own."""
 
 
 class Data:
     """
-    Rows of the arrays of an .npz or .safetensors file, shuffled anew every epoch; what `function(step)` of
-    "module:function" returns, arrays by input name; or random numbers: by step and seed alone, so that a run can go on.
-    `tables`, inputs that are the same in every step, come from elsewhere, or whole from the same file or function.
+    Source of batches: rows of an .npz or .safetensors file, shuffled every epoch; the arrays by input name that the
+    function of "module:function" returns for a step; or random numbers. Batches depend on step and seed alone, so that
+    a run can be resumed. `tables` are inputs that stay the same; without them they are random or the source's.
     """
 
     def __init__(self, source=None, seed=0, tables=None):
-        # Given none they are random, too, which is enough for a check.
+        # Random tables are enough for a check.
         self.tables = None if tables is None else {n: _table("the file of weights", n, t) for n, t in tables.items()}
         self.source, self.seed, self.function = source, seed, None
         self.arrays: dict = {}
@@ -56,7 +56,7 @@ class Data:
 
     @staticmethod
     def _read(path):
-        """The arrays of the inputs. A file that could only train something else than it says is refused."""
+        """Return the arrays of the inputs by name; end the run if shapes, types or values do not fit the inputs."""
         if str(path).endswith(".safetensors"):
             there = names_in(path)
             arrays = read_safetensors(path, [n for n in INPUTS if n not in TABLES or n in there], "input")
@@ -67,7 +67,7 @@ class Data:
                 with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as loaded:
                     wanted = [n for n in INPUTS if n not in TABLES or n in loaded]
                     arrays = {name: torch.from_numpy(loaded[name]) for name in wanted}
-            except Exception as e:  # numpy, zip and torch have many ways to say what is wrong with a file
+            except Exception as e:  # numpy, zip and torch raise many classes for damaged files; all end the run
                 fail(f"cannot read {', '.join(ROWS)} from {path}: {e}")
         for name in ROWS:
             array, spec = arrays[name], INPUTS[name]
@@ -79,7 +79,7 @@ class Data:
         return arrays
 
     def batch(self, t):
-        """The whole batch of step `t`, with the tables."""
+        """Return the whole batch of step `t`, counted from 0, by input name, with the tables."""
         made = self._rows(t)
         found = {**(self.tables or {}), **made}
         missing = [name for name in INPUTS if name not in found]
@@ -89,7 +89,7 @@ class Data:
         return {name: found[name] for name in INPUTS}
 
     def _rows(self, t):
-        """The inputs of a step that are no tables, or, if these are random or the function makes them, all."""
+        """Return the inputs of a step that are no tables, and the tables if they are random or the function's."""
         if self.function is not None:
             return self._called(t)
         if not self.arrays:
@@ -123,7 +123,7 @@ def _table(source, name, array):
 
 
 def _converted(source, name, array, shape, spec):
-    """An array as an input's tensor; what would be another one is refused."""
+    """Convert an array to an input's type; end the run if its shape, kind or values do not fit."""
     if tuple(array.shape) != tuple(shape):
         fail(f"{source}: {name} is {list(array.shape)}; a batch is {list(spec.shape)}")
     if array.layout != torch.strided:

@@ -1,5 +1,5 @@
 # pyright: basic, reportPrivateImportUsage=false
-"""Files that a program writes: whole or not at all, and never in the place of a device."""
+"""Write files whole or not at all, and never in the place of a device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from unity_ir.lowering.runtime.ranks import fail
 
 def write_file(path, write):
     """
-    Call `write` with the path of a file to make, then give that file the name `path`. A link is followed, an existing
-    file keeps its mode, a new one gets that of the umask; what is no file, as a pipe or a device, is written into.
+    Call `write` with the path of a temporary file, then rename that to `path`. Links are followed; an existing file
+    keeps its mode, a new one gets the umask's; into a pipe or a device the content is copied. Ends the run on errors.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -33,7 +33,7 @@ def write_file(path, write):
         real = os.path.realpath(path)
         partial = f"{real}.{secrets.token_hex(4)}.partial"
         try:
-            # Made here, as the library that writes it may not look at the umask.
+            # Created here, since the library that writes it may ignore the umask.
             os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             mode = stat.S_IMODE(os.stat(real if os.path.exists(real) else partial).st_mode)
             write(partial)
@@ -41,12 +41,12 @@ def write_file(path, write):
             os.replace(partial, real)
         finally:
             Path(partial).unlink(missing_ok=True)
-    except Exception as e:  # that of safetensors is no class of its own
+    except Exception as e:  # whatever the library that writes raises, the run ends with one line
         fail(f"cannot write {path}: {getattr(e, 'strerror', None) or e}")
 
 
 def why_not_written(path, folder):
-    """What is wrong with a file to write, or with a folder of files, that need not be there; None if nothing."""
+    """Return why a file, or files in a `folder`, cannot be written, neither of which need exist; None if they can."""
     try:
         if path.is_dir() and not folder:
             return f"cannot write {path}: it is a folder"

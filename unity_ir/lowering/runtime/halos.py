@@ -1,5 +1,5 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
-"""Borders of pieces, exchanged between neighbours."""
+"""Exchange halos, the borders of pieces, between neighbours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unity_ir.lowering.runtime.collectives import Pending, _ways
 
 
 class Works:
-    """Several messages under way."""
+    """The work handles of several messages, as one."""
 
     def __init__(self, works):
         self._works = works
@@ -29,13 +29,13 @@ class Works:
 
 
 def _within(place, other, size, low, high):
-    """Which elements of the piece at position `other` lie in the piece at `place` with its halo, first and end."""
+    """Return the first and the end of the elements of piece `other` that lie in piece `place` with its halo."""
     shift = (place - other) * size
     return max(0, shift - low), min(size, shift + size + high)
 
 
 def _neighbours(ctx, size, low, high, axes):
-    """For every rank of the group but this one: which elements of its piece this one's halo has, and the reverse."""
+    """Yield each other rank of the group with the elements of its piece in this one's halo, and the reverse, if any."""
     me = ctx.index(axes)
     for other in range(_ways(axes)):
         theirs, mine = _within(me, other, size, low, high), _within(other, me, size, low, high)
@@ -44,7 +44,7 @@ def _neighbours(ctx, size, low, high, axes):
 
 
 def _exchange(ctx, messages, axes):
-    """Send and receive: pairs of a rank of the group, and the tensors it gets and gives (None where there is none)."""
+    """Start the messages, each a rank of the group, the tensor to receive from it, and the one to send it, or None."""
     group, ops = ctx.groups[axes], []
     for other, got, given in messages:
         if given is not None:
@@ -55,7 +55,7 @@ def _exchange(ctx, messages, axes):
 
 
 def halo(ctx, x, dim, low, high, axes):
-    """`x` with `low` elements before and `high` after it along `dim`, as its neighbours have them; 0 at the ends."""
+    """Start the exchange that puts `low` elements of neighbours before `x` along `dim`, `high` after; 0 at the ends."""
     size, me = x.shape[dim], ctx.index(axes)
     shape = list(x.shape)
     shape[dim] += low + high
@@ -80,7 +80,7 @@ def halo(ctx, x, dim, low, high, axes):
 
 
 def halo_reduce(ctx, x, dim, low, high, axes):
-    """`x` without `low` elements before and `high` after it along `dim`, plus what its neighbours have there for it."""
+    """Start the exchange that cuts `low` and `high` elements off the ends of `x` and adds them to the neighbours' x."""
     size, me = x.shape[dim] - low - high, ctx.index(axes)
     out = x.narrow(dim, low, size).clone(memory_format=torch.contiguous_format)
     messages, arrived = [], []

@@ -1,5 +1,5 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
-"""Pieces and whole tensors, and what weights are before the first step."""
+"""Cut whole tensors into pieces, put pieces together again, and make initial weights and moments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unity_ir.lowering.runtime.plan import MESH, OPTIMIZER, WEIGHTS, WORLD
 
 
 def piece(ctx, whole, spec):
-    """This rank's piece of a whole tensor; None where it has none."""
+    """Return this rank's piece of a whole tensor, on its device; None if it has none."""
     if not ctx.at(pins(spec)):
         return None
     for axis, role in enumerate(spec.roles):
@@ -28,14 +28,14 @@ def piece(ctx, whole, spec):
 
 
 def pins(spec):
-    """The axes on which only one coordinate has anything, and which."""
+    """Return the mesh axes along which a tensor is pinned to one coordinate, paired with that coordinate."""
     roles = enumerate(spec.roles)
     return tuple((axis, int(role[3:])) for axis, role in roles if isinstance(role, str) and role.startswith("at "))
 
 
 def whole(ctx, part, spec):
-    """The whole tensor of everyone's pieces, and how much devices that should hold the same differ."""
-    if part is None:  # what is in its place is not looked at
+    """Gather the whole tensor from all ranks; return it, and the largest difference between copies."""
+    if part is None:  # a placeholder, which `assemble` ignores
         shape = [size // _ways([i for i, r in enumerate(spec.roles) if r == d]) for d, size in enumerate(spec.shape)]
         part = torch.zeros(shape, dtype=spec.dtype, device=ctx.device)
     parts = [torch.empty_like(part) for _ in range(WORLD)]
@@ -44,7 +44,7 @@ def whole(ctx, part, spec):
 
 
 def assemble(parts, spec):
-    """Put the pieces of all ranks together along the mesh axes, innermost first."""
+    """Put the pieces of all ranks together, axis by axis, innermost first; return the same as `whole`."""
     apart = torch.zeros((), dtype=torch.float64)
     for axis in reversed(range(len(MESH))):
         size, role = MESH[axis], spec.roles[axis]
@@ -66,20 +66,20 @@ def assemble(parts, spec):
 
 
 def initial(name, spec, seed):
-    """A whole weight, the same for every plan: normal, scaled by its fan-in."""
+    """Return a whole initial weight, the same for every plan: normally distributed, scaled by its fan-in."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed)
     scale = (spec.shape[0] if spec.shape else 1) ** -0.5
     return (torch.randn(spec.shape, generator=generator, dtype=torch.float64) * scale).to(spec.dtype)
 
 
 def init_weights(ctx, seed=0):
-    """This rank's pieces of the initial weights, by full name; those that rest elsewhere are left out."""
+    """Return this rank's pieces of the initial weights, by full name; weights pinned to other ranks are left out."""
     here = {name: spec for name, spec in WEIGHTS.items() if ctx.at(pins(spec))}
     return {name: piece(ctx, initial(name, spec, seed), spec) for name, spec in here.items()}
 
 
 def init_moments(weights):
-    """Adam's two moments of every weight."""
+    """Return Adam's two moments of every weight, zeros, by name; nothing for SGD."""
     if OPTIMIZER[0] == "sgd":
         return {}
     return {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}

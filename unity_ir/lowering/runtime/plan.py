@@ -1,4 +1,4 @@
-"""Stand-ins for what the plan defines in a program, so that the fixed part can be read, linted and tested."""
+"""Define stand-ins for the names that a program's plan defines, so that the fixed part can be linted and tested."""
 
 from __future__ import annotations
 

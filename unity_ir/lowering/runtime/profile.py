@@ -1,6 +1,6 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalCall=false
-"""A real step as a trace."""
+"""Write one real step of every rank as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unity_ir.lowering.runtime.watch import lines_of, watched
 
 
 class Profile:
-    """What happened when: on GPUs by events on their streams, which leaves the overlap as it is, else by the clock."""
+    """Recorder of one step: on GPUs by events on the streams, which leaves the overlap as it is, else by the clock."""
 
     COLOURS = {  # noqa: RUF012
         "forward": "thread_state_running",
@@ -38,8 +38,8 @@ class Profile:
 
     def __init__(self, ctx):
         self.ctx = ctx
-        self.spans = []  # of a track: its number, name, kind, what it makes, begin, end
-        self.counts = []  # of bytes held
+        self.spans = []  # track number, name, kind, result, begin, end
+        self.counts = []  # time, and bytes held then
         self.under_way = []
         self.tracks = ["compute", *(f"{link} link" for link in dict.fromkeys(LINKS))]
         self.side = torch.cuda.Stream() if ctx.device.type == "cuda" else None
@@ -61,7 +61,7 @@ class Profile:
         return self.start.elapsed_time(at) * 1e3
 
     def run(self, function):
-        """`function`, taken down line by line."""
+        """Return `function` so that a call records its lines."""
         self.lines = lines_of(function)
         self.backward = next((n for n, line in self.lines.items() if line[1] == "--- backward"), float("inf"))
 
@@ -95,30 +95,30 @@ class Profile:
         self.last = now
 
     def started(self, pending, axes, work):
-        """A collective has been started; `--profile` has every one say so."""
+        """Record a collective that has been started; `Pending` calls this."""
         begin, end = self._now(), []
-        # Of several moves in a line each has a name of its own.
+        # The name of the function that starts it, as a line may have several moves.
         move = sys._getframe(2).f_code.co_name.removesuffix("_many")
         self.under_way.append((move, axes, begin, end))
         if self.side is not None:
-            # This stream waits for the collective, so that the one that computes need not yet.
+            # A stream of its own waits for the collective, not yet the one that computes.
             with torch.cuda.stream(self.side):
                 work.wait()
                 end.append(self._now())
             return
         try:
             work.get_future().add_done_callback(lambda _: end.append(self._now()))
-        except RuntimeError:  # messages between two ranks have none; that they have arrived is seen when waited for
+        except RuntimeError:  # messages between two ranks have no future; their end is the end of the wait
             pending.ended = lambda: end.append(self._now())
 
     def _held(self, variables):
-        """Bytes of tensors held, each memory once."""
+        """Return the bytes of memory in use: on GPUs all that is allocated, else that of the step's variables."""
         if self.side is not None:
             return torch.cuda.memory_allocated()
         return held_bytes(variables)
 
     def write(self, path):
-        """Gather what all ranks saw, and write it."""
+        """Gather the records of all ranks, and write the trace on rank 0."""
         if self.side:
             torch.cuda.synchronize()
         at = self._microseconds
@@ -147,7 +147,7 @@ class Profile:
 
 
 def held_bytes(variables):
-    """Bytes of the tensors that variables hold, also in dicts and tuples; each memory is counted once."""
+    """Return the bytes of the tensors that variables hold, also in dicts and tuples; shared memory counts once."""
     memories, todo = {}, list(variables.values())
     while todo:
         value = todo.pop()

@@ -1,5 +1,5 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-"""Ranks and their groups."""
+"""Join the ranks, give each its place in the mesh and its process groups, and end a run with one line."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from unity_ir.lowering.runtime.watchdog import Watchdog
 
 
 FOREVER = timedelta(days=7)
-"""How long a group waits where the watchdog says how long."""
+"""Timeout of a process group whose ranks the watchdog watches."""
 
 
 def fail(message):
-    """End with one line, written at once so that those of ranks do not mix; of those that are watched one says why."""
+    """End this rank with a line on stderr, exit code 1; of ranks with a watchdog, only the first to fail writes one."""
     if Context.watchdog is None or Context.watchdog.first():
         sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
     if dist.is_initialized():
-        dist.destroy_process_group()  # or its threads may abort the process
+        dist.destroy_process_group()  # else its threads may abort the process
     sys.exit(1)
 
 
 def fail_alike(message):
-    """End with what every rank finds. Rank 0 says it before the others end, upon which torchrun would end it, too."""
+    """End on every rank with a line that rank 0 writes before any rank ends, upon which torchrun ends all of them."""
     joined = dist.is_initialized()
     rank = dist.get_rank() if joined else int(os.environ.get("RANK", 0))
     if rank == 0:
@@ -48,9 +48,9 @@ def fail_alike(message):
 
 
 class Context:
-    """This rank: its device, its place in the mesh, and the groups it is in."""
+    """This rank: its device, its coordinates in the mesh (`place`), and its process group for each set of mesh axes."""
 
-    watchdog = None  # of this process, if there are others and it has joined them itself
+    watchdog = None  # of this process, if it has joined other ranks itself
 
     def __init__(self, backend: str):
         self.rank = dist.get_rank()
@@ -63,12 +63,12 @@ class Context:
 
     @staticmethod
     def _place(rank: int) -> tuple[int, ...]:
-        """A rank's coordinates in the mesh."""
+        """Return a rank's coordinates in the mesh."""
         strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
         return tuple(rank // stride % size for stride, size in zip(strides, MESH))
 
     def _group(self, axes: tuple[int, ...]):
-        """The group of ranks that differ from this one along `axes` only; all ranks make all groups, in one order."""
+        """Return the group of ranks that differ from this one along `axes` only; every rank makes all such groups."""
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(WORLD):
             found.setdefault(tuple(c for i, c in enumerate(self._place(rank)) if i not in axes), []).append(rank)
@@ -80,33 +80,33 @@ class Context:
         return mine
 
     def index(self, axes) -> int:
-        """This rank's position along `axes`, the first outermost."""
+        """Return this rank's position in its group along `axes`, the first of which is outermost."""
         position = 0
         for axis in axes:
             position = position * MESH[axis] + self.place[axis]
         return position
 
     def moved(self):
-        """This rank has come further, as far as the others can be waited for."""
+        """Tell the watchdog that this rank makes progress."""
         if self.watchdog:
             self.watchdog.moved()
 
     def unlimited(self):
-        """Within this, files are read or written, for which there is no limit of time."""
+        """Return a context in which files are read or written, which the watchdog does not limit."""
         return self.watchdog.unlimited() if self.watchdog else nullcontext()
 
     def at(self, pins) -> bool:
-        """Whether this rank is where pinned axes are: pairs of an axis and a coordinate."""
+        """Return whether this rank has these coordinates, given as pairs of a mesh axis and a coordinate."""
         return all(self.place[axis] == coordinate for axis, coordinate in pins)
 
 
 def build(backend: str, seconds: float | None = None) -> Context:
-    """Join the other ranks, as many as the plan has. If they join here, one that hangs for `seconds` ends the run."""
+    """Join the plan's ranks, unless they have joined; given `seconds`, a rank that hangs for so long ends the run."""
     if not dist.is_initialized():
         if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
             fail("nccl needs GPUs, and PyTorch for them; --backend gloo runs on CPUs")
         if backend == "nccl" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
-            # Several ranks on one GPU, for tests: NCCL allows it if each believes to be on a host of its own.
+            # Several ranks on one GPU, for tests: NCCL allows this if each reports a host of its own.
             os.environ.update(
                 NCCL_HOSTID=f"rank-{os.environ['RANK']}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1",
                 NCCL_NET="Socket", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1", NCCL_CUMEM_ENABLE="0",
@@ -120,7 +120,7 @@ def build(backend: str, seconds: float | None = None) -> Context:
             store, rank, world = next(dist.rendezvous("env://", **limit))
         except (RuntimeError, ValueError) as e:
             fail(f"the ranks cannot meet: {(str(e).strip().splitlines() or ['no reason given'])[0]}")
-        # After a restart torchrun's store may still hold where the ranks were that have gone.
+        # After a restart torchrun's store may still hold the addresses of the ranks that have ended.
         store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         if seconds is not None and world == WORLD > 1:
             Context.watchdog = Watchdog(store, rank, seconds)
@@ -133,19 +133,19 @@ def build(backend: str, seconds: float | None = None) -> Context:
 
 
 def from_first(ctx, value):
-    """What rank 0 has, on every rank."""
+    """Return rank 0's value, on every rank."""
     found = [value]
     dist.broadcast_object_list(found, 0, device=ctx.device)
     return found[0]
 
 
 def from_all(value):
-    """What each rank has, on every rank."""
+    """Return the values of all ranks, in order, on every rank."""
     found: list[Any] = [None] * WORLD
     dist.all_gather_object(found, value)
     return found
 
 
 def lost(error) -> bool:
-    """Whether an error is that of a connection to another rank, which has ended."""
+    """Return whether an error says that the connection to another rank is lost, which then has ended."""
     return isinstance(error, getattr(dist, "DistError", ())) or "gloo/" in str(error)

@@ -1,5 +1,5 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
-"""Looking at the step line by line: for the NaN guard and for profiles."""
+"""Trace a step line by line: to find the first nan or inf, and for profiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unity_ir.lowering.runtime.ranks import fail, from_all
 
 
 def watched(function, after):
-    """`function`, which calls `after(line number in the file, local variables)` after each of its lines."""
+    """Return `function` so that it calls `after(line number in the file, local variables)` after each of its lines."""
 
     def run(*arguments):
         last = None
@@ -43,7 +43,7 @@ def watched(function, after):
 
 
 def lines_of(function):
-    """For every line of a function that has one, by its number: the variables it sets, and its comment."""
+    """Return the variables that each line of a function sets, and its comment, by line number."""
     source, first = inspect.getsourcelines(function)
     found = {}
     for number, line in enumerate(source, first):
@@ -54,7 +54,7 @@ def lines_of(function):
 
 
 def first_not_finite(ctx, weights, batch):
-    """Do the step once more: number of the first line that makes nan or inf, what it is, and the rank; else None."""
+    """Repeat the step; return the number of the first line that makes nan or inf, what it is, and the rank, or None."""
     lines, found = lines_of(forward_backward), []
 
     def look(what, number, value):
@@ -73,7 +73,7 @@ def first_not_finite(ctx, weights, batch):
 
 
 def guard(ctx, weights, batch, t, loss, always):
-    """End with the operator to blame if the loss is not finite, or, `always` looking, any result is not."""
+    """End the run, naming the line to blame, if the loss of step `t` is nan or inf, or with `always` any result is."""
     if always or not torch.isfinite(loss).all():
         first = first_not_finite(ctx, weights, batch)
         if first is None and torch.isfinite(loss).all():

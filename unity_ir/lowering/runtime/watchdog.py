@@ -1,5 +1,5 @@
 # pyright: basic, reportPrivateImportUsage=false
-"""Ends a run in which a rank hangs, and says which."""
+"""End a run in which a rank hangs, with a line that names the rank."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from unity_ir.lowering.runtime.plan import NAME, WORLD
 
 
 LONGEST_START = 300.0
-"""Seconds for which a rank may not be there at first, even where the limit is less: imports take long on busy disks."""
+"""Seconds that a rank may take to start, even if the limit is less: imports take long on busy disks."""
 
 _KEEPER = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
 
 
 class Watchdog(threading.Thread):
     """
-    A thread of every rank that ends the run if a rank hangs: in Python, not in the backend, since gloo would say only
-    which neighbour it waits for, and NCCL aborts the process.
+    A thread of every rank that ends the run if a rank hangs. The backends' own timeouts do not serve: gloo's names only
+    the neighbour that it waits for, and NCCL's aborts the process.
 
-    Ranks write to the store that they are there, and how far their main thread has come. Each looks at the one before
-    it: if that has written nothing for `seconds`, its process is stopped or its machine is gone. And each looks at
-    itself: if it has come no further for so long, those that are furthest behind all hang, be it in a loop of their
-    own, unless a rank reads or writes files, which may take as long as it takes.
+    Every few seconds each rank writes a beat to the store: that it is alive, and how often its main thread has called
+    `moved`. Each rank reads the beats of the rank before it: without a new one for `seconds`, that process is stopped
+    or its machine is gone. If a rank itself has not moved for `seconds`, the ranks that are furthest behind hang, in a
+    loop or a call of their own, unless some rank is in `unlimited`, where it reads or writes files.
     """
 
     def __init__(self, store, rank, seconds):
         super().__init__(daemon=True)
-        # A connection of its own: the main thread may be waiting on the other.
+        # A connection of its own, as the main thread may be waiting on the other one.
         self.store, self.rank, self.seconds = store.clone(), rank, seconds
         self.store.set_timeout(timedelta(seconds=seconds))
         self.pause = min(seconds / 10, 5.0)
-        self.count = 0  # how far the main thread has come
-        self.files = False  # whether it reads or writes files
+        self.count = 0  # calls of `moved`
+        self.files = False  # whether the main thread reads or writes files
         self.stopped = threading.Event()
         self.turned = time.monotonic()
         self.start()
         threading.Thread(target=self._watch_store, daemon=True).start()
 
     def moved(self):
-        """The main thread has come further."""
+        """Note that the main thread makes progress; it calls this at least once per step."""
         self.count += 1
 
     @contextmanager
     def unlimited(self):
-        """What is done in here may take as long as it takes."""
+        """Context in which the main thread reads or writes files, for any length of time."""
         self.files = True
         try:
             yield
@@ -66,18 +66,18 @@ class Watchdog(threading.Thread):
             self.moved()
 
     def stop(self):
-        """The main thread is done."""
+        """End the thread, as the main thread is done."""
         if not self.stopped.is_set():
             self.stopped.set()
             self.join()
-            with suppress(RuntimeError):  # if who kept the store is gone, nobody asks
+            with suppress(RuntimeError):  # the process that keeps the store may have ended
                 self.store.set(f"beat {self.rank}", "done")
 
     def first(self):
-        """Whether this rank is the first to say why the run ends, which only one should."""
+        """Return whether this rank is the first that wants to say why the run ends; only that one does."""
         try:
             return self.store.add("ended", 1) == 1
-        except RuntimeError:  # who kept the store is gone
+        except RuntimeError:  # the process that keeps the store has ended
             return self.rank == 0
 
     def run(self):
@@ -116,7 +116,7 @@ class Watchdog(threading.Thread):
                 mine_since = now if self._stuck(now - mine_since) else mine_since
 
     def _watch_store(self):
-        """End this rank if the store does not even refuse: what asks it waits for ever if its process is stopped."""
+        """End this rank if the store does not answer at all: requests to a stopped process wait for ever."""
         last = time.monotonic()
         while not self.stopped.wait(self.pause):
             now = time.monotonic()
@@ -134,7 +134,7 @@ class Watchdog(threading.Thread):
         return self.store.get(key) if self.store.check([key]) else None
 
     def _stuck(self, seconds):
-        """Blame those that wait for none or, if all seem to, are furthest behind; returns whether one is at files."""
+        """Blame ranks in no collective (all or none: the furthest behind); return True instead if one is at files."""
         found = {r: json.loads(b) for r in range(WORLD) if (b := self._beat(r)) not in (None, b"done")}
         if any(files for _, _, files, _ in found.values()):
             return True
@@ -152,14 +152,14 @@ class Watchdog(threading.Thread):
         self._end(f"{', '.join(names)} {what} for {seconds:.0f} s; --timeout sets the limit")
 
     def _process(self, rank):
-        """Where a rank is, in words."""
+        """Return a rank's process and host as text; empty if they are not known."""
         if not self.store.check([f"process {rank}"]):
             return ""
         host, pid, *_ = json.loads(self.store.get(f"process {rank}"))
         return f" (process {pid} on {host})"
 
     def _end(self, message):
-        """Say why, if nobody has, and end this process, whose main thread waits for what does not come."""
+        """Print the message, unless another rank has printed one, and end this process, whose main thread may hang."""
         if self.first():
             sys.stdout.flush()
             sys.stderr.write(f"{NAME}: {message}\n")
@@ -171,19 +171,19 @@ class Watchdog(threading.Thread):
             os._exit(1)
 
     def _leave(self):
-        """End with the others; kill a stopped process of the same torchrun, which would wait half a minute for it."""
+        """End this process; first kill a stopped one of the same torchrun, which would wait half a minute for it."""
         for rank in json.loads(self.store.get("suspects")) if self.store.check(["suspects"]) else ():
             if rank != self.rank and self.store.check([f"process {rank}"]):
                 host, pid, parent, start = json.loads(self.store.get(f"process {rank}"))
                 beside = host == socket.gethostname() and parent == os.getppid()
                 if beside and _parent_and_start(pid) == [parent, start]:
                     os.kill(pid, signal.SIGKILL)
-        time.sleep(2 * self.pause)  # while others still need the store, which may be this process's
+        time.sleep(2 * self.pause)  # others still read the store, which this process may keep
         os._exit(1)
 
 
 def _waits():
-    """Whether the main thread is in a collective, as far as Python sees: on GPUs it waits for its stream elsewhere."""
+    """Return whether the main thread waits for a collective; on GPUs it may wait for its stream elsewhere, unseen."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame is not None and (
         frame.f_code.co_name == "wait" or f"{os.sep}distributed{os.sep}" in frame.f_code.co_filename
@@ -191,7 +191,7 @@ def _waits():
 
 
 def _parent_and_start(pid):
-    """A process's parent and when it was started, which together are no other's; nothing where it is not known."""
+    """Return a process's parent and start time, which together identify it; zeros if the system does not tell."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

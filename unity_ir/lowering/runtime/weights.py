@@ -1,6 +1,6 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalCall=false
-"""Weights in and out of safetensors files."""
+"""Read and write weights in safetensors files."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from unity_ir.lowering.runtime.ranks import fail
 
 
 def names_in(path):
-    """The names of the tensors of a safetensors file."""
+    """Return the names of the tensors of a safetensors file; end the run if it cannot be read."""
     names = set()
     try:
         from safetensors import safe_open
 
         with safe_open(path, "pt") as file:
             names.update(file.keys())
-    except Exception as e:  # that of the library is no class of its own
+    except Exception as e:  # a missing library, file or right, or damage: each ends the run with one line
         fail(f"cannot read {path}: {e}")
     return names
 
 
 def read_safetensors(path, names, what):
-    """The tensors of a safetensors file that have these names."""
+    """Return tensors of a safetensors file by these names or other names of theirs; `what` they are is for messages."""
     try:
         from safetensors import safe_open
 
@@ -45,7 +45,7 @@ def read_safetensors(path, names, what):
                 if not apart:
                     return {name: own[0] for name, own in found.items()}
                 fail(f"{path}: {' and '.join(called[apart[0]])} are one {what} here, but differ there")
-    except Exception as e:  # that of the library is no class of its own
+    except Exception as e:  # as in names_in
         fail(f"cannot read {path}: {e}")
     fail(f"{path}: it has no {what} {missing[0]!r}")
 
@@ -55,13 +55,13 @@ def _other_names(name):
 
 
 def read_tables(path):
-    """The tables that a file has."""
+    """Return the model's tables that a file has, by name."""
     there = names_in(path)
     return read_safetensors(path, [n for n in TABLES if {n, *_other_names(n)} & there], "table")
 
 
 def read_weights(ctx, weights, path):
-    """Set this rank's pieces from a file."""
+    """Set this rank's pieces of all weights from a file; end the run if a shape or a kind of number does not fit."""
     for name, found in read_safetensors(path, WEIGHTS, "weight").items():
         spec = WEIGHTS[name]
         if tuple(found.shape) != spec.shape or found.dtype.is_floating_point != spec.dtype.is_floating_point:
@@ -71,7 +71,7 @@ def read_weights(ctx, weights, path):
 
 
 def write_weights(ctx, weights, path, tables=()):
-    """Write all weights whole, and the model's tables, by all of their names, so that PyTorch loads them strictly."""
+    """Gather the weights, write them whole with the tables on rank 0, under all names that PyTorch's state dict has."""
     found = {name: tables[name].cpu().contiguous().clone() for name in tables if NAMES.get(name) == name}
     for name, spec in WEIGHTS.items():
         value, _ = whole(ctx, weights.get(name), spec)

@@ -1,9 +1,9 @@
 """
-Kernels of attention that never hold a whole matrix of scores (flash attention: Dao et al., 2022; Dao, 2023).
+Generate kernels of attention that never hold a whole matrix of scores (FlashAttention: Dao et al., 2022; Dao, 2023).
 
-The forward goes over the columns with a running maximum and sum for every row. A backward makes the weights again from
-the logarithm of that sum: one kernel for what is summed over columns, one for what is summed over rows, no atomics. If
-the line does not read the logarithms, the forward's kernel computes them first.
+The forward loops over the columns with a running maximum and sum for every row. A backward computes the weights again
+from the logarithm of that sum: one kernel for all sums over columns, one for all sums over rows, no atomics. If the
+line does not read the logarithms, the forward's kernel computes them first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from math import prod
 from unity_ir.forms.addresses import Names, address, power_of_two
 from unity_ir.forms.attention import Attention, Scores, Sum
 from unity_ir.lowering.text import ATOM, SUM
-from unity_ir.lowering.triton.expression import Axis, Writer
-from unity_ir.lowering.triton.reduction import reduction_steps
-from unity_ir.lowering.triton.step import Argument, Buffer, Scalar, Stage, Step, signature
+from unity_ir.lowering.triton.expression import Axis, KernelWriter
+from unity_ir.lowering.triton.launch import Argument, Buffer, KernelLaunch, Scalar, Stage, signature
+from unity_ir.lowering.triton.reduction import reduction_launches
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -45,24 +45,24 @@ _NEVER = 'float("-inf")'
 
 @dataclass(frozen=True)
 class Place:
-    """Where the kernels of a line are launched: a launcher's tensors and names."""
+    """The launcher in which the kernels of a line are launched: its tensors and names."""
 
     bound: Bound
     buffers: Mapping[str, Buffer]
-    """Of every operand."""
+    """The buffer of every operand, by name."""
     outputs: Sequence[Buffer]
-    """Of every result."""
+    """The buffer of every result."""
     like: str
-    """The operand on whose device results are made."""
+    """The operand on whose device results are allocated."""
     name: str
-    """Of the launcher, which those of kernels begin with."""
+    """The launcher's name, with which the kernels' names begin."""
     names: Names
     starts: Mapping[str, str]
-    """Variables used as values whose piece starts elsewhere than at 0, and the launcher's name of that position."""
+    """As `Stage.starts`."""
 
 
-def attention_steps(of: Attention, place: Place) -> list[Step] | None:
-    """The launches that compute all the results of a line; None for element types and widths they do not take."""
+def attention_launches(of: Attention, place: Place) -> list[KernelLaunch] | None:
+    """Return the launches that compute all results of a line; None for element types or widths they do not take."""
     dtypes = {place.buffers[a.tensor].dtype for a in _operands(of)}
     if len(dtypes) != 1 or dtypes & {*NOT_FLOATING}:
         return None
@@ -78,19 +78,19 @@ def attention_steps(of: Attention, place: Place) -> list[Step] | None:
 
 
 def _operands(of: Attention) -> list[Access]:
-    """What is multiplied as matrices."""
+    """Return the accesses that are factors of matrix products."""
     products = [of.scores.product, *([of.second] if of.second is not None else [])]
     return [*(a for p in products for a in accesses(p)), *(each.other for each in of.sums)]
 
 
-def _backward(of: Attention, place: Place) -> list[Step]:
-    steps: list[Step] = []
+def _backward(of: Attention, place: Place) -> list[KernelLaunch]:
+    launches: list[KernelLaunch] = []
     vector = tuple(Var(n) for n in (*of.scores.batch, *of.scores.rows))
     saved, mean = of.scores.saved, None
     buffers = dict(place.buffers)
     extents = place.bound.extents
     if saved is None or (of.mean is not None and of.mean_product is None):
-        steps.append(_again(of, place, buffers))
+        launches.append(_again(of, place, buffers))
         saved = Access("logsum", vector)
     if of.mean is not None:
         product = of.mean_product or _mean_of_rows(of)
@@ -99,18 +99,18 @@ def _backward(of: Attention, place: Place) -> list[Step]:
         stage = Stage(
             Result("means", vector, product), extents, read, mean, place.like, f"{place.name}_means_kernel", None
         )
-        steps += reduction_steps(replace(stage, names=place.names))
+        launches += reduction_launches(replace(stage, names=place.names))
         buffers["means"] = mean
     place = replace(place, buffers=buffers)
     for over_columns in (True, False):
         sums = [(s, o) for s, o in zip(of.sums, place.outputs, strict=True) if s.over_columns == over_columns]
         if sums:
-            steps.append(_Gradient(of, place, saved, sums, over_columns).step())
-    return steps
+            launches.append(_Gradient(of, place, saved, sums, over_columns).launch())
+    return launches
 
 
-def _again(of: Attention, place: Place, buffers: dict[str, Buffer]) -> Step:
-    """The forward once more, for the logarithms of the sums and for its result, which the means are made of."""
+def _again(of: Attention, place: Place, buffers: dict[str, Buffer]) -> KernelLaunch:
+    """Return the launch of the forward that computes the sums' logarithms and the result, from which means are made."""
     scores = of.scores
     assert of.second is not None
     by_rows, by_columns = _sides(of.second, scores)
@@ -127,14 +127,14 @@ def _again(of: Attention, place: Place, buffers: dict[str, Buffer]) -> Step:
 
 
 def _mean_of_rows(of: Attention) -> Reduce:
-    """The mean of the second product over a row's weights, as the product of its row with the forward's result."""
+    """Return the mean of the second product over a row's weights: the product of its row and the forward's result."""
     assert of.second is not None
     by_rows, _ = _sides(of.second, of.scores)
     return Reduce("sum", of.second.indices, Binary("*", by_rows, Access("again", by_rows.indices)))
 
 
 def _sides(product: Reduce, scores: Scores) -> tuple[Access, Access]:
-    """The factor read by rows, and the one read by columns."""
+    """Return the factor of a product that is read by rows, and the one read by columns."""
     one, other = accesses(product)
     return (other, one) if scores.column in free_variables(one) else (one, other)
 
@@ -143,14 +143,18 @@ def _sides(product: Reduce, scores: Scores) -> tuple[Access, Access]:
 
 
 class _Body:
-    """The statements of a kernel over tiles of rows and columns of one batch element."""
+    """
+    Builder of a kernel over tiles of rows and columns of the scores of one batch element.
+
+    `outputs` are the buffers it fills, `reads` the expressions it reads beside the weights.
+    """
 
     def __init__(self, scores: Scores, place: Place, outputs: Iterable[Buffer], reads: Iterable[Expr], rows_move: bool):
         self.scores = scores
         self.place = place
         self.extents = place.bound.extents
         self.rows_move = rows_move
-        """The program goes over rows, and has one tile of columns; else it is the other way round."""
+        """Whether a program loops over rows and keeps one tile of columns; else the other way round."""
         self.names = Names()
         reads = [scores.weights, *reads]
         tensors = dict.fromkeys(a.tensor for e in reads for a in accesses(e))
@@ -165,7 +169,7 @@ class _Body:
         self.starts = starts
         self.constants: dict[str, Scalar] = {}
         integers = frozenset(t for t in tensors if place.buffers[t].dtype in NOT_FLOATING)
-        self.writer = Writer(self.extents, pointers, integers, self.names, starts)
+        self.writer = KernelWriter(self.extents, pointers, integers, self.names, starts)
         self.row_count = prod(self.extents[n] for n in scores.rows)
         self.column_count = self.extents[scores.column]
         self.batch_count = prod(self.extents[n] for n in scores.batch)
@@ -173,7 +177,7 @@ class _Body:
         self.features: dict[tuple[int, ...], tuple[str, str | None]] = {}
 
     def blocks(self, rows: int, columns: int) -> None:
-        """Fixes the tile, and finds this program's place in the grid."""
+        """Set the tile's rows and columns, at most these, and write the statements that find a program's tile."""
         self.rows = min(rows, max(16, power_of_two(self.row_count)))
         self.columns = min(columns, max(16, power_of_two(self.column_count)))
         self.constants |= {"ROWS": self.rows, "COLUMNS": self.columns}
@@ -190,14 +194,14 @@ class _Body:
         self.column_mask = names.new("column_mask") if self.column_count % self.columns else None
 
     def axis(self, rows: bool, start: str) -> None:
-        """Emits the positions of a tile's rows, or columns."""
+        """Write the positions, and the mask, of a tile's rows or columns, which begin at `start`."""
         index, mask = (self.row, self.row_mask) if rows else (self.column, self.column_mask)
         self.writer.emit(f"{index} = {start} + tl.arange(0, {'ROWS' if rows else 'COLUMNS'})")
         if mask is not None:
             self.writer.emit(f"{mask} = {index} < {self.row_count if rows else self.column_count}")
 
     def width(self, names: Sequence[str]) -> str:
-        """The positions of features, which are all in one tile."""
+        """Write the positions of features, once, all of which are in one tile; return the tile's width."""
         sizes = tuple(self.extents[n] for n in names)
         if sizes not in self.features:
             size = prod(sizes)
@@ -229,7 +233,7 @@ class _Body:
         return axes
 
     def tile(self, access: Access, rows: bool, features: Sequence[str]) -> str:
-        """The name of a tile of rows or columns by features, loaded where it is first wanted."""
+        """Load a tile of rows, or columns, by features, unless it is loaded; return its name."""
         writer = self.writer
         writer.axes = self._axes(rows, features)
         pointer, mask = writer.pointer(access.tensor, address(access.indices, self.extents))
@@ -243,7 +247,7 @@ class _Body:
         return name
 
     def vector(self, access: Access) -> str:
-        """The name of one number for every row."""
+        """Load one number for every row, unless it is loaded; return the name."""
         writer = self.writer
         writer.axes = self._axes(True, ())
         pointer, mask = writer.pointer(access.tensor, address(access.indices, self.extents))
@@ -257,7 +261,7 @@ class _Body:
         writer.store(buffer.name, address(indices, self.extents), value)  # pyright: ignore[reportArgumentType]
 
     def product(self, node: Reduce, wish: str) -> str:
-        """A tile of rows by columns: the product of what is read by rows and what is read by columns."""
+        """Write the matrix product of a tile of rows and a tile of columns; return its name."""
         features = tuple(n for n in node.names if self.extents[n] > 1)
         by_rows, by_columns = _sides(node, self.scores)
         row, column = self.tile(by_rows, True, features), self.tile(by_columns, False, features)
@@ -265,23 +269,23 @@ class _Body:
         return self.writer.define(node, wish, text)
 
     def over_tile(self) -> None:
-        """What comes next is made element by element of rows by columns."""
+        """Have the following expressions computed element by element of the tile of rows by columns."""
         self.writer.axes = self._axes(None, ("",))
 
     def score(self) -> str:
-        """The scores of a tile, in float32."""
+        """Write the scores of a tile; return their expression, in float32."""
         self.product(self.scores.product, "products")
         self.over_tile()
         return self.writer.number(self.scores.score).at(SUM)
 
     def inside(self, rows: bool, columns: bool) -> str | None:
-        """Which elements of a tile there are; None if it is all of them."""
+        """Return the mask of the elements that exist along rows or columns; None if all do."""
         masks = [f"{self.row_mask}[:, None]"] if rows and self.row_mask else []
         masks += [f"{self.column_mask}[None, :]"] if columns and self.column_mask else []
         return " & ".join(masks) or None
 
     def last_column(self) -> str:
-        """One after the last column that a row of this program's tile has a weight for."""
+        """Return the end of the columns to loop over: under a causal mask, those with a weight in this tile's rows."""
         row = self.scores.causal()
         place = self._causal_position(row)
         if row is None or place is None:
@@ -290,7 +294,7 @@ class _Body:
         return f"tl.minimum({self.column_count}, {place} + ROWS{start})"
 
     def _causal_position(self, row: str | None) -> str | None:
-        """Where along the row variable a tile of rows begins; None where it may hold several runs of it."""
+        """Return the position along the row variable at which a tile begins; None if the tile may wrap around."""
         inner = [n for n in self.scores.rows if self.extents[n] > 1]
         if row is None or not inner or inner[-1] != row:
             return None
@@ -300,26 +304,27 @@ class _Body:
         return f"{self.first} % {size}" if size % self.rows == 0 else None
 
     def first_row(self) -> str:
-        """The first row that has a weight for a column of this program's tile, down to a whole tile."""
+        """Return the first of the rows to loop over: under a causal mask, the tile of the first one with a weight."""
         row = self.scores.causal()
         if row is None or [n for n in self.scores.rows if self.extents[n] > 1] != [row]:
             return "0"
         start = f" - {self.starts[row]}" if row in self.starts else ""
         return f"tl.maximum(0, {self.first}{start}) // ROWS * ROWS"
 
-    def step(self, kind: str, num_warps: int, num_stages: int, before: Sequence[str]) -> Step:
+    def launch(self, kind: str, num_warps: int, num_stages: int, before: Sequence[str]) -> KernelLaunch:
+        """Finish the kernel, named after `kind`, and return its launch, after the allocations `before` it."""
         name = f"{self.place.name}_{kind}_kernel"
         head = signature(name, self.arguments, self.constants)
         text = _HELPERS + "\n".join(["@triton.jit", head, *self.writer.lines]) + "\n"
         grid = (self.tiles * self.batch_count,)
         allocation, *others = before
         expects = ("mma", "pipelined") if self.dtype != "f32" and self.aligned() else ()
-        return Step(
+        return KernelLaunch(
             name, text, grid, self.arguments, self.constants, num_warps, num_stages, allocation, tuple(others), expects
         )
 
     def aligned(self) -> bool:
-        """Whether rows and columns are read in whole vectors of 16 bytes."""
+        """Return whether rows and columns are read in whole vectors of 16 bytes."""
         return all(prod(sizes) % 16 == 0 for sizes in self.features)
 
 
@@ -331,8 +336,8 @@ def _allocation(buffer: Buffer, indices: Sequence[object], place: Place) -> str:
 # --- forward ---------------------------------------------------------------------------------------------------------
 
 
-def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tuple[Buffer, Result] | None) -> Step:
-    outputs = [output, *([logsum[0]] if logsum else [])]
+def _forward(scores: Scores, of: Sum, place: Place, out: Buffer, logsum: tuple[Buffer, Result] | None) -> KernelLaunch:
+    outputs = [out, *([logsum[0]] if logsum else [])]
     body = _Body(scores, place, outputs, [of.other, *_beside(of.factor, (scores.weights,))], rows_move=False)
     writer, names = body.writer, body.names
     rows, columns, num_warps, num_stages = _forward_blocks(_widest(body, scores, of.free), body.dtype)
@@ -353,7 +358,7 @@ def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tupl
         inside = body.inside(False, True)
         writer.emit(f"{score} = tl.where({inside}, {text}, {_NEVER})" if inside else f"{score} = {text}")
         writer.emit(f"{new} = tl.maximum({largest}, tl.max({score}, 1))")
-        # Of a row that so far has no score but minus infinity, nothing is kept; what is added is 0.
+        # A row whose scores so far are all minus infinity keeps nothing, and adds 0.
         writer.emit(f"{finite} = tl.where({new} == {_NEVER}, 0.0, {new})")
         weight = writer.define(scores.weights, "weight", f"tl.exp({score} - {finite}[:, None])")
         writer.emit(f"{kept} = tl.exp({largest} - {finite})")
@@ -365,12 +370,12 @@ def _forward(scores: Scores, of: Sum, place: Place, output: Buffer, logsum: tupl
         writer.emit(f"{result} = {result} * {kept}[:, None]")
         writer.emit(f"{result} = tl.dot({weights}, {tile}, {result}, input_precision=ATTENTION_PRECISION)")
         writer.emit(f"{largest} = {new}")
-    body.store(output, of.result.indices, True, of.free, f"{result} / {total}[:, None]")
-    before = [_allocation(output, of.result.indices, place)]
+    body.store(out, of.result.indices, True, of.free, f"{result} / {total}[:, None]")
+    before = [_allocation(out, of.result.indices, place)]
     if logsum is not None:
         body.store(logsum[0], logsum[1].indices, True, (), f"{largest} + tl.log({total})")
         before.append(_allocation(logsum[0], logsum[1].indices, place))
-    return body.step("forward", num_warps, num_stages, before)
+    return body.launch("forward", num_warps, num_stages, before)
 
 
 def _widest(body: _Body, scores: Scores, *others: Sequence[str]) -> int:
@@ -381,7 +386,7 @@ def _widest(body: _Body, scores: Scores, *others: Sequence[str]) -> int:
 
 
 class _Gradient:
-    """The kernel of all that is summed over columns, or over rows."""
+    """Builder of the kernel of a backward that computes all `sums` over columns, or all over rows."""
 
     def __init__(
         self,
@@ -404,7 +409,7 @@ class _Gradient:
         reads += [self.mean] if self.mean is not None else []
         self.body = _Body(of.scores, place, [o for _, o in sums], reads, rows_move=not over_columns)
 
-    def step(self) -> Step:
+    def launch(self) -> KernelLaunch:
         body, writer = self.body, self.body.writer
         scores, second = self.of.scores, self.of.second
         seconds = () if second is None else tuple(n for n in second.names if body.extents[n] > 1)
@@ -414,7 +419,7 @@ class _Gradient:
         body.axis(self.over_columns, body.first)
         for names in (scores.inner, *([seconds] if seconds else []), *(s.free for s, _ in self.sums)):
             body.width(names)
-        # What does not change from tile to tile is loaded before.
+        # Tiles that stay the same are loaded before the loop.
         for product, names in ((scores.product, scores.inner), *([(second, seconds)] if second is not None else [])):
             by_rows, by_columns = _sides(product, scores)
             body.tile(by_rows if self.over_columns else by_columns, self.over_columns, names)
@@ -446,14 +451,14 @@ class _Gradient:
         for (each, output), total in zip(self.sums, totals, strict=True):
             body.store(output, each.result.indices, self.over_columns, each.free, total)
         before = [_allocation(output, each.result.indices, self.place) for each, output in self.sums]
-        return body.step("rows" if self.over_columns else "columns", num_warps, num_stages, before)
+        return body.launch("rows" if self.over_columns else "columns", num_warps, num_stages, before)
 
     def vectors(self) -> tuple[str, str | None]:
-        """The logarithm of every row's sum, and the mean."""
+        """Load the logarithm of every row's sum, and its mean if that is used; return their names."""
         return self.body.vector(self.saved), None if self.mean is None else self.body.vector(self.mean)
 
     def weights(self) -> None:
-        """The weights of a tile, and all that factors are made of beside them."""
+        """Write a tile's weights, and the second product and the mean where factors use them."""
         body, writer, of = self.body, self.body.writer, self.of
         logsum, mean = self.vectors()
         score = body.score()
@@ -467,7 +472,7 @@ class _Gradient:
 
 
 def _beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
-    """What a factor reads beside the weights and the reductions, which are made of tiles."""
+    """Yield the accesses of a factor outside of the `known` subexpressions, which are computed from tiles."""
     if isinstance(factor, Access):
         yield factor
     elif factor not in known:
@@ -487,14 +492,16 @@ def _inner(expr: Expr) -> set[Expr]:
 
 def _fits(width: int, dtype: str) -> bool:
     """
-    Whether tiles of so many features fit registers. Exact products of float32 hold whole rows of both factors, so that
-    heads of the usual width do not; they are computed as the products and the softmax that they are written as.
+    Return whether tiles of `width` features fit registers.
+
+    Exact products of float32 keep whole rows of both factors in registers, so heads of the usual width do not fit: they
+    are computed as the products and the softmax of which the line is made.
     """
     return width <= (32 if dtype == "f32" else 256)
 
 
 def _forward_blocks(width: int, dtype: str) -> tuple[int, int, int, int]:
-    """Rows, columns, warps and stages that fit registers and shared memory of sm_80, sm_90 and gfx942 (test_aot.py)."""
+    """Return rows, columns, warps and stages that fit sm_80, sm_90 and gfx942, as test_aot.py checks."""
     if dtype == "f32":
         return 32, 32, 4, 2
     if width <= 64:
@@ -503,7 +510,7 @@ def _forward_blocks(width: int, dtype: str) -> tuple[int, int, int, int]:
 
 
 def _backward_blocks(width: int, dtype: str, over_columns: bool) -> tuple[int, int, int, int]:
-    """The same for a kernel that goes over columns, or over rows."""
+    """Return the same for a backward's kernel, which loops over columns or over rows."""
     if dtype == "f32":
         return 32, 32, 4, 2
     if width <= 64:

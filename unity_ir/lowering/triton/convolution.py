@@ -1,5 +1,6 @@
 """
-Convolutions and their two gradients as matrix products whose operands are gathered as they are read (implicit GEMM).
+Generate kernels of convolutions and their two gradients: matrix products whose operands are gathered as they are read
+(implicit GEMM: Chetlur et al., cuDNN, 2014).
 
 | form | rows | columns | summed |
 |---|---|---|---|
@@ -7,9 +8,8 @@ Convolutions and their two gradients as matrix products whose operands are gathe
 | data | batch, positions written | shared | own, inner |
 | weight | own | shared, inner | batch, outer |
 
-The names are those of `forms.convolution`; the groups are the second axis of the grid. What is summed for a weight
-is long, so it is cut into parts, each with a result of its own, which PyTorch adds up: no atomics, so that results do
-not depend on timing.
+The names are those of `forms.convolution`; the groups are the second axis of the grid. The sum for a weight's gradient
+is long, so programs compute partial sums, which PyTorch adds up: no atomics, so that results do not depend on timing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import prod
 
 from unity_ir.forms.addresses import power_of_two
 from unity_ir.forms.implicit_gemm import ImplicitGemm
-from unity_ir.lowering.triton.step import Argument, Buffer, Scalar, Stage, Step
+from unity_ir.lowering.triton.launch import Argument, Buffer, KernelLaunch, Scalar, Stage
 
 _HEAD = '''\
 # Precision of float32 products, as in matrix products.
@@ -150,11 +150,11 @@ _BODIES: Mapping[str, tuple[str, str, str]] = {
 }
 
 PROGRAMS = 256
-"""Programs that keep a GPU busy: as many parts as come near that."""
+"""Programs that keep a GPU busy: the sum for a weight's gradient is cut into as many parts as come near that."""
 
 
-def convolution_step(stage: Stage, of: ImplicitGemm) -> Step:
-    """Return the launch of the kernel; the lines after it add up its parts."""
+def convolution_launch(stage: Stage, of: ImplicitGemm) -> KernelLaunch:
+    """Return the launch of a convolution's kernel; if it makes partial sums, the lines after it add them up."""
     m, n, k = of.sizes
     form = of.of.form
     image, other = stage.buffers[of.of.image.tensor], stage.buffers[of.of.other.tensor]
@@ -188,17 +188,19 @@ def convolution_step(stage: Stage, of: ImplicitGemm) -> Step:
     parameters += "".join(f"    {name}: tl.constexpr,\n" for name in constants)
     text = _HEAD.format(name=name, parameters=parameters, doc=doc) + body
     expects = () if a.dtype == "f32" else ("mma",)
-    return Step(name, text, grid, arguments, constants, warps, stages, allocation, expects=expects, after=after)
+    return KernelLaunch(name, text, grid, arguments, constants, warps, stages, allocation, expects=expects, after=after)
 
 
 def blocks(m: int, n: int, k: int, form: str, dtype: str) -> tuple[int, int, int, int, int]:
     """
-    Tile sizes, warps and pipeline stages. Tiles are smaller than those of matrix products, as addresses take registers,
-    and those of float32, whose exact products hold whole rows of both factors, the smallest.
+    Return the tile's rows, columns and summed elements, the warps and the pipeline stages of an m x n x k product.
+
+    Tiles are smaller than those of matrix products, since addresses take registers, and smallest in float32, whose
+    exact products keep whole rows of both factors in registers. `form` is `forward`, `data` or `weight`.
     """
     exact = dtype == "f32"
     block_m = min(64, max(16, power_of_two(m)))
     block_n = min(32 if exact and form == "weight" else 64, max(16, power_of_two(n)))
-    # Of few columns, a gradient by the image holds more addresses than products.
+    # With few columns, the gradient by the image keeps more addresses than products in registers.
     warps = 8 if exact and form == "data" and block_n == 32 else 4
     return block_m, block_n, min(16 if exact else 32, max(16, power_of_two(k))), warps, 3

@@ -1,4 +1,4 @@
-"""What a matrix product's kernel makes of a tile of the product before it stores it."""
+"""Write the epilogue of a matrix product's kernel: the functions of the product that it computes and stores."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 from unity_ir.forms.addresses import Address, Names, address
 from unity_ir.forms.contraction import Contraction, strides
-from unity_ir.lowering.triton.expression import Axis, Writer
-from unity_ir.lowering.triton.step import Argument, Buffer, Stage, mentions
+from unity_ir.lowering.triton.expression import Axis, KernelWriter
+from unity_ir.lowering.triton.launch import Argument, Buffer, Stage, mentions
 from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.syntax import Access, Binary, Call, Expr, Name, children
 
 
-class Epilogue(Writer):
+class Epilogue(KernelWriter):
     """
-    The statements after the loop of a kernel that multiplies matrices, one store for each of its `stages`.
+    Writer of the statements after the loop of a matrix product's kernel: one store for each of its `stages`.
 
-    What they read and store lies at rows `m`, columns `n` and the batch `b` of the tile. Strides are parameters, and
-    the text serves all shapes, unless an address takes several along one of these, or positions are used as values.
+    They read and store elements at rows `m`, columns `n` and batch element `b` of the tile. Strides are parameters, so
+    that one text serves all shapes (`serves_all_shapes`), unless an address has several strides along m, n or b, or
+    positions are used as values.
     """
 
     def __init__(self, of: Contraction, stages: Sequence[Stage], names: Names):
@@ -36,7 +37,7 @@ class Epilogue(Writer):
         self.pointer_arguments = {(pointers | outputs)[t]: buffer.argument for t, buffer in buffers.items()}
         """Pointers of epilogue inputs and outputs."""
         self.integer_arguments: dict[str, Argument] = {}
-        """Strides, and the positions at which pieces start."""
+        """Strides, and the global indices at which pieces start."""
         starts = {n: names.new(f"{n}_start") for n in stage.starts if any(mentions(each.expr, n) for each in stages)}
         self.integer_arguments |= {name: Argument(stage.starts[n], "i32") for n, name in starts.items()}
         super().__init__(stage.extents, pointers | outputs, frozenset(), names, starts, stage.wide)
@@ -57,7 +58,7 @@ class Epilogue(Writer):
 
     @property
     def flops(self) -> int:
-        """Floating point operations for each element, beside those of the product."""
+        """Floating point operations per element, without those of the product."""
         seen: set[Expr] = {self.of.product}
 
         def count(expr: Expr) -> int:
@@ -70,7 +71,7 @@ class Epilogue(Writer):
         return sum(count(each.expr) for each in self.stages)
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
-        """As of any kernel, with names of strides where there is one along each axis."""
+        """As in `KernelWriter`, but with strides as parameters if the text serves all shapes."""
         if not self.serves_all_shapes:
             return super().pointer(tensor, where)
         found = strides(self.of.names, self.extents, where, "bmn")
@@ -83,7 +84,7 @@ class Epilogue(Writer):
         return " + ".join(terms), " & ".join(masks)
 
     def stride(self, tensor: str, dim: str, value: int) -> str:
-        """The parameter that holds a stride."""
+        """Return the parameter that holds a tensor's stride along `dim`, a new one where there is none yet."""
         key = ("stride", tensor, dim, value)
         name = self.known(key)
         if name is None:
@@ -94,12 +95,12 @@ class Epilogue(Writer):
 
 
 def _out(number: int) -> str:
-    """The key of a result's pointer; no tensor of TDL has such a name."""
+    """Return the writer's key for the pointer to a result; no tensor of TDL has such a name."""
     return f"result {number}"
 
 
 def _accesses(expr: Expr, product: Expr) -> list[Access]:
-    """What an expression reads beside the product."""
+    """Return the accesses of an expression outside of the product."""
     if expr == product:
         return []
     own = [expr] if isinstance(expr, Access) else []

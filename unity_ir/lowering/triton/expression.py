@@ -1,4 +1,4 @@
-"""TDL expressions as text: of Triton kernels (`Writer`), and as TDL again for docstrings (`tdl_text`)."""
+"""Write TDL expressions as text: in Triton kernels (`KernelWriter`), and as TDL again for docstrings (`tdl_text`)."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _UNARY: Mapping[str, Callable[[Text], Text]] = {
     **{f: _call(f) for f in ("exp", "log", "erf", "sqrt", "rsqrt", "sigmoid", "sin", "cos", "abs", "floor")},
 }
 _USED_TWICE = frozenset({"relu", "gelu"})
-"""Functions whose text repeats the argument, which so has to be a name."""
+"""Functions whose text repeats the argument, which must therefore be a name or a constant."""
 
 
 def _power(x: Text, y: Text) -> Text:
-    """There is no tl.pow: by exp and log of |x|, with the sign and the cases of PyTorch's."""
+    """Write x ** y by exp and log of |x|, as Triton has no tl.pow; signs and special cases are those of torch.pow."""
     base, exponent = x.text, y.at(UNARY)
     odd = f"({exponent} * 0.5 != tl.floor({exponent} * 0.5)).to(tl.float32)"
     sign = f'tl.where({exponent} == tl.floor({exponent}), 1.0 - 2.0 * {odd}, float("nan"))'
@@ -75,25 +75,30 @@ _BINARY: Mapping[str, Callable[[Text, Text], Text]] = {
     "pow": _power,
 }
 KERNEL_FUNCTIONS = frozenset({*_UNARY, *COMPARISONS, *LOGIC, *_BINARY, "not", "where", "philox"})
-"""Functions of TDL that kernels know."""
+"""TDL functions that can be written in kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a tile: positions of the flat space of some variables, outermost first."""
+    """One axis of a tile: flat, row-major positions in the space of some index variables."""
 
     index: str
-    """The identifier that holds the positions, of a shape that broadcasts over the tile."""
+    """The expression that holds the positions, of a shape that broadcasts over the tile."""
     variables: tuple[str, ...]
+    """The variables that are flattened, outermost first."""
     mask: str | None = None
-    """The identifier that says which positions exist; None if all do."""
+    """The expression that is true for the positions that exist; None if all do."""
 
 
-class Writer:
+class KernelWriter:
     """
-    The body of a kernel, statement by statement.
+    Writer of a kernel's body, statement by statement, into `lines`.
 
-    Values are float32 whatever the operands hold. What occurs twice is computed once and has a name.
+    `extents` are the index variables' sizes, `pointers` the pointer parameter of each tensor, `integers` the tensors
+    that hold integers; `names` are the kernel's identifiers, `starts` the parameter that holds the global index at
+    which a variable starts, for variables whose piece does not start at 0. With `wide`, addresses have 64 bits. `axes`
+    are the axes of the tile on which values are computed; the caller sets them. Floating point values are float32
+    whatever the operands hold. Loads and shared subexpressions are computed once and named.
     """
 
     def __init__(
@@ -114,8 +119,9 @@ class Writer:
         self.lines: list[str] = []
         self.axes: list[Axis] = []
         self.shifts: dict[str, tuple[str, int]] = {}
-        """Variables of a segment: the variable of the whole dim, and where in it the segment starts."""
+        """For the variable of a segment: the variable of the whole dim, and the position where the segment starts."""
         self.branch_mask: str | None = None
+        """The expression that is true where the branch being written applies; loads are masked by it."""
         self._scopes: list[dict[object, str]] = [{}]
         self._indent = 1
         self._shared: set[Expr] = set()
@@ -123,25 +129,27 @@ class Writer:
     # -- statements
 
     def emit(self, line: str) -> None:
+        """Append a statement at the current indentation."""
         self.lines.append("    " * self._indent + line)
 
     def define(self, key: object, wish: str, text: str) -> str:
-        """Names the value of `text` and remembers it under `key`, for as long as the scope lasts."""
+        """Assign `text` to a new name like `wish`; return the name, which `known(key)` finds within the scope."""
         name = self.names.new(wish)
         self.emit(f"{name} = {text}")
         self.let(key, name)
         return name
 
     def let(self, key: object, name: str) -> None:
-        """Remembers an identifier under `key`, for as long as the scope lasts."""
+        """Make `known(key)` return an identifier until the scope ends."""
         self._scopes[-1][key] = name
 
     def known(self, key: object) -> str | None:
+        """Return the identifier defined under `key` in this scope or one around it; None if there is none."""
         return next((scope[key] for scope in reversed(self._scopes) if key in scope), None)
 
     @contextmanager
     def block(self, head: str) -> Generator[None]:
-        """Statements inside are those of the loop `head`; what they define is forgotten after."""
+        """Open a loop with the line `head` for the statements written inside; their definitions end with it."""
         axes = list(self.axes)
         self._scopes.append({})
         self.emit(head)
@@ -152,7 +160,7 @@ class Writer:
         self.axes = axes
 
     def share(self, exprs: Iterable[Expr]) -> None:
-        """Gives a name to every subexpression that occurs twice in `exprs`."""
+        """Have every subexpression that occurs twice in `exprs` assigned to a name where it is first written."""
         seen: set[Expr] = set()
 
         def visit(expr: Expr) -> None:
@@ -169,7 +177,10 @@ class Writer:
     # -- addresses
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
-        """A pointer to elements, and the mask of those that exist (empty if all do)."""
+        """
+        Return the pointer expression for a tensor's elements at an address, over the axes, and the mask of the elements
+        that exist (empty if all do).
+        """
         strides = dict(where.strides)
         offset = where.offset
         for name, (whole, start) in self.shifts.items():
@@ -198,7 +209,7 @@ class Writer:
         return text, " & ".join(dict.fromkeys(masks))
 
     def coordinate(self, axis: Axis, run: Run) -> str:
-        """The position along a run of variables, taken out of the axis' flat position."""
+        """Return the position along a run of consecutive variables of an axis, taken out of its flat position."""
         text = axis.index
         if run.inner > 1:
             text += f" // {run.inner}"
@@ -210,7 +221,7 @@ class Writer:
         return self.known(key) or self.define(key, "_".join(run.names), text)
 
     def position(self, variable: str) -> str | None:
-        """The position along one variable, local to the piece; None where it can only be 0."""
+        """Return the position along one variable, local to the piece; None if it can only be 0."""
         whole, start = self.shifts.get(variable, (variable, 0))
         for axis in self.axes:
             for run in runs(axis.variables, self.extents, Address({whole: 1})):
@@ -219,7 +230,7 @@ class Writer:
         return None
 
     def load(self, access: Access) -> str:
-        """The name of the loaded elements."""
+        """Load the elements that an access reads, unless they are loaded already; return their name."""
         # Accesses written differently may be the same: `x[0, j]` and `x[j]`.
         where = address(access.indices, self.extents)
         pointer, mask = self.pointer(access.tensor, where)
@@ -234,7 +245,7 @@ class Writer:
         return name
 
     def inside(self, index: WrittenIndex) -> str:
-        """The mask of what a window reads inside of the array; empty if it is all."""
+        """Return the mask of the positions at which a window lies inside the tensor; empty if all do."""
         if not isinstance(index, Window):
             return ""
         first = index.offset + index.low
@@ -249,6 +260,7 @@ class Writer:
         return " & ".join([f"({name} >= 0)"] * low + [f"({name} < {index.size})"] * high)
 
     def store(self, tensor: str, where: Address, value: str) -> None:
+        """Store an expression to a tensor's elements at an address, over the axes."""
         pointer, mask = self.pointer(tensor, where)
         if not value.isidentifier():
             name = self.names.new("value")
@@ -259,7 +271,7 @@ class Writer:
     # -- values
 
     def value(self, expr: Expr) -> Text:
-        """The text of an expression; loads and shared values become statements."""
+        """Return the text of an expression, after statements for its loads and shared subexpressions."""
         name = self.known(expr)
         if name is not None:
             return Text(name)
@@ -269,13 +281,14 @@ class Writer:
         return text
 
     def number(self, expr: Expr) -> Text:
-        """The same as a float32, for functions and sums that take nothing else."""
+        """Return the text of an expression as a float32, for functions and sums that take nothing else."""
         text = self.value(expr)
         if isinstance(expr, Const) or self.is_float(expr):
             return text
         return Text(f"{text.at(ATOM)}.to(tl.float32)")
 
     def is_float(self, expr: Expr) -> bool:
+        """Return whether the text of an expression is a floating point number, not an integer or a condition."""
         match expr:
             case Const():
                 return not _is_int(expr)
@@ -334,19 +347,23 @@ class Writer:
                 raise TypeError(f"{expr} cannot stand inside a kernel's expression")
 
     def _named(self, expr: Expr, text: Text) -> Text:
-        """A text that may be repeated."""
+        """Return a text that may be repeated: the text itself if it is a name or a constant, else a new name."""
         plain = text.text.isidentifier() or isinstance(expr, Const)
         return text if plain else Text(self.define(("number", expr), "argument", text.text))
 
     def uniform(self, seed: int, position: Text) -> Text:
-        """A number in [0, 1) of 24 bits, as `tdl.functions.philox` draws it."""
+        """
+        Return the random number in [0, 1), of 24 bits, that `tdl.functions.philox` draws at a position.
+
+        Raises `UnityError` for positions of 64 bits.
+        """
         if self.wide:
             raise UnityError("lowering: no kernel draws random numbers at positions beyond 32 bits; divide the tensor")
         word = f"tl.randint({seed}, {position.text}).to(tl.uint32, bitcast=True)"
         return Text(f"({word} >> 8).to(tl.float32) * 5.960464477539063e-08", PRODUCT)
 
     def gathered(self, picked: Pick) -> Text:
-        """The body at the position that an operand of integers names, and 0 where that is not in this piece."""
+        """Return the body at the position that an integer operand picks; 0 where that is outside of this piece."""
         extent = self.extents[picked.variable]
         index = self.load(picked.at)
         if self.wide:
@@ -372,7 +389,7 @@ class Writer:
         return Text(f"tl.where({inside}, {body}, 0.0)")
 
     def _operand(self, expr: Expr, other: Expr) -> Text:
-        """A constant beside an integer stays one, so that ids are compared exactly."""
+        """Return an operand's text: an integer constant stays one beside an integer, so that ids compare exactly."""
         if isinstance(expr, Const) and _is_int(expr) and not self.is_float(other):
             return Text(str(int(expr.value)), ATOM if expr.value >= 0 else UNARY)
         return self.value(expr)
@@ -387,7 +404,7 @@ def _is_int(const: Const) -> bool:
 
 def tdl_text(bound: Bound) -> str:
     """
-    The line a bound was made of, with its extents.
+    Return a bound line as TDL text, followed by its extents.
 
     Given a matmul, returns `out[m, n] = sum[k](x[m, k] * w[k, n]), m = 4, n = 8, k = 2`.
     """
@@ -395,7 +412,7 @@ def tdl_text(bound: Bound) -> str:
 
 
 def tdl_lines(bound: Bound) -> list[str]:
-    """The same, with a definition for each subexpression that occurs twice, on a line of its own."""
+    """Return the text of `tdl_text` in several lines if subexpressions occur twice, which `let` lines then define."""
     first = _Tdl(bound, {})
     for result in bound.results:
         first.text(result.expr)
@@ -430,7 +447,10 @@ def _index(index: WrittenIndex) -> str:
 
 
 class _Tdl:
-    """Expressions as TDL; with `wanted`, those used twice are defined before."""
+    """
+    Writer of expressions as TDL. `wanted` counts the uses of each canonical expression; those used more than once are
+    put into `definitions`. Without it nothing is defined.
+    """
 
     def __init__(self, bound: Bound, wanted: Mapping[Expr, int] | None = None):
         self.extents = bound.extents
@@ -438,7 +458,7 @@ class _Tdl:
         self.names = Names([*bound.extents, *(p.name for p in bound.operands), *(r.name for r in bound.results)])
         self.uses: Counter[Expr] = Counter()
         self.known: dict[Expr, Text | str] = {}
-        """The text of a form, or the name it was given."""
+        """The text of a canonical expression, or the name it was given."""
         self.definitions: list[str] = []
 
     def text(self, expr: Expr) -> Text:

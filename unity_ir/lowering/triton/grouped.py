@@ -1,10 +1,11 @@
 """
-Products of rows with the one weight that integers pick for each, and the weights' gradient: ragged grouped products.
+Generate kernels of ragged grouped products: rows times the one weight that integers pick for each, as in a mixture of
+experts, and the weights' gradient.
 
-The rows are put in order of their weights before (as `kernels/scatter.py` does), so that those of a weight are
-neighbours in that order, and are read and written where they lie. How many there are is known on the device alone: a
-launch has as many tiles as there could be, and each looks up which weight's rows it has. No rows are moved, nothing is
-added to by two programs, and the host waits for nothing.
+Lines before the launch sort the rows by their weights (as `scatter` sorts positions); rows are read and written where
+they are, through that order. Since only the device knows how many rows a weight has, a launch has as many tiles as
+there could be, and each tile looks up which weight's rows it has. No rows are moved, no two programs add to one
+element, and the host does not wait for the device.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import replace
 
 from unity_ir.forms.addresses import power_of_two
 from unity_ir.forms.grouped import Grouped
+from unity_ir.lowering.triton.launch import Argument, KernelLaunch, Scalar, Stage
 from unity_ir.lowering.triton.matmul import blocks, expects
 from unity_ir.lowering.triton.scatter import Sorted
-from unity_ir.lowering.triton.step import Argument, Scalar, Stage, Step
 
 _HEAD = '''\
 # Precision of float32 products, as in matrix products.
@@ -114,14 +115,14 @@ _WEIGHTS = f"""\
 """
 
 
-def grouped_step(stage: Stage, of: Grouped) -> Step:
-    """The launch that computes it, after the lines that put the rows in order."""
+def grouped_launch(stage: Stage, of: Grouped) -> KernelLaunch:
+    """Return the launch of a grouped product's kernel, with the lines before it that sort the rows."""
     sizes = of.sizes
     x, w = stage.buffers[of.of.x.tensor], stage.buffers[of.of.w.tensor]
     made = Sorted.of(stage)
     read = [of.strides["x"], of.strides["w"]]
     half = x.dtype != "f32" and all(s % 8 == 0 or s in (0, 1) for own in read for s in own.values())
-    # A weight's share of the rows, if each has as many.
+    # The tile is chosen for an equal share of the rows for every weight.
     share = "k" if of.of.of_weights else "m"
     fair = {**sizes, share: -(-sizes[share] // sizes["b"])}
     block_m, block_n, block_k, warps, stages = blocks(fair, half, x.dtype == "f32")
@@ -141,12 +142,12 @@ def grouped_step(stage: Stage, of: Grouped) -> Step:
         grid = (((sizes["m"] - groups) // block_m + groups) * columns,)
         constants = {"WEIGHTS": sizes["b"], "GROUPS": power_of_two(sizes["b"] + 2), **constants}
     integers = {size: sizes[size.lower()] for size in used}
-    steps = {f"{tensor}_{dim}": stride for tensor, own in of.strides.items() for dim, stride in own.items()}
+    strides = {f"{tensor}_{dim}": stride for tensor, own in of.strides.items() for dim, stride in own.items()}
     text = (
         _HEAD.format(
             name=name,
             sizes=",\n    ".join(integers),
-            strides=",\n    ".join(steps),
+            strides=",\n    ".join(strides),
             constants="".join(f"    {c}: tl.constexpr,\n" for c in constants),
             doc=doc,
         )
@@ -158,9 +159,9 @@ def grouped_step(stage: Stage, of: Grouped) -> Step:
         "order_ptr": Argument(made.order, "*i64"),
         "begins_ptr": Argument(made.begins, "*i64"),
         "out_ptr": stage.output.argument,
-        **{name: Argument.integer(value) for name, value in (integers | steps).items()},
+        **{name: Argument.integer(value) for name, value in (integers | strides).items()},
     }
-    step = Step(
+    launch = KernelLaunch(
         name, text, grid, arguments, constants, warps, stages, stage.allocation, expects=expects(sizes, read, x.dtype)
     )
-    return replace(step, before=made.lines(stage, of.of.variable, of.of.at))
+    return replace(launch, before=made.lines(stage, of.of.variable, of.of.at))

@@ -1,4 +1,4 @@
-"""Contractions of two operands: one tiled kernel for all of them, at any strides, with an epilogue."""
+"""Generate matrix products: one tiled kernel for all contractions of two operands, any strides, with an epilogue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hashlib import sha256
 from unity_ir.forms.addresses import Names, power_of_two
 from unity_ir.forms.contraction import Contraction
 from unity_ir.lowering.triton.epilogue import Epilogue
-from unity_ir.lowering.triton.step import Argument, Stage, Step
+from unity_ir.lowering.triton.launch import Argument, KernelLaunch, Stage
 from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.syntax import Call
 
@@ -72,20 +72,20 @@ _BATCH_OFFSETS = """\
     w_ptr += b * w_b
 """
 LIGHT = 16
-"""Floating point operations of an epilogue for each element, from which on the values in between take registers."""
+"""Most operations of an epilogue per element with which large tiles fit registers; more keep intermediate values."""
 _TAKEN = (
     *("b", "m", "n", "m_inside", "n_inside", "product", "tile", "x", "w"),
     *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WIDE", "INPUT_PRECISION", "INTERPRETED"),
     *("x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
 )
-"""Identifiers of the text."""
+"""Identifiers that the text uses itself."""
 
 
-def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> Step:
-    """The launch of the kernel that computes a contraction, and `more` results made of the same product."""
+def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> KernelLaunch:
+    """Return the launch of the kernel for a stage of this contraction, and for `more` stages of the same product."""
     x, w = stage.buffers[of.x], stage.buffers[of.w]
     sizes = of.sizes
-    # Copies to shared memory run beside the arithmetic if they are of 16 bytes, or of one float32.
+    # Copies to shared memory are asynchronous if they are of 16 bytes, or of one float32.
     strides = [*of.x_strides.values(), *of.w_strides.values()]
     half = x.dtype != "f32" and all(s % 8 == 0 or s == 1 for s in strides)
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
@@ -93,7 +93,7 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
     wanted = expects(sizes, (of.x_strides, of.w_strides), x.dtype)
     block_m, block_n, block_k, warps, stages = blocks(sizes, half, exact, epilogue.flops > LIGHT)
     if "pipelined" not in wanted:
-        # What is on its way to shared memory is in registers.
+        # Elements on their way to shared memory then go through registers.
         block_k = min(block_k, 32)
     batched = sizes["b"] > 1
     integers = {
@@ -121,7 +121,7 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
     else:
         name = f"{'batched_' * batched}matmul{form}_kernel"
     tiles = -(-sizes["m"] // block_m) * -(-sizes["n"] // block_n)
-    return Step(
+    return KernelLaunch(
         name,
         _TEXT.format(name=name, **fields),
         (tiles, sizes["b"]) if batched else (tiles,),
@@ -138,7 +138,7 @@ def matmul_step(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> St
 
 
 def _form(stage: Stage, of: Contraction) -> str | None:
-    """What a stage makes of the product, as part of a name, if it says all: nothing, or an activation."""
+    """Return the stage's function of the product as a suffix of names: "" or an activation's; None if it is another."""
     if stage.expr == of.product:
         return ""
     match stage.expr:
@@ -150,8 +150,10 @@ def _form(stage: Stage, of: Contraction) -> str | None:
 
 def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtype: str) -> tuple[str, ...]:
     """
-    What the compiler makes of operands of this type: tensor cores multiply 16 bits, float32 is exact; copies run aside
-    where they are of one float32, or where neighbours in memory exist or are left out 16 at a time.
+    Return the instructions the compiler is expected to use (see `Compiled.expects`) for a product of these `sizes`.
+
+    Matrix units multiply 16-bit types only, as float32 is exact. Copies to shared memory are asynchronous if they are
+    of one float32, or if all masks and strides are multiples of 16 elements.
     """
     if dtype == "f32":
         return ("pipelined",)
@@ -162,9 +164,10 @@ def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtyp
 
 def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = False) -> tuple[int, int, int, int, int]:
     """
-    Tile sizes, warps and pipeline stages for a product of these sizes; larger tiles for aligned operands of 16 bits,
-    unless the epilogue is `heavy`, more warps, and less of `n` and `k` at once, for `exact` products of float32, whose
-    threads hold whole rows of both factors.
+    Return the tile's m, n and k, the warps and the pipeline stages for a product of these `sizes` (by "m", "n", "k").
+
+    Tiles are larger for `half`, aligned operands of 16 bits, and less wide where the epilogue is `heavy`. Products that
+    are `exact`, of float32, have more warps and smaller n and k, since threads keep whole rows of both factors.
 
     Large tiles read the operands the fewest times, and the interpreter's time is per tile. They are checked to fit
     registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).

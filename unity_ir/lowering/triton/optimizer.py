@@ -1,9 +1,9 @@
-"""Fused updates of one parameter in place, equal to those of `torch.optim`."""
+"""Generate the optimizer's update of one parameter, in place, as one kernel; equal to that of `torch.optim`."""
 
 from __future__ import annotations
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.triton.step import Compiled, Launcher, pointer
+from unity_ir.lowering.triton.launch import Compiled, Launcher, pointer
 from unity_ir.pcg.graph import HYPERPARAMETERS
 
 BLOCK = 4096
@@ -89,11 +89,14 @@ def NAME_torch(p, g, m, v, step, lr, beta1, beta2, epsDECAY):
 '''
 
 _ADAMW_ONLY = "  # AdamW\n"
-"""At the end of the lines that Adam has not, so that all it has does something, and `--check` can tell it wrong."""
+"""
+Marker at the end of lines that only AdamW has. Adam's text leaves them out, rather than multiply by a decay of 0, so
+that `--check` covers every line of it.
+"""
 
 
 def _named(text: str, name: str, class_name: str) -> str:
-    """A template's text for an optimizer: Adam's is AdamW's without the lines of the decay."""
+    """Fill in a template for an optimizer; Adam's text is AdamW's without the lines of the decay."""
     lines = text.replace("NAME", name).replace("CLASS", class_name).splitlines(keepends=True)
     kept = (line for line in lines if name == "adamw" or not line.endswith(_ADAMW_ONLY))
     decay = ", weight_decay" if name == "adamw" else ""
@@ -108,12 +111,12 @@ def optimizer_launcher(
     name: str, dtype: str = "f32", impl: str = "triton", gradient: str = "f32", state: str = "f32"
 ) -> Launcher:
     """
-    The launcher of an optimizer's update: `sgd(p, g, lr)`, `adam(p, g, m, v, step, lr, beta1, beta2, eps)`, or `adamw`,
-    which takes `weight_decay` after these.
+    Return the launcher of an optimizer's update: `sgd(p, g, lr)`, `adam(p, g, m, v, step, lr, beta1, beta2, eps)`, or
+    `adamw`, which takes `weight_decay` after these.
 
-    It updates `p` (and `m`, `v`) in place and takes contiguous tensors of any shape, all alike; `step` counts from 1.
-    `dtype`, `gradient` and `state` are the element types of p, of g, and of m and v. Raises `UnityError` for another
-    name.
+    The launcher updates the parameter `p` and its moments `m` and `v` in place by the gradient `g`: contiguous tensors
+    of one shape. `step` counts from 1. `dtype`, `gradient` and `state` are the element types of p, of g, and of m and
+    v; `impl` is `triton` or `torch`. Raises `UnityError` for another name or implementation.
     """
     if name not in HYPERPARAMETERS or impl not in ("triton", "torch"):
         known = ", ".join(HYPERPARAMETERS)

@@ -1,4 +1,4 @@
-"""Kernels without reductions: one flat program per block of result elements, whatever the indices do."""
+"""Generate kernels without reductions: each program computes a block of consecutive result elements."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from math import prod
 from unity_ir.forms.addresses import Address, address, flat_address, power_of_two, runs
 from unity_ir.forms.rewrite import reductions
 from unity_ir.lowering.triton.expression import Axis
-from unity_ir.lowering.triton.step import Kernel, Stage, Step, warps
+from unity_ir.lowering.triton.launch import Kernel, KernelLaunch, Stage, warps
 from unity_ir.tdl.syntax import NOT_FLOATING, Cases, Expr, Name, Segments, accesses, children, index_names
 
 BLOCK = 8192
 """Elements per program: the interpreter's time is per tile, whatever its size, and 16 warps hold such a tile."""
 
 SMALLEST_BLOCK = 128
+"""Fewest elements per program where the block is divided by the number of branches, each with loads of its own."""
 
 
-def pointwise_step(stage: Stage, more: Sequence[Stage] = ()) -> Step:
+def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     """
-    The kernel of a stage without reducers: broadcasts, permutations, composite dims, segments, indices as values.
+    Return the launch of one kernel for a stage without reductions: any function of elements, broadcasts, permutations,
+    composite dims, segments (concatenation), and indices used as values.
 
-    It computes `more` over the same variables, reading what they share once.
+    The kernel also computes `more` stages over the same variables (see `are_together`); what they share is read once.
     """
     whole = _whole_segments(stage)
     extents = {**stage.extents, **whole}
@@ -48,12 +50,12 @@ def pointwise_step(stage: Stage, more: Sequence[Stage] = ()) -> Step:
     for number, each in enumerate((stage, *more)):
         value = _cases(kernel, whole) if whole else _plain(kernel, each)
         if each.output.dtype == "bool":
-            # Stored as a byte, which is to be 0 or 1.
+            # Booleans are stored as bytes that must be 0 or 1.
             value = f"({value}) != 0"
         where = out if whole or size == 1 else address(each.result.indices, extents)
         writer.store(kernel.out(number), where, value)
     name = stage.family if flat and stage.family is not None else stage.kernel
-    return kernel.step(name, (-(-size // block),), warps(block), kind="elements")
+    return kernel.launch(name, (-(-size // block),), warps(block), kind="elements")
 
 
 def _plain(kernel: Kernel, stage: Stage) -> str:
@@ -62,26 +64,26 @@ def _plain(kernel: Kernel, stage: Stage) -> str:
 
 
 def are_together(one: Stage, other: Stage) -> bool:
-    """Whether one kernel can compute both, if neither reads what the other makes: over the same variables."""
+    """Return whether one pointwise kernel can compute both, which must not read each other's result."""
     plain = not any(isinstance(each.expr, Cases) or reductions(each.expr) for each in (one, other))
     variables = _variables(one)
     return plain and variables is not None and variables == _variables(other)
 
 
 def reads_nothing_of(one: Stage, other: Stage) -> bool:
-    """Whether a stage does not need what another makes."""
+    """Return whether stage `one` does not read the result of `other`."""
     return other.output.name not in {b.name for b in one.buffers.values()}
 
 
 def _variables(stage: Stage) -> frozenset[str] | None:
-    """The variables of a result, each of which is one of its dims or part of one; None if it has segments."""
+    """Return the variables of a result with an extent above 1; None if it has segments."""
     if any(isinstance(i, Segments) for i in stage.result.indices):
         return None
     return frozenset(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
 
 
 def _cases(kernel: Kernel, whole: dict[str, int]) -> str:
-    """One value out of the branches, by where along the dim of segments the element lies."""
+    """Return the expression that selects a branch's value by the position along the dim of segments."""
     (variable,) = whole
     writer = kernel.writer
     expr = kernel.stage.expr
@@ -107,7 +109,7 @@ def _cases(kernel: Kernel, whole: dict[str, int]) -> str:
 
 
 def _whole_segments(stage: Stage) -> dict[str, int]:
-    """A variable for the result's dim of segments, if it has one, and its extent."""
+    """Return a new variable for the result's dim of segments, with its extent; nothing if it has none."""
     for index in stage.result.indices:
         if isinstance(index, Segments):
             name = index.names[0].rstrip("0123456789")
@@ -118,7 +120,7 @@ def _whole_segments(stage: Stage) -> dict[str, int]:
 
 
 def _is_flat(stage: Stage, names: tuple[str, ...]) -> bool:
-    """Every operand is read at the result's own position, so that the kernel's text holds no size."""
+    """Return whether all operands are read at the result's own position, so that the text serves all sizes."""
     if _uses_positions(stage.expr):
         return False
     for indices in (stage.result.indices, *(a.indices for a in accesses(stage.expr))):

@@ -1,7 +1,7 @@
 """
-Kernels with reductions: a tile of rows by columns per program (`tiling`).
+Generate kernels with reductions: a program computes a tile of rows by columns (`tiling`).
 
-Without atomics, so that results do not depend on timing.
+No atomics, so that results do not depend on timing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unity_ir.forms.addresses import address
 from unity_ir.forms.rewrite import reductions, rename
 from unity_ir.lowering.text import SUM, UNARY, Text
 from unity_ir.lowering.triton.expression import Axis
-from unity_ir.lowering.triton.step import Buffer, Kernel, Stage, Step
+from unity_ir.lowering.triton.launch import Buffer, Kernel, KernelLaunch, Stage
 from unity_ir.lowering.triton.tiling import (
     Tiling,
     names_of,
@@ -46,12 +46,12 @@ _MERGE: Mapping[str, str] = {
 _MULTIPLY = "@triton.jit\ndef multiply(a, b):\n    return a * b\n\n\n"
 
 
-def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
+def reduction_launches(stage: Stage, more: Sequence[Stage] = ()) -> list[KernelLaunch]:
     """
-    The kernels of a stage with reducers, none of which depends on a variable that another one around it binds, and of
-    `more` stages over the same rows.
+    Return the launches for a stage with reductions, none of which depends on a variable of an outer one, and for `more`
+    stages over the same rows.
 
-    One kernel, or two where long reductions are split over programs.
+    One kernel computes all, or two where long reductions are split over programs: partial results, then their sum.
     """
     stages = (stage, *more)
     parts = parts_of(stages)
@@ -73,12 +73,16 @@ def reduction_steps(stage: Stage, more: Sequence[Stage] = ()) -> list[Step]:
         total = Result(each.result.name, each.result.indices, Reduce(each.expr.reducer, (Var(part),), read))
         first.append(replace(each, result=partial, output=buffer, extents=extents, kernel=kernel))
         second.append(replace(each, result=total, extents=extents, buffers={buffer.name: buffer}))
-    # The parts are few, however short their tiles.
+    # Only the first kernel is split: there are few partial results.
     return [_kernel(first, parts), _kernel(second, 1)]
 
 
-def _kernel(stages: Sequence[Stage], parts: int) -> Step:
-    """With several `parts`, the first of every result's variables is the program's part of the reductions."""
+def _kernel(stages: Sequence[Stage], parts: int) -> KernelLaunch:
+    """
+    Return the launch of the kernel of some stages.
+
+    With several `parts`, the first dim of every result is the part of the reductions that a program computes.
+    """
     rows, columns = variables(stages)
     if parts > 1:
         columns = ()
@@ -95,11 +99,11 @@ def _kernel(stages: Sequence[Stage], parts: int) -> Step:
     grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
     helpers = _MULTIPLY if any(n.reducer == "prod" for n in nodes) else ""
     threads = warps_of(tiling, len(stages), body.loops)
-    return body.kernel.step(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
+    return body.kernel.launch(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
 
 
 class _Body:
-    """The statements of a reduction kernel."""
+    """Builder of a reduction kernel's statements."""
 
     def __init__(self, stages: Sequence[Stage], rows: tuple[str, ...], tiling: Tiling, parts: int):
         self.stages = stages
@@ -130,13 +134,13 @@ class _Body:
     # -- columns
 
     def width(self, sizes: tuple[int, ...]) -> str:
-        """The constexpr that holds the columns of a tile."""
+        """Return the constexpr parameter that holds the number of columns of a tile."""
         if sizes not in self.widths:
             self.widths[sizes] = self.kernel.constant("COLUMNS", self.tiling.columns[sizes])
         return self.widths[sizes]
 
     def columns(self, names: tuple[str, ...], sizes: tuple[int, ...], start: str | None) -> Axis:
-        """Emits the positions of one tile of columns."""
+        """Write the positions of one tile of columns, from `start` or 0; return their axis."""
         width = self.width(sizes)
         index = self.kernel.names.new("column")
         count = prod(sizes)
@@ -150,7 +154,7 @@ class _Body:
         return Axis(index, names, mask)
 
     def single(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axis | None:
-        """The columns, if one tile holds them all; the same for all variables of these sizes."""
+        """Return the axis of the columns if one tile holds them all, else None; variables of equal sizes share it."""
         if self.parts > 1 or prod(sizes) > self.tiling.columns[sizes]:
             return None
         if sizes not in self.tiles:
@@ -158,7 +162,7 @@ class _Body:
         return replace(self.tiles[sizes], variables=names)
 
     def loop(self, sizes: tuple[int, ...]) -> tuple[str, str]:
-        """The variable and the head of a loop over tiles of columns."""
+        """Return the variable and the head line of a loop over tiles of columns."""
         start = self.kernel.names.new("start")
         self.loops += 1
         count, width = prod(sizes), self.width(sizes)
@@ -166,14 +170,14 @@ class _Body:
             return start, f"for {start} in range(0, {count}, {width}):"
         span = -(-count // (self.parts * self.tiling.columns[sizes])) * self.tiling.columns[sizes]
         end = self.kernel.names.new("end")
-        # Of a loop whose length it knows, AMD's compiler makes one long line of code that spills.
+        # AMD's compiler unrolls a loop of known length completely, which spills.
         self.writer.emit(f"{end} = tl.minimum(({self.part} + 1) * {span}, {count})")
         return start, f"for {start} in range({self.part} * {span}, {end}, {width}):"
 
     # -- statements
 
     def reduce(self, nodes: Sequence[Reduce]) -> None:
-        """Computes reductions over the same columns, whose inner ones are known."""
+        """Write reductions over the same columns, whose inner reductions are already written."""
         writer = self.writer
         names = nodes[0].names
         sizes = sizes_of(nodes[0], self.stage.extents)
@@ -200,7 +204,7 @@ class _Body:
             writer.define(node, wish, self.reduced(node.reducer, total))
 
     def masked(self, node: Reduce, axis: Axis) -> Text:
-        """The body over the whole tile, with what changes nothing where there are no elements."""
+        """Return a reduction's body over the whole tile, with the neutral element where there are no elements."""
         body = self.writer.number(node.body)
         if axis.mask is not None:
             return Text(f"tl.where({axis.mask}, {body.text}, {_NEUTRAL[node.reducer]})")
@@ -209,6 +213,7 @@ class _Body:
         return Text(f"{body.at(SUM)} + tl.zeros_like({axis.index}).to(tl.float32)", SUM)
 
     def reduced(self, reducer: str, tile: str) -> str:
+        """Return the expression that reduces a tile's columns."""
         along = "1, keep_dims=True" if self.two_dimensional else "0"
         if reducer == "prod":
             along = "1, multiply, keep_dims=True" if self.two_dimensional else "0, multiply"
@@ -216,7 +221,7 @@ class _Body:
         return f"tl.{reducer}({tile}, {along})"
 
     def store(self, numbers: Sequence[int], columns: tuple[str, ...]) -> None:
-        """Stores results, over their own columns if they have some."""
+        """Write the stores of the results of these stages, which have the same columns, or none."""
         sizes = tuple(self.stage.extents[n] for n in columns)
         if prod(sizes) == 1:
             self.store_elements(numbers)
@@ -233,31 +238,31 @@ class _Body:
             self.store_elements(numbers)
 
     def store_elements(self, numbers: Sequence[int]) -> None:
-        """Stores those of the tile."""
+        """Write the stores of one tile of these stages' results."""
         for number in numbers:
             result = self.stages[number].result
             indices = result.indices
             if self.parts > 1:
-                # The part is no axis of the tile: its share of the address is added to the pointer.
+                # The part is no axis of the tile, so its offset is added to the pointer.
                 stride = self.row_count
                 pointer = self.writer.pointers[self.kernel.out(number)]
                 self.writer.emit(f"{pointer} += {self.part} * {stride}" if stride > 1 else f"{pointer} += {self.part}")
                 indices = indices[1:]
             value = self.writer.value(result.expr).text
             if self.stages[number].output.dtype == "bool":
-                # Stored as a byte, which is to be 0 or 1.
+                # Booleans are stored as bytes that must be 0 or 1.
                 value = f"({value}) != 0"
             self.writer.store(self.kernel.out(number), address(indices, self.stage.extents), value)
 
 
 def _spans(expr: Expr, names: tuple[str, ...], extents: Mapping[str, int]) -> bool:
-    """Whether the expression's tile has the columns of these variables rather than one for all."""
+    """Return whether an expression depends on these variables, so that its tile has all columns and not just one."""
     return any(extents[n] > 1 and n in free_variables(expr) for n in names)
 
 
 def _unified(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, ...]) -> list[Stage]:
     """
-    The stages with reductions over the same sizes bound to the same variables, so that they share loads.
+    Return the stages with reductions over equal sizes renamed to the same variables, so that they share loads.
 
     Given `exp(x[b, c] - max[j](x[b, j]))` with columns c, returns `exp(x[b, c] - max[c](x[b, c]))`.
     """
@@ -266,7 +271,7 @@ def _unified(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str,
     def kind(names: tuple[str, ...]) -> tuple[tuple[int, str | None], ...]:
         return tuple((extents[n], starts.get(n)) for n in names)
 
-    # One that reads a picked element has no tile to share, but variables of its own, and others than those around it.
+    # A reduction that reads a picked element has no tile to share: it gets variables of its own.
     common: dict[tuple[frozenset[str] | None, object], tuple[str, ...]]
     common = {(None, kind(columns)): columns} if columns else {}
     taken = {*rows, *columns}

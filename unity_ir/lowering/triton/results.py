@@ -1,4 +1,4 @@
-"""Cut lines into parts that single kernels compute."""
+"""Cut the results of a line into parts that one kernel each can compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unity_ir.forms.addresses import Names
 from unity_ir.forms.contraction import contraction, product_factors, with_factors
 from unity_ir.forms.rewrite import canonical, map_children, outermost, reductions
 from unity_ir.forms.window_writes import writes_windows
-from unity_ir.lowering.triton.step import Buffer
+from unity_ir.lowering.triton.launch import Buffer
 from unity_ir.lowering.triton.tiling import is_split
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather
@@ -20,12 +20,14 @@ from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Cases, Const, Expr,
 
 class Results:
     """
-    Results taken apart into what single kernels compute.
+    The results of a line, cut into parts that one kernel each can compute.
 
-    What a kernel cannot do at once is computed before, into a tensor of its own: the factors of a matrix product, a
-    matrix product inside a larger expression, a reduction inside another whose variable it depends on, reductions for
-    which different variables are rows, and those that several programs make. What is wanted twice is computed once,
-    whatever its variables are called.
+    A subexpression that cannot be computed within the kernel of its result becomes a part of its own, stored in a new
+    buffer: the factors of a matrix product, a matrix product inside a larger expression, a reduction inside another
+    whose variable it depends on, reductions over different rows, and reductions whose rows are split over programs.
+    Subexpressions that differ in the names of variables alone are computed once.
+
+    `buffers` holds the operands' buffers by name, and then those of the parts as well.
     """
 
     def __init__(self, bound: Bound, buffers: Mapping[str, Buffer], names: Names, starts: Mapping[str, str]):
@@ -34,15 +36,17 @@ class Results:
         self.names = names
         self.starts = starts
         self.parts: list[tuple[Result, Buffer]] = []
+        """The parts in an order in which they can be computed, with the buffers they fill."""
         self.finals: list[Buffer] = []
+        """The buffers of the line's results."""
         self._computed: dict[tuple[Expr, str], tuple[str, tuple[int, ...]]] = {}
-        """Buffers by what they hold, and which of its free variables each dim is."""
+        """Buffer by canonical expression and element type, and the free variable that each of its dims is."""
         nodes = (node for result in bound.results for node in reductions(result.expr))
         self._uses = Counter(canonical(node, self.extents, starts)[0] for node in nodes)
-        """Number of results that hold each reduction."""
+        """Number of occurrences of each reduction in the results."""
 
     def add(self, result: Result, output: Buffer) -> None:
-        """A result of the line; what others are made of, too, is read if several programs make it."""
+        """Cut up a result of the line, which `output` is to hold, and append its parts."""
         expr = result.expr
         if isinstance(expr, Reduce) and self._uses[canonical(expr, self.extents, self.starts)[0]] > 1:
             result = replace(result, expr=self._without_split(expr))
@@ -71,7 +75,7 @@ class Results:
         return tuple(Var(n) for n in self.extents if n in free)
 
     def _compute_before(self, expr: Expr, like: Buffer | None = None) -> Access:
-        """Reads a tensor that holds the expression, of the element type of `like` or else in float32."""
+        """Compute an expression in a part of its own, in the element type of `like`, else float32; return its read."""
         dtype, torch_dtype = (like.dtype, f"{like.name}.dtype") if like else ("f32", "torch.float32")
         form, free = canonical(expr, self.extents, self.starts)
         if (form, dtype) not in self._computed:
@@ -86,7 +90,7 @@ class Results:
     # -- matrix products
 
     def _is_product(self, result: Result) -> bool:
-        """Whether the result is a matrix product once its factors are tensors."""
+        """Return whether the result is a matrix product once its factors are stored in tensors."""
         factors = product_factors(result.expr)
         if factors is None or any(self.buffers[a.tensor].dtype in NOT_FLOATING for a in accesses(result.expr)):
             return False
@@ -113,7 +117,7 @@ class Results:
     # -- reductions
 
     def _without_nested(self, expr: Expr) -> Expr:
-        """Reductions that depend on a variable another one binds become reads, with all that ranges over no more."""
+        """Replace reductions that depend on a variable of an outer one, and what surrounds them, by reads."""
         if isinstance(expr, Reduce):
             bound = frozenset(expr.names)
             return Reduce(expr.reducer, expr.indices, self._without_dependent(self._without_nested(expr.body), bound))
@@ -133,7 +137,7 @@ class Results:
         return map_children(expr, self._without_reductions)
 
     def _with_equal_rows(self, expr: Expr) -> Expr:
-        """Reductions for which a kernel would have to compute others again and again become reads."""
+        """Replace reductions by reads until those left have the same rows, so that none is computed repeatedly."""
         found = {r: frozenset(n for n in free_variables(r) if self.extents[n] > 1) for r in reductions(expr)}
         rows = set(found.values())
         if len(rows) < 2:

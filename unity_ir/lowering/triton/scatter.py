@@ -1,13 +1,14 @@
 """
-Generate kernels of sums that add every element to the one place an operand of integers names.
+Generate kernels of sums that add every element to the one place that an integer operand picks, such as the gradient of
+an embedding table.
 
-The positions are sorted by those places before, so that what belongs to a place lies together. Without atomics, so that
-results do not depend on timing.
+Lines before the launch sort the positions by their places; a program then sums the consecutive positions of a place.
+No atomics, so that results do not depend on timing.
 
-One place may have most of the positions (a table of two rows, a frequent token, padding). So where there are many
-positions, their sorted order is cut into chunks, and the sum of every chunk that belongs to one place as a whole is
-made first, by programs of its own. A place then adds up those, and what it has of the chunks at both its ends: about
-the square root of the number of positions, however they are distributed.
+One place may have most of the positions (a table of two rows, a frequent token, padding). So many positions are cut
+into chunks of their sorted order, and a first kernel sums every chunk that lies within one place. The second kernel
+sums those, and the positions in the chunks at both ends of a place: about the square root of the number of positions,
+however they are distributed.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from unity_ir.forms.addresses import address, power_of_two
 from unity_ir.forms.scatter import Scatter
 from unity_ir.lowering.text import SUM
 from unity_ir.lowering.triton.expression import Axis
-from unity_ir.lowering.triton.step import Argument, Buffer, Kernel, Stage, Step, warps
+from unity_ir.lowering.triton.launch import Argument, Buffer, Kernel, KernelLaunch, Stage, warps
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import Access, Result, Var, WrittenIndex, index_names
 
 COLUMNS = 256
-"""Most elements of a place per program, so that few places still keep many programs at work."""
+"""Most elements of a place per program, so that few places still make many programs."""
 
 TILE = 1024
-"""Elements a program reads at a time: of several positions where a place has fewer elements. More spills nothing, but
-keeps threads idle where places have few positions, as those of large tables do."""
+"""
+Elements that a program reads at a time, of several positions where a place has fewer elements. More would not spill,
+but leave threads idle where places have few positions, as in large tables.
+"""
 
 SHORT = 512
 """Most positions that one program sums for a place; more are summed in chunks first."""
@@ -38,32 +41,35 @@ FEWEST = 4
 """Fewest chunks that are worth a launch of their own."""
 
 
-def scatter_steps(stage: Stage, of: Scatter) -> list[Step]:
-    """The launches that compute it, after the lines that sort the positions."""
+def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
+    """Return the launches for a stage that is this scatter, the first with the lines that sort the positions."""
     made = Sorted.of(stage)
     before = made.lines(stage, of.pick.variable, of.pick.at)
     count = prod(stage.extents[n] for n in of.positions)
     chunks = None if of.pick.variable in free_variables(of.pick.body) else _Chunks.of(stage, of, count)
     first = [] if chunks is None else [_chunks(stage, of, made, chunks)]
-    steps = [*first, _places(stage, of, made, chunks)]
-    # Whatever is launched first, the positions are sorted before.
-    return [replace(steps[0], before=before), *steps[1:]]
+    launches = [*first, _places(stage, of, made, chunks)]
+    # The positions are sorted before the first launch, whichever that is.
+    return [replace(launches[0], before=before), *launches[1:]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Tensors of the launcher: the positions in order of their places, and where in that order each place begins."""
+    """
+    Variables of the launcher for two int64 tensors: `order` has the positions sorted by their places, `begins` the
+    index in it at which each place begins, with one entry more for the end of the last.
+    """
 
     order: str
     begins: str
 
     @staticmethod
     def of(stage: Stage) -> Sorted:
-        """New ones."""
+        """Return new variables, named after the stage's result."""
         return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
 
     def lines(self, stage: Stage, place: str, at: Access) -> tuple[str, ...]:
-        """The lines that make them of the integers `at`, which name a `place`."""
+        """Return the launcher's lines that compute both from the integers `at`, values of the variable `place`."""
         ids = stage.buffers[at.tensor].name
         start, count = stage.starts.get(place), stage.extents[place]
         limits = f"{count + 1}" if start is None else f"{start}, {start} + {count + 1}"
@@ -76,17 +82,17 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """The sums of the chunks that belong to one place each; of other chunks there is no sum."""
+    """How sorted positions are cut into chunks, and the `buffer` of the sums of chunks that lie within one place."""
 
     buffer: Buffer
     size: int
-    """Positions of a chunk. A power of two near the square root of all, which makes the longest loop shortest."""
+    """Positions per chunk: a power of two near the square root of all, which makes the longest loop shortest."""
     count: int
-    """Whole chunks; the positions after the last are left to their places."""
+    """Number of whole chunks; the positions after the last are summed with their places."""
 
     @staticmethod
     def of(stage: Stage, of: Scatter, positions: int) -> _Chunks | None:
-        """Of so many positions; None where they are few enough for one program."""
+        """Return the chunks for a number of positions; None if they are few enough for one program."""
         size = max(power_of_two(isqrt(positions)), _tile(stage, of.pick.variable)[0])
         if positions <= SHORT or positions < FEWEST * size:
             return None
@@ -95,18 +101,22 @@ class _Chunks:
 
 
 def _columns(stage: Stage, row: str) -> tuple[str, ...]:
-    """The variables of a result beside that of its rows."""
+    """Return the variables of a result other than `row`."""
     return tuple(n for i in stage.result.indices for n in index_names(i) if n != row)
 
 
 def _tile(stage: Stage, row: str) -> tuple[int, int]:
-    """Positions and elements of each that a program reads at a time."""
+    """Return how many positions, and how many elements of each, a program reads at a time."""
     width = min(power_of_two(prod(stage.extents[n] for n in _columns(stage, row))), COLUMNS)
     return TILE // width, width
 
 
 class _Body:
-    """A kernel whose programs add up positions: the tile, and the statements that both kernels share."""
+    """
+    Builder of a kernel whose programs sum positions: the tile, and the statements that both kernels share.
+
+    `variable` is the result's row, which a program computes; `tensors` are further pointer parameters, by their names.
+    """
 
     def __init__(self, stage: Stage, of: Scatter, variable: str, tensors: Mapping[str, Argument]):
         self.of = of
@@ -123,7 +133,7 @@ class _Body:
         return self.kernel.names.new(wish)
 
     def begin(self, wish: str) -> str:
-        """The statements that say which row of the result, and which columns, a program makes; returns that row."""
+        """Write the statements that find a program's row and columns of the result; return the row's name."""
         writer, row = self.kernel.writer, self.new(wish)
         writer.emit(f"{row} = {self.kernel.program(0)}")
         writer.axes = [Axis(row, (self.variable,))]
@@ -144,32 +154,32 @@ class _Body:
         return row
 
     def total(self) -> str:
-        """The tile in which sums begin."""
+        """Write the statement that makes a tile of zeros to sum in; return its name."""
         total = self.new("total")
         self.kernel.writer.emit(f"{total} = tl.zeros({self.tile}, tl.float32)")
         return total
 
     def add(self, total: str, number: str, mask: str | None) -> None:
-        """Adds what belongs to the sorted positions of these numbers."""
+        """Write the statements that add the elements at indices `number` of the sorted order to `total`."""
         writer, position = self.kernel.writer, self.new("position")
         only = f", mask={mask}, other=0" if mask else ""
         writer.emit(f"{position} = tl.load({self.pointers['order']} + {number}{only})")
         writer.axes.append(Axis(position, self.of.positions, mask))
         value = writer.number(self.of.pick.body)
-        # Loads are masked, but not what is made of them.
+        # Loads are masked, but functions of them need not be 0.
         text = f"tl.where({mask}, {value.text}, 0.0)" if mask else value.at(SUM)
         writer.emit(f"{total} += {text}")
 
-    def end(self, total: str, indices: tuple[WrittenIndex, ...], name: str, rows: int) -> Step:
-        """Stores the sum of a tile; returns the finished step of so many rows."""
+    def end(self, total: str, indices: tuple[WrittenIndex, ...], name: str, rows: int) -> KernelLaunch:
+        """Write the store of a tile's sum; return the launch of the kernel `name` over a number of rows."""
         where = address(indices, self.kernel.writer.extents)
         summed = f"tl.sum({total}, 0, keep_dims=True)" if self.size > 1 else f"tl.sum({total}, 0)"
         self.kernel.writer.store(Kernel.OUT, where, summed)
-        return self.kernel.step(name, (rows, -(-self.size // self.width)), warps(self.height * self.width))
+        return self.kernel.launch(name, (rows, -(-self.size // self.width)), warps(self.height * self.width))
 
 
-def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> Step:
-    """The launch that adds up every chunk that belongs to one place."""
+def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> KernelLaunch:
+    """Return the launch that sums every chunk that lies within one place."""
     chunk = "chunk"
     while chunk in stage.extents:
         chunk += "_"
@@ -199,15 +209,15 @@ def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> Step:
     return body.end(total, indices, stage.kernel, chunks.count)
 
 
-def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None) -> Step:
-    """The launch that adds up what belongs to every place, of whole chunks their sums."""
+def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None) -> KernelLaunch:
+    """Return the launch that sums the positions of every place, reading the sums of whole chunks if there are any."""
     tensors = {"order": Argument(made.order, "*i64"), "begins": Argument(made.begins, "*i64")}
     if chunks is not None:
         tensors["chunks"] = chunks.buffer.argument
     body = _Body(stage, of, of.pick.variable, tensors)
     writer = body.kernel.writer
     row = body.begin("row")
-    # What the loop needs of this, too, is computed before it.
+    # Coordinates that the loop needs as well are computed before it.
     writer.pointer(Kernel.OUT, address(stage.result.indices, stage.extents))
     begin, end = body.new("begin"), body.new("end")
     writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {row})")
@@ -219,7 +229,7 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None) -> 
         writer.emit(f"{first} = ({begin} + {size} - 1) // {size}")
         writer.emit(f"{last} = tl.maximum({end} // {size}, {first})")
         _add_chunks(body, total, first, last)
-        # Left are the positions before the first whole chunk and after the last: as one range that skips those.
+        # The positions before the first whole chunk and after the last are one loop, which skips the chunks.
         skipped, stop = body.new("skipped"), body.new("stop")
         writer.emit(f"{before} = tl.minimum({first} * {size}, {end})")
         writer.emit(f"{after} = tl.maximum({last} * {size}, {before})")
@@ -236,7 +246,7 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None) -> 
 
 
 def _add_chunks(body: _Body, total: str, first: str, last: str) -> None:
-    """Adds the sums of chunks, from one up to another."""
+    """Write the loop that adds the sums of the chunks `first` to `last` (exclusive) to `total`."""
     writer = body.kernel.writer
     start, number, mask = (body.new(n) for n in ("start", "chunk", "chunk_mask"))
     with writer.block(f"for {start} in range({first}, {last}, {body.rows}):"):

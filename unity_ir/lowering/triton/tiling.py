@@ -1,8 +1,9 @@
 """
-How rows are divided: into tiles of registers, passes over their columns, and programs.
+Choose the tiles of reduction kernels: rows and columns per program, passes over the columns, programs per row.
 
-Rows are the result's variables that reductions depend on, columns the variables reduced, or those of the result that no
-reduction depends on. Whether a kernel spills does not follow from the tile alone: after a change, `make aot`.
+Rows are the result's variables that reductions depend on. Columns are the variables reduced, or those of the result
+that no reduction depends on. Whether a kernel spills registers does not follow from the tile alone: run `make aot`
+after a change.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import prod
 
 from unity_ir.forms.addresses import address, power_of_two
 from unity_ir.forms.rewrite import reductions
-from unity_ir.lowering.triton.step import Stage, warps
+from unity_ir.lowering.triton.launch import Stage, warps
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import Call, Expr, Reduce, Segments, accesses, children, index_names
 
@@ -23,47 +24,48 @@ LONGEST_ROW = 16384
 """Rows up to this long are one tile, loaded once; longer ones are read in loops."""
 LOOPED = 2048
 """
-Columns of a tile in such a loop: what is kept from tile to tile takes registers beside it, and where columns are of
-several dims so do their indices, so that it is half as many.
+Columns of a tile of a row that is read in a loop: fewer than `TILE`, since the accumulators take registers as well, and
+half as many where columns are of several dims, whose indices take registers, too.
 """
 ROWS_IN_A_SEGMENT = 64
 """Rows per tile where neighbours in memory lie in different rows: 256 bytes of float32."""
 SHORT = 8
-"""Tiles up to which a row is left to one program, however few there are."""
+"""Most tiles of a row that is never split over programs, however few rows there are."""
 AT_WORK = 2**19
-"""Elements that programs have to be reading at any time to keep a large GPU's memory busy: its rate times its delay."""
+"""Elements in flight that keep a large GPU's memory busy: its bandwidth times its latency."""
 MOST_PARTS = 1024
-"""Programs that a row is split over, whose partial results are one tile."""
+"""Most programs that a row is split over; their partial results are one tile of the second kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The tile of a program."""
+    """The tile that a program of a reduction kernel works on."""
 
     rows: int
     """Rows of a tile."""
     columns: Mapping[tuple[int, ...], int]
-    """Columns of a tile, for each list of extents that is flattened into columns."""
+    """Columns of a tile, by the extents of the variables that are flattened into columns."""
 
     @property
     def elements(self) -> int:
+        """Elements of the widest tile."""
         return self.rows * max(self.columns.values(), default=1)
 
 
 def variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The results' variables that reductions depend on, and the others."""
+    """Return the results' variables that reductions depend on (the rows), and the others (the columns)."""
     names = max(map(names_of, stages), key=len)
     needed = _needed(stages)
     return tuple(n for n in names if n in needed), tuple(n for n in names if n not in needed)
 
 
 def names_of(stage: Stage) -> tuple[str, ...]:
-    """The variables of a result that are longer than 1."""
+    """Return the variables of a result that have an extent above 1, in order."""
     return tuple(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
 
 
 def _needed(stages: Sequence[Stage]) -> frozenset[str]:
-    """The variables that reductions depend on."""
+    """Return the variables that reductions depend on."""
     free = frozenset[str]().union(*(free_variables(r) for each in stages for r in reductions(each.expr)))
     return frozenset(n for n in free if stages[0].extents[n] > 1)
 
@@ -71,7 +73,11 @@ def _needed(stages: Sequence[Stage]) -> frozenset[str]:
 def tiling_of(
     exprs: Sequence[Expr], extents: Mapping[str, int], rows: tuple[str, ...], columns: tuple[str, ...]
 ) -> Tiling:
-    """Tiles of about `TILE` elements that are read in whole segments of memory."""
+    """
+    Choose a tile of about `TILE` elements that reads whole segments of memory.
+
+    `rows` and `columns` are the results' variables (see `variables`); `exprs` are the results' expressions.
+    """
     groups = {sizes_of(r, extents) for each in exprs for r in reductions(each)}
     if columns:
         groups.add(tuple(extents[n] for n in columns))
@@ -88,17 +94,17 @@ def tiling_of(
 
 
 def _looped(sizes: tuple[int, ...]) -> int:
-    """Columns of a tile of a row that is read in a loop."""
+    """Return the columns of a tile of a row that is read in a loop."""
     return LOOPED if sum(size > 1 for size in sizes) <= 1 else LOOPED // 2
 
 
 def _turns(expr: Expr) -> bool:
-    """Whether it has a sine or cosine, which take registers of their own for large angles."""
+    """Return whether an expression has a sine or cosine, which need registers to reduce large angles."""
     return (isinstance(expr, Call) and expr.function in ("sin", "cos")) or any(map(_turns, children(expr)))
 
 
 def _rows_are_neighbours(exprs: Sequence[Expr], extents: Mapping[str, int], rows: tuple[str, ...]) -> bool:
-    """Whether stepping through the largest operand in memory order goes from row to row."""
+    """Return whether neighbours in memory of the largest operand lie in different rows."""
     best, found = 0, False
     for access in (a for each in exprs for a in accesses(each)):
         strides = address(access.indices, extents).strides
@@ -110,17 +116,18 @@ def _rows_are_neighbours(exprs: Sequence[Expr], extents: Mapping[str, int], rows
 
 
 def sizes_of(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the extents of the variables that a reduction reduces."""
     return tuple(extents[n] for n in node.names)
 
 
 def is_split(node: Reduce, extents: Mapping[str, int]) -> bool:
-    """Whether several programs are to make each row of a reduction, so that it has to be computed by itself."""
+    """Return whether several programs compute each row of a reduction, which then needs kernels of its own."""
     rows = tuple(n for n in free_variables(node) if extents[n] > 1)
     return _parts([node], extents, rows) > 1
 
 
 def have_rows_in_common(one: Stage, other: Stage) -> bool:
-    """Whether one kernel can compute both: over the same rows, and the same columns or none."""
+    """Return whether one reduction kernel can compute both: over the same rows, and the same columns or none."""
     if any(isinstance(i, Segments) for each in (one, other) for i in each.result.indices):
         return False
     needed = [_needed((each,)) for each in (one, other) if reductions(each.expr)]
@@ -136,7 +143,7 @@ def have_rows_in_common(one: Stage, other: Stage) -> bool:
 
 
 def parts_of(stages: Sequence[Stage]) -> int:
-    """Over how many programs to split the reductions that the whole expressions are; 1 for any other expressions."""
+    """Return over how many programs each row is split; 1 unless every stage is one reduction and nothing else."""
     extents = stages[0].extents
     nodes = [each.expr for each in stages if isinstance(each.expr, Reduce) and reductions(each.expr) == [each.expr]]
     rows, columns = variables(stages)
@@ -146,7 +153,7 @@ def parts_of(stages: Sequence[Stage]) -> int:
 
 
 def _parts(nodes: Sequence[Reduce], extents: Mapping[str, int], rows: tuple[str, ...]) -> int:
-    """Over how many programs to split reductions of the same sizes: where rows are long, and tiles too few."""
+    """Return over how many programs to split the rows of reductions of equal sizes: rows that are long but too few."""
     sizes = sizes_of(nodes[0], extents)
     width = tiling_of(nodes, extents, rows, ()).columns[sizes]
     tiles, at_work = -(-prod(sizes) // width), prod(extents[n] for n in rows) * width
@@ -154,7 +161,7 @@ def _parts(nodes: Sequence[Reduce], extents: Mapping[str, int], rows: tuple[str,
 
 
 def passes(nodes: Sequence[Reduce]) -> list[list[Reduce]]:
-    """The reductions, inner ones first, those together that one pass over the same columns can compute."""
+    """Group reductions by passes: each group is over the same columns and needs only results of earlier groups."""
     left, done, found = list(nodes), set[Reduce](), list[list[Reduce]]()
     while left:
         together = [n for n in left if n.names == left[0].names and done.issuperset(reductions(n.body))]
@@ -166,8 +173,10 @@ def passes(nodes: Sequence[Reduce]) -> list[list[Reduce]]:
 
 def warps_of(tiling: Tiling, results: int, loops: int) -> int:
     """
-    For 8 elements a thread, since with 16 the assembler spills a few bytes here and there; for 32 where several results
-    are of the same columns, read at once, with which it spilled at 8 and at 16.
+    Return the warps of a kernel that stores `results` results and has `loops` loops over columns.
+
+    8 elements per thread, since at 16 the assembler spills a few bytes in places; 32 where several results are computed
+    from the same columns, all loaded at once, where it spilled at 8 and at 16.
     """
     alike = results > 1 and len(tiling.columns) == 1 and not loops
     return warps(tiling.elements // 2 if alike else tiling.elements * 2)

@@ -1,5 +1,6 @@
 """
-Generate kernels of results whose dims are windows: every element gathers what is written to it.
+Generate kernels of results that are written through windows (transposed convolutions, gradients of poolings): every
+element gathers what is written to it.
 
 Element p of `out[2*y + i - 1] = g[y] * w[i]` is a sum over the taps i, of those y for which 2*y + i - 1 is p. Without
 atomics, so that results do not depend on timing.
@@ -13,15 +14,15 @@ from unity_ir.forms.addresses import flat_address, power_of_two
 from unity_ir.forms.rewrite import reductions
 from unity_ir.forms.window_writes import WindowWrite, WindowWrites
 from unity_ir.lowering.triton.expression import Axis
-from unity_ir.lowering.triton.step import Kernel, Stage, Step, warps
+from unity_ir.lowering.triton.launch import Kernel, KernelLaunch, Stage, warps
 from unity_ir.tdl.syntax import index_names
 
 BLOCK = 2048
 """Elements per program."""
 
 
-def window_write_step(stage: Stage) -> Step:
-    """The launch that computes a result with windows, from an expression without reductions."""
+def window_write_launch(stage: Stage) -> KernelLaunch:
+    """Return the launch for a stage whose result is written through windows, of an expression without reductions."""
     assert not reductions(stage.expr)
     assert isinstance(stage.form, WindowWrites)
     writes = stage.form.dims
@@ -56,7 +57,7 @@ def window_write_step(stage: Stage) -> Step:
     writer.emit(f"{total} = tl.zeros({f'({width},)' if size > 1 else '()'}, tl.float32)")
 
     def gathered() -> None:
-        """Adds what one tap writes."""
+        """Write the statements that add what one tap writes to each element."""
         reached: list[str] = []
         solved: list[Axis] = []
         for dim, write in writes.items():
@@ -66,7 +67,7 @@ def window_write_step(stage: Stage) -> Step:
             written = kernel.names.new("written")
             writer.emit(f"{written} = {here}")
             here = written
-        # All that is read at a tap is masked by whether the tap writes here.
+        # Loads are masked by whether the tap writes to this element.
         for axis in solved:
             writer.axes.append(Axis(axis.index, axis.variables, here or None))
         value = writer.number(stage.expr).text
@@ -81,11 +82,15 @@ def window_write_step(stage: Stage) -> Step:
         gathered()
     writer.axes = flat
     writer.store(Kernel.OUT, flat_address(names, extents), total)
-    return kernel.step(stage.kernel, (-(-size // block),), warps(block))
+    return kernel.launch(stage.kernel, (-(-size // block),), warps(block))
 
 
 def _solved(kernel: Kernel, write: WindowWrite, position: str, reached: list[str]) -> list[Axis]:
-    """The axis of a window's variable, where the window is at `position`; conditions are added to `reached`."""
+    """
+    Solve `position = stride * variable + taps + offset` for the window's variable; return its axis.
+
+    The conditions for a solution are appended to `reached`.
+    """
     writer = kernel.writer
     size = 1 if write.variable is None else writer.extents[write.variable]
     if position == "0" and not write.taps:

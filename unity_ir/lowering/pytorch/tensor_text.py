@@ -1,4 +1,4 @@
-"""What PyTorch texts are about: tensors with a variable for every dim."""
+"""Represent PyTorch expressions: text, and the index variable that each dim of the tensor ranges over."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ TORCH_DTYPES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """A text, and the variable each dim of its tensor ranges over; for no dims it may be a Python number."""
+class TensorText:
+    """A PyTorch expression of a tensor, or of a Python number, which has no dims."""
 
     text: Text
     dims: tuple[str, ...]
+    """The index variable that each dim ranges over."""
     number: bool = False
-    """The text is a Python number rather than a tensor."""
+    """Whether it is a Python number rather than a tensor."""
     kind: str = "float"
-    """What its elements are: `float`, `int` or `bool`."""
+    """Kind of its elements: `float`, `int` or `bool`."""
 
 
 def letters(names: Sequence[str]) -> dict[str, str]:
-    """A letter for each variable: its own first letter where that is free."""
+    """Return a letter for each variable, for `torch.einsum`: its own first letter where that is free."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(names):
         free = [c for c in (name[0], *"abcdefghijklmnopqrstuvwxyz") if c.isascii() and c.islower()]

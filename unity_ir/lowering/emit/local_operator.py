@@ -1,6 +1,8 @@
 """
-What of a program a table of `machine.tuned` has measured: a key says the operator, its line, the local shapes and the
-element types, so a table serves every program that has the same pieces.
+Describe an operator at one rank's local shapes, and its key in a tuning table (`machine.tuned`).
+
+The key is made of operator, line, local shapes and element types, so that a table serves every program in which they
+occur.
 """
 
 from __future__ import annotations
@@ -11,40 +13,40 @@ from unity_ir.cost.work import kernel_operator
 from unity_ir.forms.windows import needs_start
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.rank.program import Compute, Fused, Program
-from unity_ir.machine.tuned import IMPLEMENTATIONS, Sized, Table, read_table
+from unity_ir.machine.tuned import Sized
 from unity_ir.tdl.syntax import Bound
-
-__all__ = ["IMPLEMENTATIONS", "Piece", "Table", "piece_of", "priced", "read_table"]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A compute instruction on one rank."""
+class LocalOperator:
+    """An operator, or a fused group of operators, at one rank's local shapes."""
 
     line: Bound
+    """The operator's line, bound to the local shapes."""
     dtypes: tuple[str, ...]
+    """Element types of the operands."""
     divided: tuple[str, ...]
-    """Variables whose piece may start elsewhere than at 0, and whose line must know where."""
+    """Index variables whose piece may not start at 0, where the line depends on the global index."""
     fused: bool = False
-    """Of several operators, which are measured each by itself."""
+    """Whether it is a group; only single operators are measured."""
 
     @property
     def key(self) -> str:
-        """The same for equal lines over pieces of equal shapes and element types."""
+        """The key in tuning tables: equal for equal lines over equal shapes and element types."""
         name = launcher(self.line, self.dtypes, "torch", self.divided).name.removesuffix("_torch")
         return f"{name} {' '.join(self.dtypes)}"
 
 
-def piece_of(program: Program, instruction: Compute) -> Piece:
-    """What a rank computes for an instruction."""
+def local_operator(program: Program, instruction: Compute) -> LocalOperator:
+    """Return the operator that a rank computes for an instruction of its program."""
     local = program.local_line(instruction)
     dtypes = tuple(program.tensors[r].dtype for r in instruction.operands)
     divided = tuple(v for v in dict.fromkeys(instruction.assignment) if isinstance(v, str) and needs_start(local, v))
-    return Piece(local, dtypes, divided, isinstance(instruction, Fused))
+    return LocalOperator(local, dtypes, divided, isinstance(instruction, Fused))
 
 
 def priced(program: Program, instruction: Compute) -> Sized:
-    """The kernel of an instruction as the cost model knows it (`cost.work.kernel_of`)."""
+    """Return the kernel of an instruction as the cost model knows it: name, then sizes (see `cost.work.kernel_of`)."""
     tensors = [program.tensors[r] for r in instruction.operands]
     operator = kernel_operator(instruction.operator, instruction.attributes, tuple(t.dtype for t in tensors))
     shapes = (size for t in tensors for size in t.local(program.mesh))

@@ -1,4 +1,4 @@
-"""Define the parts of launchers: stages (one result each) and steps (one launch of one kernel each)."""
+"""Define the parts of a launcher: stages (one result each), the kernel of a stage, and the launch of that kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names
 from unity_ir.forms.classify import Form, form_of
 from unity_ir.forms.contraction import Contraction
-from unity_ir.lowering.triton.expression import Writer
+from unity_ir.lowering.triton.expression import KernelWriter
 from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, Result, accesses, children
 
 Scalar = int | float | str
@@ -25,11 +25,7 @@ POINTERS: Mapping[str, str] = MappingProxyType(
 
 
 def pointer(dtype: str) -> str:
-    """
-    Triton's name of a pointer to `dtype`.
-
-    Raises `UnityError` for an element type no kernel takes.
-    """
+    """Return Triton's name of a pointer to `dtype`; raise `UnityError` for an element type that no kernel takes."""
     if dtype not in POINTERS:
         raise UnityError(f"lowering: no kernel takes {dtype}; use {', '.join(POINTERS)}")
     return POINTERS[dtype]
@@ -38,10 +34,11 @@ def pointer(dtype: str) -> str:
 @dataclass(frozen=True)
 class Compiled:
     """
-    One ahead-of-time compilation: what a launch specialises to.
+    One specialisation of a kernel, as Triton compiles it for a launch, just in time or ahead of time.
 
     `signature` has a type per parameter, in order: `*fp32`, `i32`, `fp32`, `constexpr`; `i32:16` is an integer that 16
-    divides. Pointers are taken to be aligned to 16 bytes, as torch allocates them. `constants` has the constexprs.
+    divides. Pointers are taken to be aligned to 16 bytes, as torch allocates them. `constants` has the values of the
+    constexpr parameters.
     """
 
     kernel: str
@@ -50,19 +47,22 @@ class Compiled:
     num_warps: int
     num_stages: int
     expects: tuple[str, ...] = ()
-    """What its code has to hold: `mma`, a matrix unit's instructions; `pipelined`, copies beside the arithmetic."""
+    """
+    Instructions that its machine code must contain, as `unity-aot` checks: `mma` for those of the matrix units,
+    `pipelined` for asynchronous copies to shared memory.
+    """
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """Work distribution of one launch."""
+class LaunchWork:
+    """How the work of one launch is distributed, which decides whether operators gain by being fused."""
 
     kind: str
-    """`elements` of results by themselves, `rows` that are reduced, a `product` of matrices; empty for all else."""
+    """One of `elements` (pointwise), `rows` (reductions) and `product` (matrix products); empty for other kernels."""
     programs: int
-    """Programs in the grid."""
+    """Number of programs in the grid."""
     passes: int
-    """Times a program reads its input."""
+    """Number of times that a program reads its input."""
 
 
 @dataclass(frozen=True)
@@ -70,32 +70,32 @@ class Launcher:
     """
     A function of the emitted program that computes one operator on one rank's pieces.
 
-    `name` says operator and local shapes; equal names mean equal texts, and so do equal names in `kernels`.
+    `name` is made of the operator and the local shapes; launchers of one name have one text, and so have `kernels`.
     """
 
     name: str
     source: str
     """
-    `def name(x, w): ...`; takes contiguous tensors and returns one contiguous tensor, or a tuple of them. Before it
-    stand the options that several launchers have in common.
+    `def name(x, w): ...`, which takes contiguous tensors and returns one contiguous tensor, or a tuple of them; before
+    it the dicts of launch options that it shares with other launchers.
     """
     kernels: Mapping[str, str]
     """Text of every kernel it launches, by name; each may be defined anywhere before the launcher runs."""
     compiled: tuple[Compiled, ...]
-    """What its launches specialise to, for ahead-of-time compilation."""
-    launches: tuple[Launch, ...] = ()
+    """The specialisation of each launch, for ahead-of-time compilation."""
+    work: tuple[LaunchWork, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What is passed for a parameter that is no constexpr: an expression of the launcher, and its type."""
+    """An argument of a kernel: an expression of the launcher, and its type as in `Compiled.signature`."""
 
     text: str
     type: str
 
     @staticmethod
     def integer(value: int) -> Argument:
-        """A size or stride, with the type the just-in-time compiler specialises it to."""
+        """Return the argument for a size or stride, with the type to which Triton specialises that value."""
         if value == 1:
             return Argument("1", "constexpr")
         width = "i32" if value < 2**31 else "i64"
@@ -103,8 +103,8 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One launch of one kernel by a launcher."""
+class KernelLaunch:
+    """One launch of one kernel by a launcher: the kernel's name and text, its grid, arguments and options."""
 
     kernel: str
     text: str
@@ -115,33 +115,33 @@ class Step:
     num_stages: int | None = None
     """None where the kernel has no loop to pipeline."""
     allocation: str | None = None
-    """The line of the launcher that makes the buffer this step fills; None if an earlier one did."""
+    """The line of the launcher that allocates the buffer this launch fills; None if an earlier line did."""
     before: tuple[str, ...] = ()
-    """Lines of the launcher that make other tensors the kernel takes."""
+    """Lines of the launcher, before the launch, that make other tensors the kernel takes."""
     expects: tuple[str, ...] = ()
-    """As of `Compiled`."""
+    """As `Compiled.expects`."""
     kind: str = ""
     passes: int = 1
-    """As of `Launch`."""
+    """As `LaunchWork.kind` and `LaunchWork.passes`."""
     options_name: str = ""
-    """Of a dict with the constants, warps and stages, where launches of many shapes have the same."""
+    """Name of the dict of the program that holds `options`, if launches of several shapes share it; else empty."""
     after: tuple[str, ...] = ()
-    """Lines of the launcher that finish the result."""
+    """Lines of the launcher, after the launch, that finish the result."""
 
     @property
     def options(self) -> Mapping[str, Scalar]:
-        """What the launch is given by name."""
+        """The keyword arguments of the launch: constexprs, warps and pipeline stages."""
         stages = {} if self.num_stages is None else {"num_stages": self.num_stages}
         return {**self.constants, "num_warps": self.num_warps, **stages}
 
     @property
     def head(self) -> str:
-        """What stands before the launcher."""
+        """The statement that defines the dict of options, before the launcher; empty if there is none."""
         return f"{self.options_name} = {dict(self.options)}\n\n\n" if self.options_name else ""
 
     @property
     def call(self) -> tuple[str, ...]:
-        """The lines that launch it."""
+        """The lines of the launcher that launch the kernel."""
         options = [f"**{self.options_name}"] if self.options_name else [f"{n}={v!r}" for n, v in self.options.items()]
         arguments = [*(a.text for a in self.arguments.values()), *options]
         line = f"{self.kernel}[{self.grid}]({', '.join(arguments)})"
@@ -155,11 +155,13 @@ class Step:
         return (f"{self.kernel}[{self.grid}](", *(f"    {half}," for half in halves), ")")
 
     @property
-    def launch(self) -> Launch:
-        return Launch(self.kind, prod(self.grid), self.passes)
+    def work(self) -> LaunchWork:
+        """How the work is distributed over programs."""
+        return LaunchWork(self.kind, prod(self.grid), self.passes)
 
     @property
     def compiled(self) -> Compiled:
+        """The specialisation that Triton compiles for this launch."""
         signature = {n: a.type for n, a in self.arguments.items()} | dict.fromkeys(self.constants, "constexpr")
         ones = {n: 1 for n, a in self.arguments.items() if a.type == "constexpr"}
         constants = {**ones, **self.constants}
@@ -176,41 +178,45 @@ class Buffer:
 
     @property
     def argument(self) -> Argument:
+        """The tensor as an argument of a kernel."""
         return Argument(self.name, pointer(self.dtype))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One result to compute from tensors in hand."""
+    """One result that one kernel computes, with the tensors it reads and the tensor it fills."""
 
     result: Result
     extents: Mapping[str, int]
     buffers: Mapping[str, Buffer]
-    """Buffer of every tensor the result's expression reads."""
+    """The buffer of every tensor that the result's expression reads, by the tensor's name in the line."""
     output: Buffer
     device: str
-    """The tensor of the launcher on whose device the result is made."""
+    """The launcher's variable of the tensor on whose device the result is allocated."""
     kernel: str
-    """Name of the kernel, if nothing else has that text."""
+    """Name of the kernel if its text depends on the shapes."""
     family: str | None
-    """Name of the kernel where its text holds nothing of the shapes; None if it has to be `kernel` even so."""
+    """Name of the kernel if its text serves all shapes; None if the kernel is to be named `kernel` in any case."""
     wide: bool = False
-    """Positions need 64 bits."""
+    """Whether addresses need 64-bit integers."""
     starts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Variables used as values whose piece starts elsewhere than at 0, and the launcher's name of that position."""
+    """
+    The launcher's parameter with the global index at which the piece starts, for each index variable that is used as a
+    value; variables that are not in it start at 0.
+    """
     names: Names = field(default_factory=Names)
     """Identifiers of the launcher."""
     operator: str = "matmul"
-    """What is computed, as part of an identifier."""
+    """The operator's name as part of an identifier."""
 
     @cached_property
     def form(self) -> Form:
-        """Form of the result."""
+        """The form of the result's expression, as `forms.classify` has it."""
         return form_of(self.result, self.extents)
 
     @property
     def product(self) -> Contraction | None:
-        """The matrix product of tensors of one floating type that the result is made of, if any."""
+        """The matrix product that the result is a function of, if its operands have one floating point type."""
         dtypes = {b.dtype for b in self.buffers.values()}
         one = len(dtypes) == 1 and not dtypes & {*NOT_FLOATING}
         return self.form if isinstance(self.form, Contraction) and one else None
@@ -225,7 +231,7 @@ class Stage:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The tensors read, in reading order."""
+        """Names of the tensors that the expression reads, each once, in reading order."""
         return tuple(dict.fromkeys(a.tensor for a in accesses(self.expr)))
 
     @property
@@ -236,15 +242,18 @@ class Stage:
 
 
 class Kernel:
-    """A kernel in the making: parameters, body, and the step that launches it."""
+    """
+    Builder of the kernel of a stage: parameters, body (by `writer`), and finally its launch.
+
+    `extents` are those of the stage unless given; the kernel stores the results of `more` stages, too.
+    """
 
     OUT = "result of the stage"
-    """The key of the result's pointer; no tensor of TDL has such a name."""
+    """The writer's key for the result's pointer; no tensor of TDL has such a name."""
 
     def __init__(self, stage: Stage, extents: Mapping[str, int] | None = None, more: Sequence[Stage] = ()):
         self.stage = stage
         self.more = tuple(more)
-        """Other stages of the same shape whose results it stores, too."""
         self.names = Names()
         stages = (stage, *self.more)
         buffers = {t: each.buffers[t] for each in stages for t in each.tensors}
@@ -259,42 +268,46 @@ class Kernel:
         }
         self.constants: dict[str, Scalar] = {}
         integers = frozenset(t for t, buffer in buffers.items() if buffer.dtype in NOT_FLOATING)
-        self.writer = Writer(extents or stage.extents, pointers, integers, self.names, starts, stage.wide)
+        self.writer = KernelWriter(extents or stage.extents, pointers, integers, self.names, starts, stage.wide)
 
     def out(self, number: int) -> str:
-        """The key of the pointer to the result of a stage."""
+        """Return the writer's key for the pointer to the result of stage `number`: 0 is `stage`, then come `more`."""
         return f"{self.OUT} {number}" if number else self.OUT
 
     def constant(self, wish: str, value: int) -> str:
-        """A new constexpr parameter."""
+        """Add a constexpr parameter of that value, named like `wish`; return its name."""
         name = self.names.new(wish)
         self.constants[name] = value
         return name
 
     def argument(self, wish: str, value: int) -> str:
-        """A new integer parameter."""
+        """Add an integer parameter of that value, named like `wish`; return its name."""
         name = self.names.new(wish)
         self.arguments[name] = Argument.integer(value)
         return name
 
     def program(self, axis: int) -> str:
-        """The number of the program along an axis of the grid."""
+        """Return the expression for the program's number along an axis of the grid."""
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.stage.wide else "")
 
-    def step(
+    def launch(
         self, name: str, grid: tuple[int, ...], num_warps: int, helpers: str = "", kind: str = "", passes: int = 1
-    ) -> Step:
-        """The finished kernel."""
+    ) -> KernelLaunch:
+        """
+        Finish the kernel and return its launch.
+
+        `helpers` is the text of functions that the kernel calls; `kind` and `passes` are as in `LaunchWork`.
+        """
         head = signature(name, self.arguments, self.constants)
         text = "\n".join([f"{helpers}@triton.jit", head, *self.writer.lines]) + "\n"
         allocation = self.stage.allocation
         before = tuple(each.allocation for each in self.more)
         last = (allocation, before, (), kind, passes)
-        return Step(name, text, grid, self.arguments, self.constants, num_warps, None, *last)
+        return KernelLaunch(name, text, grid, self.arguments, self.constants, num_warps, None, *last)
 
 
 def signature(name: str, arguments: Iterable[str], constants: Iterable[str]) -> str:
-    """The `def` of a kernel: in one line if it fits, else arguments and constexprs in lines of their own."""
+    """Return the `def` of a kernel: one line if it fits, else arguments and constexprs in lines of their own."""
     constexprs = [f"{c}: tl.constexpr" for c in constants]
     line = f"def {name}({', '.join([*arguments, *constexprs])}):"
     if len(line) <= 120:
@@ -304,10 +317,10 @@ def signature(name: str, arguments: Iterable[str], constants: Iterable[str]) -> 
 
 
 def mentions(expr: Expr, variable: str) -> bool:
-    """Whether an expression uses a variable as a value."""
+    """Return whether an expression uses the index variable as a value, not only in indices."""
     return expr == Name(variable) or any(mentions(c, variable) for c in children(expr))
 
 
 def warps(elements: int) -> int:
-    """Return the warps of a tile: 16 elements per thread, between 1 and 16 warps."""
+    """Return the number of warps for a tile of so many elements: 16 elements per thread, between 1 and 16 warps."""
     return max(1, min(16, elements // 512))
