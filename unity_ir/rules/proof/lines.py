@@ -16,6 +16,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Operator
 from unity_ir.rules.pattern import Attribute, Parameter
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
+from unity_ir.rules.proof.dims import dim_size, given_number
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.forms import (
     REAL,
@@ -58,7 +59,9 @@ from unity_ir.tdl.syntax import (
     Segments,
     Size,
     Var,
+    WrittenIndex,
     accesses,
+    joined_position,
 )
 from unity_ir.tdl.syntax import Reduce as ReduceExpr
 
@@ -210,14 +213,7 @@ class Line:
     # -- sizes
 
     def _number(self, of: Entry | int) -> Poly:
-        if isinstance(of, int):
-            return number(of)
-        value = self.attributes[of.attribute]
-        if isinstance(value, tuple) and of.at is not None:
-            value = value[of.at]
-        if not isinstance(value, Poly):
-            raise Undecided(f"attribute {of.attribute} is no number")
-        return value
+        return given_number(of, self.attributes)
 
     def _terms(self, index: Affine) -> tuple[list[tuple[Poly, str]], Poly]:
         """Factors and variables of a window, and its offset."""
@@ -335,21 +331,8 @@ class Line:
             case _:
                 return False
 
-    def _extent(self, index: object) -> Poly:
-        match index:
-            case Var(name):
-                return self.extents[name]
-            case Composite(names):
-                return product(self.extents[n] for n in names)
-            case Segments(names):
-                total = ZERO
-                for n in names:
-                    total = total + self.extents[n]
-                return total
-            case Affine():
-                return self._number(self.spelled.windows[index])
-            case _:
-                raise Undecided(f"{self.name}: {index} is no index")
+    def _extent(self, index: WrittenIndex) -> Poly:
+        return dim_size(index, self.extents, self.spelled, self.attributes)
 
     def _element(self, result: syntax.Result, at: Position) -> Form:
         where: dict[str, Poly] = {}
@@ -448,16 +431,11 @@ class Line:
                 case Var(name):
                     position.append(where.get(name, ZERO) if self.extents[name] == ONE else where[name])
                 case Composite(names):
-                    at = ZERO
-                    for n in names:
-                        at = at * self.extents[n] + where[n]
+                    at = joined_position(index, self.extents, where.__getitem__)
                     self._remember(names, at, where)
                     position.append(at)
-                case Segments(names, active) if active is not None:
-                    start = ZERO
-                    for n in names[:active]:
-                        start = start + self.extents[n]
-                    position.append(where[names[active]] + start)
+                case Segments(_, active) if active is not None:
+                    position.append(joined_position(index, self.extents, where.__getitem__))
                 case _:
                     at, inside = self._inside(index, size, where)
                     position.append(at)

@@ -22,6 +22,7 @@ from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
 from unity_ir.rules.pattern import Attribute
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
+from unity_ir.rules.proof.dims import given_number
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import Constraint, Mono, Read, box, summed
 from unity_ir.rules.proof.lines import Line, Lines
@@ -40,7 +41,10 @@ from unity_ir.tdl.syntax import (
     Result,
     Segments,
     Var,
+    WrittenIndex,
     accesses,
+    joined_extent,
+    joined_position,
 )
 
 DEGREE, PIECE, TASK = "degree", "piece", "task"
@@ -213,7 +217,7 @@ def _in_windows(spelled: Spelled, attribute: str) -> bool:
 
 
 def _size(
-    index: object,
+    index: WrittenIndex,
     name: str,
     extents: Mapping[str, Poly],
     attributes: Mapping[str, Attribute],
@@ -221,35 +225,14 @@ def _size(
     numbers: dict[str, int],
     sample_size: int,
 ) -> Poly:
-    match index:
-        case Var(variable):
-            return extents[variable]
-        case Composite(names):
-            return product(extents[n] for n in names)
-        case Segments(names):
-            total = ZERO
-            for n in names:
-                total = total + extents[n]
-            return total
-        case Affine(terms):
-            # The steps of the outermost variable fill the dim where it is divided; else its size is its own.
-            first = terms[0]
-            if first.variable == divided and divided is not None:
-                return _factor(first.factor, attributes) * extents[divided]
-            numbers.setdefault(name, sample_size)
-            return symbol(name)
-        case _:
-            raise Undecided(f"{index} is no index")
-
-
-def _factor(of: int | Entry, attributes: Mapping[str, Attribute]) -> Poly:
-    if isinstance(of, int):
-        return number(of)
-    value = attributes[of.attribute]
-    found = value[of.at] if isinstance(value, tuple) and of.at is not None else value
-    if not isinstance(found, Poly):
-        raise Undecided(f"attribute {of.attribute} is no number")
-    return found
+    if not isinstance(index, Affine):
+        return joined_extent(index, extents)
+    # The steps of the outermost variable fill the dim where it is divided; else its size is its own.
+    first = index.terms[0]
+    if first.variable == divided and divided is not None:
+        return given_number(first.factor, attributes) * extents[divided]
+    numbers.setdefault(name, sample_size)
+    return symbol(name)
 
 
 # --- the three obligations -------------------------------------------------------------------------------------------
@@ -281,7 +264,7 @@ def _reads(operator: Operator, variable: str) -> None:
 
 
 def _interval(
-    index: object, variable: str, at: Poly, it: _Symbolic
+    index: WrittenIndex, variable: str, at: Poly, it: _Symbolic
 ) -> tuple[Poly | None, Poly, Poly, Poly, list[Constraint]]:
     """Where an index points with the variable at a position; its halo and step; what holds of its other variables."""
     within: list[Constraint] = []
@@ -296,14 +279,12 @@ def _interval(
         case Var(name) if name == variable:
             return at, ZERO, ZERO, piece, within
         case Composite(names) if variable in names:
-            position = ZERO
-            for n in names:
-                position = position * it.extents[n] + (at if n == variable else other(n))
+            position = joined_position(index, it.extents, lambda n: at if n == variable else other(n))
             return position, ZERO, ZERO, piece * product(it.extents[n] for n in names[1:]), within
         case Affine(terms) if any(t.variable == variable for t in terms):
             position, low, high, step = ZERO, ZERO, ZERO, ONE
             for t in terms:
-                factor = _factor(t.factor, it.attributes)
+                factor = given_number(t.factor, it.attributes)
                 if t.variable is None:
                     position = position + factor * t.sign
                     low, high = low - factor * t.sign, high + factor * t.sign

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from unity_ir.rules.pattern import Attribute, Input, Operation, Result, Substitution
 from unity_ir.rules.pattern import Term as Pattern
 from unity_ir.rules.poly import ONE, Poly, symbol
+from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.research.generate.fingerprint import Values
 from unity_ir.rules.research.generate.sizes import DEGREE, Application, Sizes, Special, application
 from unity_ir.rules.research.generate.terms import Term, Terms, leaves, subterms
@@ -103,7 +104,7 @@ def general(name: str, sources: Sequence[Term], targets: Sequence[Term], degree:
         for source, target in zip(sources, targets, strict=True):
             for a, b in zip(sizes.shape(source), sizes.shape(target), strict=True):
                 sizes.unify(a, b)
-    except Special:
+    except (Special, Undecided):
         return None
     names = _Names(sizes)
     letters = _input_names(sizes.variables)

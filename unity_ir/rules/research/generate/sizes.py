@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 from unity_ir.ops import operator as find_operator
 from unity_ir.rules.pattern import Attribute, Parameter
-from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
+from unity_ir.rules.poly import ONE, Poly, number, symbol
+from unity_ir.rules.proof.dims import dim_size, given_number
 from unity_ir.rules.research.generate.attributes import Roles, Size, roles
 from unity_ir.rules.research.generate.terms import Step, Term
 from unity_ir.tdl.bind import Spelled, spell
-from unity_ir.tdl.syntax import Access, Affine, Composite, Entry, Segments, Var, accesses
+from unity_ir.tdl.syntax import Access, Affine, WrittenIndex, accesses
 
 DEGREE = "d"
 """The degree of all parallel operators."""
@@ -246,7 +247,7 @@ class _Line:
         }
         for name, of in self.first.sizes.items():
             if name in self.extents:
-                sizes.unify(self.extents[name], self._number(of))
+                sizes.unify(self.extents[name], given_number(of, attributes))
         operands = {p.name: s for p, s in zip(bound.operands, shapes, strict=True)}
         reads: list[Access] = [a for r in bound.results for a in accesses(r.expr)]
         places = [(i, s) for a in reads for i, s in zip(a.indices, operands[a.tensor], strict=True)]
@@ -257,31 +258,8 @@ class _Line:
             if isinstance(index, Affine):
                 self._window(index, size)
 
-    def _number(self, of: Entry | int) -> Poly:
-        if isinstance(of, int):
-            return number(of)
-        value = self.attributes[of.attribute]
-        if isinstance(value, tuple) and of.at is not None:
-            value = value[of.at]
-        if not isinstance(value, Poly):
-            raise Special(f"attribute {of.attribute} is no number")
-        return value
-
-    def _extent(self, index: object) -> Poly:
-        match index:
-            case Var(name):
-                return self.extents[name]
-            case Composite(names):
-                return product(self.extents[n] for n in names)
-            case Segments(names):
-                total = ZERO
-                for n in names:
-                    total = total + self.extents[n]
-                return total
-            case Affine():
-                return self._number(self.first.windows[index])
-            case _:
-                raise Special(f"{index} is no index")
+    def _extent(self, index: WrittenIndex) -> Poly:
+        return dim_size(index, self.extents, self.first, self.attributes)
 
     def _window(self, index: Affine, size: Poly) -> None:
         """The first variable of a window whose size nothing else gives has as many values as windows fit."""
@@ -291,7 +269,7 @@ class _Line:
             raise Special("a window of a form that is not generalised")
         name = _bare(self.sizes.known(self.extents[open_[0]]))
         assert name is not None
-        rest = [self._number(t.factor) for t in index.terms]
+        rest = [given_number(t.factor, self.attributes) for t in index.terms]
         others = [self.extents[n] for n in names if n != open_[0]]
         args = (size, *rest, *others)
         known = tuple(map(self.sizes.known, args))
