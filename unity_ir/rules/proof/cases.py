@@ -15,8 +15,9 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import Attribute, Input, Operation, Pack, Substitution, Term
 from unity_ir.rules.poly import Poly, number, symbol
+from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.lines import Lines
+from unity_ir.rules.proof.lines import apply_operator
 from unity_ir.rules.proof.sides import DTYPES, PACK_RANKS, choices, degrees, element_types, packs, parameters, sides
 from unity_ir.rules.proof.tensors import Tensor, named
 
@@ -137,7 +138,11 @@ Made = dict[int, Sequence[Tensor]]
 
 
 def tensors(
-    rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, Tensor], lines: Lines, fixed: Mapping[str, Poly]
+    rule: Substitution,
+    side: tuple[Term, ...],
+    inputs: Mapping[str, Tensor],
+    context: ProofContext,
+    fixed: Mapping[str, Poly],
 ) -> tuple[list[Tensor], Made]:
     """The results of a side, and of every operation by its id; parallel operators are left out."""
     made: Made = {}
@@ -146,7 +151,7 @@ def tensors(
         made[id(operation)] = (
             operands
             if operation.op in PARALLEL_OPERATORS
-            else lines.apply(operation.op, operands, attributes_at(operation, fixed))
+            else apply_operator(context, operation.op, operands, attributes_at(operation, fixed))
         )
     return [result_of(t, inputs, made) for t in side], made
 

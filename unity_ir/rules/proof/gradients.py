@@ -19,8 +19,9 @@ from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import Attribute, Input, Parameter, Substitution, Term
 from unity_ir.rules.poly import Poly, number
 from unity_ir.rules.proof.cases import Case, attributes_at, result_of, tensors
+from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.lines import Lines
+from unity_ir.rules.proof.lines import apply_operator
 from unity_ir.rules.proof.tensors import Tensor, added, divided, named, zeros
 from unity_ir.tdl.syntax import AttrValue
 
@@ -158,12 +159,12 @@ class _Application(Application):
 class _Symbolic(OperatorTensor):
     """A proof's tensor, as operators' gradients see it."""
 
-    lines: Lines
+    context: ProofContext
     tensor: Tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(Sized.at(size, self.lines.sample) for size in self.tensor.shape)
+        return tuple(Sized.at(size, self.context.sample) for size in self.tensor.shape)
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -178,7 +179,7 @@ class _Symbolic(OperatorTensor):
     ) -> tuple[_Symbolic, ...]:
         tensors = [o.tensor for o in operands if isinstance(o, _Symbolic)]
         polys = {name: _attribute(value) for name, value in attributes.items()}
-        return tuple(_Symbolic(self.lines, t) for t in self.lines.apply(operator.name, tensors, polys))
+        return tuple(_Symbolic(self.context, t) for t in apply_operator(self.context, operator.name, tensors, polys))
 
 
 def _attribute(value: AttrValue) -> Attribute:
@@ -204,13 +205,13 @@ Product = Tensor | _Unknown | None
 
 
 def products(
-    rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, Tensor], lines: Lines, case: Case
+    rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, Tensor], context: ProofContext, case: Case
 ) -> tuple[dict[str, Product], list[Tensor]]:
     """
     The gradient of each floating point input of a side, from cotangents of its results that are inputs of their own,
     and the results. Raises `Undecided` for what forms cannot say.
     """
-    results, made = tensors(rule, side, inputs, lines, case.fixed)
+    results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}
     for n, (term, tensor) in enumerate(zip(side, results, strict=True)):
         if tensor.floating:
@@ -221,7 +222,7 @@ def products(
         operands = [result_of(t, inputs, made) for t in operation.operands]
         if all(g is None for g in found) or not any(t.floating for t in operands):
             continue
-        values = _operand_gradients(operation.op, attributes_at(operation, case.fixed), operands, own, found, lines)
+        values = _operand_gradients(operation.op, attributes_at(operation, case.fixed), operands, own, found, context)
         for term, operand, value in zip(operation.operands, operands, values, strict=True):
             if operand.floating and value is not None:
                 _add(grads, _key(term), value)
@@ -250,7 +251,7 @@ def _operand_gradients(
     operands: Sequence[Tensor],
     results: Sequence[Tensor],
     grads: Sequence[Product],
-    lines: Lines,
+    context: ProofContext,
 ) -> Sequence[Product]:
     if any(isinstance(g, _Unknown) for g in grads):
         return [NO_GRADIENT] * len(operands)
@@ -261,23 +262,23 @@ def _operand_gradients(
         return [NO_GRADIENT] * len(operands)
     whole = [g if isinstance(g, Tensor) else zeros(t.shape, t.dtype) for g, t in zip(grads, results, strict=True)]
     given = {a.name: a.default for a in operator.line.attributes if a.default is not None}
-    known = {**given, **{name: _value(value, lines) for name, value in attributes.items()}}
+    known = {**given, **{name: _value(value, context) for name, value in attributes.items()}}
     floating, values, made = (
-        tuple(_Symbolic(lines, t) for t in of)
+        tuple(_Symbolic(context, t) for t in of)
         for of in ([g for g, t in zip(whole, results, strict=True) if t.floating], operands, results)
     )
     found = operator.gradient(_Application(floating, values, made, known))
     return [f.tensor if isinstance(f, _Symbolic) else None for f in found]
 
 
-def _value(attribute: Attribute, lines: Lines) -> AttrValue:
+def _value(attribute: Attribute, context: ProofContext) -> AttrValue:
     match attribute:
         case Poly():
-            return Sized.at(attribute, lines.sample)
+            return Sized.at(attribute, context.sample)
         case tuple():
-            return tuple(Sized.at(p, lines.sample) for p in attribute)
+            return tuple(Sized.at(p, context.sample) for p in attribute)
         case Parameter(name):
-            given = lines.given[name]
+            given = context.given[name]
             if isinstance(given, str):
                 return given
             made = _Number(given)

@@ -22,12 +22,14 @@ from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
 from unity_ir.rules.pattern import Attribute
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
+from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.dims import given_number
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import Constraint, Mono, Read, box, summed
-from unity_ir.rules.proof.lines import Line, Lines
+from unity_ir.rules.proof.lines import line_results
 from unity_ir.rules.proof.samples import sample
 from unity_ir.rules.proof.solver import Facts
+from unity_ir.rules.proof.symbolic_line import SymbolicLine
 from unity_ir.rules.proof.tensors import Position, Tensor, Undivided, named
 from unity_ir.rules.proof.verdict import Proof
 from unity_ir.tdl.analysis import Analysis
@@ -93,7 +95,7 @@ class _Symbolic:
     """An operator whose index variables have symbols for extents; `divided` is degree * piece."""
 
     spelled: Spelled
-    lines: Lines
+    context: ProofContext
     extents: dict[str, Poly]
     shapes: dict[str, tuple[Poly, ...]]
     attributes: dict[str, Attribute]
@@ -146,7 +148,7 @@ def _symbolic(operator: Operator, divided: str | None = None) -> _Symbolic:
     attributes = _attributes(operator, spelled, values, extents, numbers)
     assumed: list[Constraint] = []
     # Of addends, each is cast by itself: how that rounds is policy, not part of what divides the operator.
-    lines = Lines(numbers, rounds=False)
+    context = ProofContext(numbers, rounds=False)
     found: dict[str, tuple[Poly, ...]] = {}
     for result in spelled.bound.results:
         for access in accesses(result.expr):
@@ -162,7 +164,7 @@ def _symbolic(operator: Operator, divided: str | None = None) -> _Symbolic:
                 a if isinstance(i, Var) is False and "." not in str(a) else b
                 for a, b, i in zip(have, dims, access.indices, strict=True)
             )
-    return _Symbolic(spelled, lines, extents, found, attributes, assumed)
+    return _Symbolic(spelled, context, extents, found, attributes, assumed)
 
 
 def _is_fixed(spelled: Spelled, name: str) -> bool:
@@ -239,9 +241,9 @@ def _size(
 
 
 def _facts(it: _Symbolic, *more: Constraint) -> Facts:
-    positive = [Constraint(symbol(s) - 1) for s in it.lines.sample if not s.startswith("padding") and "#" not in s]
-    padding = [Constraint(symbol(s)) for s in it.lines.sample if s.startswith("padding")]
-    return Facts([*positive, *padding, *it.lines.assumed, *it.assumed, *more])
+    positive = [Constraint(symbol(s) - 1) for s in it.context.sample if not s.startswith("padding") and "#" not in s]
+    padding = [Constraint(symbol(s)) for s in it.context.sample if s.startswith("padding")]
+    return Facts([*positive, *padding, *it.context.assumed, *it.assumed, *more])
 
 
 def _reads(operator: Operator, variable: str) -> None:
@@ -306,13 +308,12 @@ def _sums(operator: Operator, variable: str) -> None:
     splits: dict[Poly, Poly] = {}
     for _ in range(4):
         it = _symbolic(operator, variable)
-        it.lines.splits = splits
+        it.context.splits = splits
         operands = [named(p.name, it.shapes[p.name]) for p in it.spelled.bound.operands]
-        whole = Line(it.lines, operator, it.spelled, operands, it.attributes)
-        part = Line(it.lines, operator, it.spelled, operands, it.attributes)
-        part.divided[variable] = (symbol(TASK), symbol(PIECE))
+        line = SymbolicLine(it.context, operator, it.spelled, operands, it.attributes)
+        whole, part = line_results(line), line_results(line, {variable: (symbol(TASK), symbol(PIECE))})
         try:
-            for result, a, b in zip(it.spelled.bound.results, whole.results(), part.results(), strict=True):
+            for result, a, b in zip(it.spelled.bound.results, whole, part, strict=True):
                 if not _mentions(result, variable):
                     _equal_sum(it, a, b, symbol(DEGREE))
             return
@@ -326,8 +327,8 @@ def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -
     splits: dict[Poly, Poly] = {}
     for _ in range(4):
         it = _symbolic(operator)
-        it.lines.splits = splits
-        it.lines.sample[DEGREE] = 2
+        it.context.splits = splits
+        it.context.sample[DEGREE] = 2
 
         def total(name: str, it: _Symbolic = it) -> Tensor:
             return Tensor(
@@ -340,13 +341,9 @@ def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -
         names = [p.name for p in it.spelled.bound.operands]
         plain = {n: named(n, it.shapes[n]) for n in names if n not in carriers}
         sides = [
-            Line(
-                it.lines,
-                operator,
-                it.spelled,
-                [plain.get(n) or make(n) for n in names],
-                it.attributes,
-            ).results()
+            line_results(
+                SymbolicLine(it.context, operator, it.spelled, [plain.get(n) or make(n) for n in names], it.attributes)
+            )
             for make in (total, addend)
         ]
         try:
@@ -374,7 +371,7 @@ def _equal_sum(it: _Symbolic, whole: Tensor, part: Tensor, degree: Poly) -> None
     position: list[Poly] = []
     within: list[Constraint] = []
     for size in whole.shape:
-        at, _, inside = it.lines.index("i", size)
+        at, _, inside = it.context.index("i", size)
         position.append(at)
         within += inside
     left = whole.element(tuple(position))
@@ -385,7 +382,7 @@ def _equal_sum(it: _Symbolic, whole: Tensor, part: Tensor, degree: Poly) -> None
 
 
 def _finer(it: _Symbolic, need: Undivided, splits: Mapping[Poly, Poly]) -> dict[Poly, Poly]:
-    size = it.lines.sizes.get(need.position)
+    size = it.context.sizes.get(need.position)
     if size is None or size in splits:
         raise need
     return {**splits, size: need.by}

@@ -18,8 +18,8 @@ from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import Attribute, Operation, Substitution
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, symbol
 from unity_ir.rules.proof.cases import Case, cases, inputs_at, result_of, tensors
+from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.lines import Lines
 from unity_ir.rules.proof.sides import packs
 from unity_ir.rules.proof.tensors import Tensor
 from unity_ir.tdl.syntax import Access, Entry, Line, Pack, accesses
@@ -36,9 +36,9 @@ def check_places(rule: Substitution) -> None:
         return
     case = next(c for c in cases(rule) if all(rank == RANK for rank in c.ranks.values()))
     for side in (rule.source, rule.target):
-        lines = Lines(dict(case.sample), case.given)
+        context = ProofContext(dict(case.sample), case.given)
         inputs = inputs_at(rule, case.ranks, case.dtypes)
-        _, made = tensors(rule, side, inputs, lines, case.fixed)
+        _, made = tensors(rule, side, inputs, context, case.fixed)
         for operation in rule.operations(side):
             if operation.op in PARALLEL_OPERATORS:
                 continue
