@@ -22,7 +22,7 @@ from taso_axioms.taso import axioms
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import Attribute, Input, Operation, Parameter, Substitution, Term
+from unity_ir.rules.pattern import AttrExpr, AttrParameter, Input, Operation, Substitution, Term
 from unity_ir.rules.poly import Poly, number, symbol
 from unity_ir.rules.proof.cases import given_names, inputs_at, pack_ranks, spelled_at, tensors
 from unity_ir.rules.proof.context import ProofContext
@@ -212,7 +212,7 @@ def _attributes(
     operation: Operation, symbols: Mapping[str, Any], fixed: Mapping[str, Poly], given: Mapping[str, float | str]
 ) -> tuple[tuple[str, ...], list[Any]]:
     """An operation's attributes that are no integers, and those that are."""
-    values: dict[str, Attribute | AttrValue] = {}
+    values: dict[str, AttrExpr | AttrValue] = {}
     if operation.op not in PARALLEL_OPERATORS:
         line = find_operator(operation.op).line
         values = {a.name: a.default for a in line.attributes if a.default is not None}
@@ -226,9 +226,9 @@ def _attributes(
                 integers += [
                     _integer(p.substitute(fixed) if isinstance(p, Poly) else number(p), symbols) for p in value
                 ]
-            case Parameter(parameter) if parameter in symbols:
+            case AttrParameter(parameter) if parameter in symbols:
                 integers.append(symbols[parameter])
-            case Parameter(parameter):
+            case AttrParameter(parameter):
                 names.append(str(given[parameter]))
             case int():
                 integers.append(z3.IntVal(value))

@@ -84,7 +84,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class AffineTerm:
     """`sign * factor * variable` of an affine index; without a variable, `sign * factor`."""
 
     sign: int
@@ -96,7 +96,7 @@ class Term:
 class Affine:
     """A window as it is written: `stride.0*y + i - pad`; a variable may also be the name of an attribute."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[AffineTerm, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +370,8 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
     if isinstance(index, Segments):
         assert index.active is not None, "a segment is read through one of its variables"
         return reduce(add, (extents[n] for n in names[: index.active]), at(names[index.active]))
-    position: Any = at(names[0])
-    for name in names[1:]:
-        position = position * extents[name] + at(name)
-    return position
+    outermost: Any = at(names[0])
+    return reduce(lambda position, name: position * extents[name] + at(name), names[1:], outermost)
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:

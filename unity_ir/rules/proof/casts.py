@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from unity_ir.rules.proof.forms import Apply, Form, Mono
-from unity_ir.rules.proof.tensors import Position, Tensor
+from unity_ir.rules.proof.tensors import ElementPosition, TensorForm
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 _SIGNIFICANT = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
@@ -28,7 +28,7 @@ def holds_all(source: str, target: str) -> bool:
     return _SIGNIFICANT[source] <= _SIGNIFICANT[target] and _EXPONENT[source] <= _EXPONENT[target]
 
 
-def converted(of: Tensor, dtype: str, rounds: bool = True) -> Tensor:
+def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     """
     `of` cast to the element type `dtype`. A cast that may change a number is an uninterpreted function, so rounding,
     wrapping and truncation are never taken for the identity; without `rounds`, those to floating point are.
@@ -39,10 +39,10 @@ def converted(of: Tensor, dtype: str, rounds: bool = True) -> Tensor:
     if not rounds:
         steps = [dtype] if dtype in NOT_FLOATING and not holds_all(of.dtype, dtype) else []
 
-    def element(at: Position) -> Form:
+    def element(at: ElementPosition) -> Form:
         form = of.element(at)
         for step in steps:
             form = (Mono(Fraction(1), (), frozenset(), (Apply(f"as {step}", (form,)),)),)
         return form
 
-    return Tensor(of.shape, element, dtype, stored=of.stored or of.dtype != dtype)
+    return TensorForm(of.shape, element, dtype, stored=of.stored or of.dtype != dtype)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unity_ir.rules.pattern import Attribute
+from unity_ir.rules.pattern import AttrExpr
 from unity_ir.rules.poly import Poly, number
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.tdl.bind import Spelled
 from unity_ir.tdl.syntax import Affine, Entry, WrittenIndex, joined_extent
 
 
-def given_number(of: Entry | int, attributes: Mapping[str, Attribute]) -> Poly:
+def given_number(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
     """A number of a line: itself, or the value of an attribute. Raises `Undecided` where that is no number."""
     if isinstance(of, int):
         return number(of)
@@ -24,7 +24,7 @@ def given_number(of: Entry | int, attributes: Mapping[str, Attribute]) -> Poly:
 
 
 def dim_size(
-    index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, Attribute]
+    index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, AttrExpr]
 ) -> Poly:
     """
     The size of the dim of a result that `index` runs over, from the extents of index variables; that of a window from

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from unity_ir.rules.pattern import Parameter
+from unity_ir.rules.pattern import AttrParameter
 from unity_ir.rules.poly import ONE, ZERO, Poly, product, symbol
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.forms import (
     REAL,
     Apply,
-    Bound,
     Constraint,
     Extreme,
     Form,
     Mono,
+    Quantified,
     Read,
     apply,
     as_poly,
@@ -90,7 +90,7 @@ class ExpressionForms:
         match value:
             case Poly():
                 return of_poly(value)
-            case Parameter(parameter):
+            case AttrParameter(parameter):
                 return of_poly(symbol(REAL + parameter))
             case int() | float():
                 return constant(Fraction(value))
@@ -189,7 +189,7 @@ class ExpressionForms:
             body = times((Mono(Fraction(1), (), frozenset(), (order,)),), body)
         if expr.reducer == "sum" and not (self.line.context.exact and gather(expr) is None):
             return summed(body, tuple(binders), domain)
-        part = Bound(tuple(binders), frozenset(domain), body)
+        part = Quantified(tuple(binders), frozenset(domain), body)
         return (Mono(Fraction(1), (), frozenset(), (Extreme(expr.reducer, (part,)),)),)
 
 

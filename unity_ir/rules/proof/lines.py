@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Operator
-from unity_ir.rules.pattern import Attribute, Parameter
+from unity_ir.rules.pattern import AttrExpr, AttrParameter
 from unity_ir.rules.poly import ZERO, Poly, product
 from unity_ir.rules.proof.casts import converted
 from unity_ir.rules.proof.context import ProofContext
@@ -22,7 +22,7 @@ from unity_ir.rules.proof.expressions import ExpressionForms
 from unity_ir.rules.proof.forms import Constraint, Form, Mono, guarded, summed
 from unity_ir.rules.proof.normal import CONDITIONS
 from unity_ir.rules.proof.symbolic_line import SymbolicLine
-from unity_ir.rules.proof.tensors import PADDING, Position, Tensor, Undivided, padded, reshaped, unbroadcast
+from unity_ir.rules.proof.tensors import PADDING, ElementPosition, TensorForm, Undivided, padded, reshaped, unbroadcast
 from unity_ir.tdl import syntax
 from unity_ir.tdl.bind import spell
 from unity_ir.tdl.gather import gather
@@ -43,8 +43,8 @@ from unity_ir.tdl.syntax import Reduce as ReduceExpr
 
 
 def apply_operator(
-    context: ProofContext, name: str, operands: Sequence[Tensor], attributes: Mapping[str, Attribute]
-) -> list[Tensor]:
+    context: ProofContext, name: str, operands: Sequence[TensorForm], attributes: Mapping[str, AttrExpr]
+) -> list[TensorForm]:
     """
     The results of the operator called `name` on operands of symbolic shapes, as its line defines them.
 
@@ -56,8 +56,8 @@ def apply_operator(
 
 
 def _results(
-    context: ProofContext, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, Attribute]
-) -> list[Tensor]:
+    context: ProofContext, operator: Operator, operands: Sequence[TensorForm], attributes: Mapping[str, AttrExpr]
+) -> list[TensorForm]:
     name = operator.name
     if not isinstance(operator.tdl, str):
         return [_moved(context, name, operands[0], attributes)]
@@ -71,7 +71,7 @@ def _results(
     return line_results(SymbolicLine(context, operator, spelled, operands, attributes))
 
 
-def _moved(context: ProofContext, name: str, of: Tensor, attributes: Mapping[str, Attribute]) -> Tensor:
+def _moved(context: ProofContext, name: str, of: TensorForm, attributes: Mapping[str, AttrExpr]) -> TensorForm:
     """The result of an operator whose line is written from the sizes."""
     match name, attributes.get("shape"):
         case "pad", _:
@@ -85,19 +85,19 @@ def _moved(context: ProofContext, name: str, of: Tensor, attributes: Mapping[str
             raise Undecided(f"the line of {name} depends on the sizes")
 
 
-def _at_sample(context: ProofContext, value: Attribute) -> AttrValue:
+def _at_sample(context: ProofContext, value: AttrExpr) -> AttrValue:
     match value:
         case Poly():
             return value.at(context.sample)
         case tuple():
             return tuple(p.at(context.sample) for p in value)
-        case Parameter(name):
+        case AttrParameter(name):
             return context.given[name]
         case _:
             return value
 
 
-def line_results(line: SymbolicLine, divided: Mapping[str, tuple[Poly, Poly]] | None = None) -> list[Tensor]:
+def line_results(line: SymbolicLine, divided: Mapping[str, tuple[Poly, Poly]] | None = None) -> list[TensorForm]:
     """
     The results of a line, in its order. `divided` maps each reduced variable of which only one piece is summed to that
     piece's number and size; other variables run over their whole extent.
@@ -113,20 +113,20 @@ class _Results:
     line: SymbolicLine
     forms: ExpressionForms
 
-    def result(self, result: syntax.Result) -> Tensor:
+    def result(self, result: syntax.Result) -> TensorForm:
         """One result: its symbolic shape, its element at any position, and its element type."""
         shape = tuple(self.line.extent(i) for i in result.indices)
 
-        def element(at: Position) -> Form:
+        def element(at: ElementPosition) -> Form:
             return self._element(result, at)
 
         if isinstance(result.expr, Access) and result.dtype is not None:
             source = self.line.tensors[result.expr.tensor]
-            made = Tensor(shape, element, source.dtype, source.stored)
+            made = TensorForm(shape, element, source.dtype, source.stored)
             return converted(made, result.dtype, self.line.context.rounds and not source.gradient)
         dtype = result.dtype or self.line.dtype
         stored = dtype == "bool" or (dtype == self.line.dtype and self._selects(result.expr))
-        return Tensor(shape, element, dtype, stored)
+        return TensorForm(shape, element, dtype, stored)
 
     def _selects(self, expr: Expr) -> bool:
         """Whether every element is an element of an operand as it is stored, a negated one, or a small number."""
@@ -151,7 +151,7 @@ class _Results:
             case _:
                 return False
 
-    def _element(self, result: syntax.Result, at: Position) -> Form:
+    def _element(self, result: syntax.Result, at: ElementPosition) -> Form:
         """The element of a result at a position; where it is written through windows, the sum of what falls there."""
         where: dict[str, Poly] = {}
         guards: list[Constraint] = []

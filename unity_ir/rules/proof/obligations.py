@@ -13,14 +13,14 @@ Gradients are lines of their own, so their obligations are proved like all other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from time import perf_counter
 
 from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
-from unity_ir.rules.pattern import Attribute
+from unity_ir.rules.pattern import AttrExpr
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.dims import given_number
@@ -30,7 +30,7 @@ from unity_ir.rules.proof.lines import line_results
 from unity_ir.rules.proof.samples import sample
 from unity_ir.rules.proof.solver import Facts
 from unity_ir.rules.proof.symbolic_line import SymbolicLine
-from unity_ir.rules.proof.tensors import Position, Tensor, Undivided, named
+from unity_ir.rules.proof.tensors import ElementPosition, TensorForm, Undivided, named
 from unity_ir.rules.proof.verdict import Proof
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.bind import Spelled, spell
@@ -98,8 +98,7 @@ class _Symbolic:
     context: ProofContext
     extents: dict[str, Poly]
     shapes: dict[str, tuple[Poly, ...]]
-    attributes: dict[str, Attribute]
-    assumed: list[Constraint]
+    attributes: dict[str, AttrExpr]
 
 
 def _spelled(operator: Operator) -> tuple[Spelled, tuple[tuple[int, ...], ...], Mapping[str, AttrValue]]:
@@ -140,23 +139,21 @@ def _symbolic(operator: Operator, divided: str | None = None) -> _Symbolic:
         if divided is not None and classes[name] == classes[divided]:
             extents[name] = symbol(DEGREE) * symbol(PIECE)
             numbers |= {DEGREE: 2, PIECE: size // 2}
-        elif size == 1 or _is_fixed(spelled, name):
+        elif size == 1 or isinstance(spelled.sizes.get(name), int):
             extents[name] = number(size)
         else:
             extents[name] = symbol(classes[name])
             numbers[classes[name]] = size
-    attributes = _attributes(operator, spelled, values, extents, numbers)
-    assumed: list[Constraint] = []
+    attributes = _attributes(spelled, values, extents, numbers)
     # Of addends, each is cast by itself: how that rounds is policy, not part of what divides the operator.
     context = ProofContext(numbers, rounds=False)
+    shape_of = {p.name: s for p, s in zip(spelled.bound.operands, shapes, strict=True)}
     found: dict[str, tuple[Poly, ...]] = {}
     for result in spelled.bound.results:
         for access in accesses(result.expr):
             dims = tuple(
-                _size(i, f"{access.tensor}.{d}", extents, attributes, divided, numbers, concrete_size)
-                for d, (i, concrete_size) in enumerate(
-                    zip(access.indices, _shape_of(spelled, shapes, access.tensor), strict=True)
-                )
+                _size(i, f"{access.tensor}.{d}", extents, attributes, divided, numbers, size)
+                for d, (i, size) in enumerate(zip(access.indices, shape_of[access.tensor], strict=True))
             )
             have = found.setdefault(access.tensor, dims)
             # A dim that is read in two ways has the size that an index alone says.
@@ -164,28 +161,14 @@ def _symbolic(operator: Operator, divided: str | None = None) -> _Symbolic:
                 a if isinstance(i, Var) is False and "." not in str(a) else b
                 for a, b, i in zip(have, dims, access.indices, strict=True)
             )
-    return _Symbolic(spelled, context, extents, found, attributes, assumed)
-
-
-def _is_fixed(spelled: Spelled, name: str) -> bool:
-    """Whether a clause says the extent as a number."""
-    return isinstance(spelled.sizes.get(name), int)
-
-
-def _shape_of(spelled: Spelled, shapes: Sequence[tuple[int, ...]], tensor: str) -> tuple[int, ...]:
-    names = [p.name for p in spelled.bound.operands]
-    return shapes[names.index(tensor)]
+    return _Symbolic(spelled, context, extents, found, attributes)
 
 
 def _attributes(
-    operator: Operator,
-    spelled: Spelled,
-    values: Mapping[str, AttrValue],
-    extents: Mapping[str, Poly],
-    numbers: dict[str, int],
-) -> dict[str, Attribute]:
+    spelled: Spelled, values: Mapping[str, AttrValue], extents: Mapping[str, Poly], numbers: dict[str, int]
+) -> dict[str, AttrExpr]:
     """Attributes that give extents are those; those in windows are symbols; others are as in the sample."""
-    found: dict[str, Attribute] = {}
+    found: dict[str, AttrExpr] = {}
     sized: dict[tuple[str, int | None], Poly] = {}
     for variable, of in spelled.sizes.items():
         if isinstance(of, Entry):
@@ -204,7 +187,6 @@ def _attributes(
             found[name] = sized.get((name, None), number(value))
         else:
             found[name] = value
-    del operator
     return found
 
 
@@ -222,7 +204,7 @@ def _size(
     index: WrittenIndex,
     name: str,
     extents: Mapping[str, Poly],
-    attributes: Mapping[str, Attribute],
+    attributes: Mapping[str, AttrExpr],
     divided: str | None,
     numbers: dict[str, int],
     sample_size: int,
@@ -243,7 +225,7 @@ def _size(
 def _facts(it: _Symbolic, *more: Constraint) -> Facts:
     positive = [Constraint(symbol(s) - 1) for s in it.context.sample if not s.startswith("padding") and "#" not in s]
     padding = [Constraint(symbol(s)) for s in it.context.sample if s.startswith("padding")]
-    return Facts([*positive, *padding, *it.context.assumed, *it.assumed, *more])
+    return Facts([*positive, *padding, *it.context.assumed, *more])
 
 
 def _reads(operator: Operator, variable: str) -> None:
@@ -330,13 +312,13 @@ def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -
         it.context.splits = splits
         it.context.sample[DEGREE] = 2
 
-        def total(name: str, it: _Symbolic = it) -> Tensor:
-            return Tensor(
+        def total(name: str, it: _Symbolic = it) -> TensorForm:
+            return TensorForm(
                 it.shapes[name], lambda at: summed(_addend(name, symbol("s"), at), ("s",), box("s", symbol(DEGREE)))
             )
 
-        def addend(name: str, it: _Symbolic = it) -> Tensor:
-            return Tensor(it.shapes[name], lambda at: _addend(name, symbol(TASK), at))
+        def addend(name: str, it: _Symbolic = it) -> TensorForm:
+            return TensorForm(it.shapes[name], lambda at: _addend(name, symbol(TASK), at))
 
         names = [p.name for p in it.spelled.bound.operands]
         plain = {n: named(n, it.shapes[n]) for n in names if n not in carriers}
@@ -356,7 +338,7 @@ def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -
     raise Undecided("too many sizes have to be taken apart")
 
 
-def _addend(name: str, number_: Poly, at: Position) -> tuple[Mono, ...]:
+def _addend(name: str, number_: Poly, at: ElementPosition) -> tuple[Mono, ...]:
     return (Mono(Fraction(1), (), frozenset(), (Read(name, (number_, *at)),)),)
 
 
@@ -366,7 +348,7 @@ def _mentions(result: Result, variable: str) -> bool:
     )
 
 
-def _equal_sum(it: _Symbolic, whole: Tensor, part: Tensor, degree: Poly) -> None:
+def _equal_sum(it: _Symbolic, whole: TensorForm, part: TensorForm, degree: Poly) -> None:
     """`whole` is the sum of `part` over the tasks."""
     position: list[Poly] = []
     within: list[Constraint] = []

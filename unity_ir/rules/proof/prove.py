@@ -33,7 +33,7 @@ from unity_ir.rules.proof.places import check_places
 from unity_ir.rules.proof.refute import refute, refute_gradients
 from unity_ir.rules.proof.sides import ill_typed
 from unity_ir.rules.proof.solver import Answers, Facts
-from unity_ir.rules.proof.tensors import Tensor, Undivided, zeros
+from unity_ir.rules.proof.tensors import TensorForm, Undivided, zeros
 from unity_ir.rules.proof.verdict import Proof, Verdict
 
 NOT_DERIVATIVES = ("detach", "cast", "bce")
@@ -120,7 +120,7 @@ class _Values:
     case: Case
     exact: bool = False
 
-    def pairs(self, context: ProofContext) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, context: ProofContext) -> Iterator[tuple[TensorForm, TensorForm]]:
         """The tensors that have to be equal."""
         inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
         source, target = (
@@ -140,22 +140,22 @@ class _Gradients:
     case: Case
     exact: bool = False
 
-    def pairs(self, context: ProofContext) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, context: ProofContext) -> Iterator[tuple[TensorForm, TensorForm]]:
         """The gradients that have to be equal. One that the source does not have asks for nothing."""
         inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
         source, target = (
             products(self.rule, side, inputs, context, self.case)[0] for side in (self.rule.source, self.rule.target)
         )
 
-        def whole(name: str, of: Product) -> Tensor:
+        def whole(name: str, of: Product) -> TensorForm:
             if of is None:
                 return zeros(inputs[name].shape, inputs[name].dtype)
-            if not isinstance(of, Tensor):
+            if not isinstance(of, TensorForm):
                 raise Undecided(f"{name} has no gradient in the target")
             return of
 
         for name, of in source.items():
-            if of is None or isinstance(of, Tensor):
+            if of is None or isinstance(of, TensorForm):
                 yield whole(name, of), whole(name, target[name])
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
-from unity_ir.rules.pattern import Attribute, Parameter
+from unity_ir.rules.pattern import AttrExpr, AttrParameter
 from unity_ir.rules.poly import ZERO, Poly, number, product
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.dims import dim_size, given_number
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.forms import Constraint
-from unity_ir.rules.proof.tensors import Tensor, divided
+from unity_ir.rules.proof.tensors import TensorForm, divided
 from unity_ir.tdl import syntax
 from unity_ir.tdl.bind import Spelled
 from unity_ir.tdl.syntax import Affine, Composite, Entry, Var, WrittenIndex, accesses
@@ -31,8 +31,8 @@ class SymbolicLine:
         context: ProofContext,
         operator: Operator,
         spelled: Spelled,
-        operands: Sequence[Tensor],
-        attributes: Mapping[str, Attribute],
+        operands: Sequence[TensorForm],
+        attributes: Mapping[str, AttrExpr],
     ):
         self.context = context
         self.spelled = spelled
@@ -42,7 +42,7 @@ class SymbolicLine:
         """The element type of results for which the line names none."""
         self.tensors = {p.name: t for p, t in zip(spelled.bound.operands, operands, strict=True)}
         defaults = {a.name: a.default for a in operator.line.attributes if a.default is not None}
-        self.attributes: dict[str, Attribute] = {}
+        self.attributes: dict[str, AttrExpr] = {}
         for name, value in {**defaults, **attributes}.items():
             self.attributes[name] = _as_attribute(value)
         self.extents = self._extents()
@@ -135,7 +135,7 @@ def _of_any_type(line: syntax.Line, bound: syntax.Bound) -> list[bool]:
     return [anything.get(p.name, variadic is not None and variadic.kind == "any") for p in bound.operands]
 
 
-def _as_attribute(value: object) -> Attribute:
+def _as_attribute(value: object) -> AttrExpr:
     match value:
         case bool():
             raise Undecided("an attribute is a truth value")
@@ -143,7 +143,7 @@ def _as_attribute(value: object) -> Attribute:
             return number(value)
         case tuple():
             return tuple(number(v) if isinstance(v, int) else v for v in value)  # pyright: ignore
-        case Poly() | Parameter() | float() | str():
+        case Poly() | AttrParameter() | float() | str():
             return value
         case _:
             raise Undecided(f"{value!r} is no attribute")

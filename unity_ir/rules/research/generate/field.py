@@ -78,7 +78,7 @@ def inverse(x: Batch) -> Batch:
     return out
 
 
-class Line:
+class ResidueLine:
     """A bound line, to be evaluated many times. Raises `UnityError` for functions that TDL cannot say."""
 
     def __init__(self, bound: Bound):
