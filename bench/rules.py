@@ -42,13 +42,13 @@ def match(name: str) -> dict[str, object]:
     """Seconds to index a model and find all matches in it, in this process."""
     from unity_ir.models import build
     from unity_ir.rules.library import families, family
-    from unity_ir.rules.match import Index, matches
+    from unity_ir.rules.match import OpIndex, matches
 
     rules = [(rule, DEGREES if f == "parallel" else {}) for f in families() for rule in family(f)]
     graph = build(name)
     found: dict[str, int] = {}
     start = time.perf_counter()
-    index = Index(graph)
+    index = OpIndex(graph)
     for rule, given in rules:
         if number := sum(1 for _ in matches(rule, index, given)):
             found[rule.name] = number

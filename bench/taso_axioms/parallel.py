@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from taso_axioms.taso import Axiom, add, cat, matmul, max_pool, mul, relu, turn
 from taso_axioms.terms import combine, op, partition, reduce, replicate, results, rule, tensor
-from unity_ir.rules.pattern import Result, Term
+from unity_ir.rules.pattern import ResultOf, Term
 
 
 def statements() -> tuple[Axiom, ...]:
@@ -23,12 +23,12 @@ def statements() -> tuple[Axiom, ...]:
     )
 
 
-def pad(x: Term, by: str = "d") -> Result:
+def pad(x: Term, by: str = "d") -> ResultOf:
     """As one addend of `by`, the others zero."""
     return op("zero_pad", x, by=by)
 
 
-def pick(x: Term, by: str = "d") -> Result:
+def pick(x: Term, by: str = "d") -> ResultOf:
     """One of the copies."""
     return op("pick", x, by=by)
 
@@ -145,7 +145,7 @@ def _matmul() -> Iterator[Axiom]:
     yield Axiom("C8", "Megatron's perceptron", rule("perceptron", divided, matmul(relu(matmul(x, v)), w)))
 
 
-def conv(x: Term, w: Term, **attributes: str) -> Result:
+def conv(x: Term, w: Term, **attributes: str) -> ResultOf:
     given = {"stride": "s t", "padding": "f-1 g-1", "dilation": "1 1", **attributes}
     return op("conv2d", x, w, **given)
 
@@ -177,7 +177,7 @@ def _convolution() -> Iterator[Axiom]:
     yield Axiom("D6", "conv1x1(Part_h x, Repl w) = Part_h conv1x1(x, w)", rule("conv-points-rows", *both))
     x = tensor("x", "d*n e*c h l")
 
-    def divided(y: Term) -> Result:
+    def divided(y: Term) -> ResultOf:
         return partition(partition(y, 0), 1, "e")
 
     yield Axiom("D7", "pool(Part_n,c x) = Part_n,c pool(x)", rule("pool", max_pool(divided(x)), divided(max_pool(x))))
@@ -196,7 +196,7 @@ def _shape() -> Iterator[Axiom]:
     both = cat(1, reduce(p), reduce(q)), reduce(cat(1, p, q))
     yield Axiom("E3", "cat(Reduce p, Reduce q) = Reduce cat(p, q)", rule("concat-reduce", *both))
 
-    def parts(of: Term) -> tuple[Result, ...]:
+    def parts(of: Term) -> tuple[ResultOf, ...]:
         return results("split", 2, of, dim=1, sizes="m l")
 
     x, p = tensor("x", "d*n m+l"), addends("p", "n m+l")
@@ -209,7 +209,7 @@ def _shape() -> Iterator[Axiom]:
     yield Axiom("E6", "(Part_0 x)^T = Part_1 x^T", rule("transpose-partition", *both))
     yield Axiom("E7", "(Reduce p)^T = Reduce p^T", rule("transpose-reduce", turn(reduce(p)), reduce(turn(p))))
 
-    def rows(of: Term, size: str) -> Result:
+    def rows(of: Term, size: str) -> ResultOf:
         return op("reshape", of, shape=size)
 
     x = tensor("x", "d*n m l")
@@ -224,7 +224,7 @@ def _axes() -> Iterator[Axiom]:
     """Operators along one dim."""
     x, y = tensor("x", "d*n m"), tensor("x", "n d*m")
 
-    def softmax(of: Term) -> Result:
+    def softmax(of: Term) -> ResultOf:
         return op("softmax", of)
 
     both = softmax(partition(x, 0)), partition(softmax(x), 0)
@@ -243,7 +243,7 @@ def _axes() -> Iterator[Axiom]:
     statement = "Reduce(batch_stats(Part_n x)) = batch_stats(x)"
     yield Axiom("F2 sum", statement, rule("batch-stats-sum", *summed), note="added: statistics of the whole batch")
 
-    def total(of: Term, kind: str = "sum") -> Result:
+    def total(of: Term, kind: str = "sum") -> ResultOf:
         return op(f"reduce_{kind}", of, dim=1)
 
     yield Axiom("F3", "Reduce(sum_a(Part_a x)) = sum_a x", rule("sum-along", reduce(total(partition(y, 1))), total(y)))
@@ -255,7 +255,7 @@ def _axes() -> Iterator[Axiom]:
 
 
 def _embedding() -> Iterator[Axiom]:
-    def rows(ids: Term, table: Term) -> Result:
+    def rows(ids: Term, table: Term) -> ResultOf:
         return op("embedding", ids, table)
 
     ids, table = tensor("i", "d*n a..", integer=True), tensor("t", "v e")
@@ -273,10 +273,10 @@ def _embedding() -> Iterator[Axiom]:
 def _attention() -> Iterator[Axiom]:
     """Of heads h over x [b, s, k]: projections, attention, and the projection back."""
 
-    def heads(x: Term, w: Term, count: str) -> Result:
+    def heads(x: Term, w: Term, count: str) -> ResultOf:
         return op("split_heads", matmul(x, w), heads=count)
 
-    def attention(x: Term, weights: Sequence[Term], back: Term, count: str) -> Result:
+    def attention(x: Term, weights: Sequence[Term], back: Term, count: str) -> ResultOf:
         queries, keys, values = (heads(x, w, count) for w in weights)
         return matmul(op("merge_heads", op("attention", queries, keys, values, scale="$scale")), back)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from taso_axioms.terms import op, results, rule, tensor
-from unity_ir.rules.pattern import Result, Substitution, Term
+from unity_ir.rules.pattern import ResultOf, Substitution, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,57 +29,57 @@ class Axiom:
 # --- operators -------------------------------------------------------------------------------------------------------
 
 
-def add(x: Term, y: Term) -> Result:
+def add(x: Term, y: Term) -> ResultOf:
     return op("add", x, y)
 
 
-def mul(x: Term, y: Term) -> Result:
+def mul(x: Term, y: Term) -> ResultOf:
     return op("mul", x, y)
 
 
-def matmul(x: Term, y: Term) -> Result:
+def matmul(x: Term, y: Term) -> ResultOf:
     return op("matmul", x, y)
 
 
-def relu(x: Term) -> Result:
+def relu(x: Term) -> ResultOf:
     return op("relu", x)
 
 
-def turn(x: Term) -> Result:
+def turn(x: Term) -> ResultOf:
     """The transpose of a matrix."""
     return op("transpose", x, perm="1 0")
 
 
-def cat(dim: int | str, *x: Term) -> Result:
+def cat(dim: int | str, *x: Term) -> ResultOf:
     return op("concat", *x, dim=dim)
 
 
-def conv(x: Term, w: Term, groups: str = "1", stride: str = "s t", padding: str = "f-1 g-1") -> Result:
+def conv(x: Term, w: Term, groups: str = "1", stride: str = "s t", padding: str = "f-1 g-1") -> ResultOf:
     return op("conv2d", x, w, stride=stride, padding=padding, dilation="d e", groups=groups)
 
 
-def max_pool(x: Term) -> Result:
+def max_pool(x: Term) -> ResultOf:
     return op("max_pool2d", x, kernel="i j", stride="s t", padding="f-1 g-1", dilation="d e")
 
 
-def avg_pool(x: Term, kernel: str = "i j", stride: str = "s t", padding: str = "f-1 g-1") -> Result:
+def avg_pool(x: Term, kernel: str = "i j", stride: str = "s t", padding: str = "f-1 g-1") -> ResultOf:
     return op("avg_pool2d", x, kernel=kernel, stride=stride, padding=padding)
 
 
 # --- constants -------------------------------------------------------------------------------------------------------
 
 
-def ones(like: Term) -> Result:
+def ones(like: Term) -> ResultOf:
     """1 everywhere: exp(0 x)."""
     return op("exp", op("scale", like, by=0.0))
 
 
-def channels(x: Term) -> Result:
+def channels(x: Term) -> ResultOf:
     """Ones, as many as an image [n, c, h, w] has channels."""
     return ones(op("reduce_sum", op("reduce_sum", x, dim=2, count=2), dim=0))
 
 
-def identity(ones: Term, size: str) -> Result:
+def identity(ones: Term, size: str) -> ResultOf:
     """
     The identity matrix over ones [size]: row j has a 1 at j.
 
@@ -92,17 +92,17 @@ def identity(ones: Term, size: str) -> Result:
     return op("cast", op("one_hot", row, classes=size), to="f64")
 
 
-def enlarge(w: Term) -> Result:
+def enlarge(w: Term) -> ResultOf:
     """A kernel [o, c, i, j] in the middle of one of [o, c, 2a + i, 2b + j], zero around it."""
     return op("pad", op("pad", w, dim=2, before="a", after="a"), dim=3, before="b", after="b")
 
 
-def pool_kernel(ones: Term, sizes: str = "i j") -> Result:
+def pool_kernel(ones: Term, sizes: str = "i j") -> ResultOf:
     """The depthwise kernel [c, 1, i, j] of a mean, over ones [c]."""
     return op("reduce_mean_grad", op("expand", ones, dim=1, sizes="1", degrees="1"), dim=2, sizes=sizes, degrees="1 1")
 
 
-def identity_kernel(x: Term, size: str = "c") -> Result:
+def identity_kernel(x: Term, size: str = "c") -> ResultOf:
     """The kernel [c, c, 2a + 1, 2b + 1] that leaves an image [n, c, h, w] as it is."""
     one = op("expand", identity(channels(x), size), dim=2, sizes="1 1", degrees="1 1")
     return enlarge(one)

@@ -10,7 +10,17 @@ from typing import TypeAlias
 
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import Attribute, Condition, Input, Operation, Pack, Parameter, Result, Substitution, Term
+from unity_ir.rules.pattern import (
+    AttrExpr,
+    AttrParameter,
+    Condition,
+    DimPack,
+    Input,
+    Operation,
+    ResultOf,
+    Substitution,
+    Term,
+)
 from unity_ir.rules.poly import number, parse
 
 Given: TypeAlias = str | int | float
@@ -21,26 +31,26 @@ def tensor(
     name: str, shape: str = "", degrees: str = "", sum: str = "1", copy: str = "1", integer: bool = False
 ) -> Input:
     """An input: `tensor("x", "a.. d*n k", degrees="1 d 1")`."""
-    sizes = tuple(Pack(s[:-2]) if s.endswith("..") else parse(s) for s in shape.split())
+    sizes = tuple(DimPack(s[:-2]) if s.endswith("..") else parse(s) for s in shape.split())
     return Input(name, sizes, tuple(map(parse, degrees.split())), parse(sum), parse(copy), integer)
 
 
-def op(name: str, /, *operands: Term, **attributes: Given) -> Result:
+def op(name: str, /, *operands: Term, **attributes: Given) -> ResultOf:
     """An operator's first result on terms."""
     return results(name, 1, *operands, **attributes)[0]
 
 
-def results(name: str, count: int, /, *operands: Term, **attributes: Given) -> tuple[Result, ...]:
+def results(name: str, count: int, /, *operands: Term, **attributes: Given) -> tuple[ResultOf, ...]:
     """As many results of an operator on terms."""
     kinds = {} if name in PARALLEL_OPERATORS else {a.name: a.kind for a in find_operator(name).line.attributes}
     given = tuple(sorted((a, _attribute(kinds.get(a, "int"), v)) for a, v in attributes.items()))
     operation = Operation(name, operands, given)
-    return tuple(Result(operation, i) for i in range(count))
+    return tuple(ResultOf(operation, i) for i in range(count))
 
 
-def _attribute(kind: str, value: Given) -> Attribute:
+def _attribute(kind: str, value: Given) -> AttrExpr:
     if isinstance(value, str) and value.startswith("$"):
-        return Parameter(value[1:])
+        return AttrParameter(value[1:])
     match kind:
         case "ints":
             return tuple(map(parse, str(value).split()))
@@ -67,21 +77,21 @@ def rule(name: str, source: Term | tuple[Term, ...], target: Term | tuple[Term, 
     return Substitution(name, tuple(inputs.values()), left, right, tuple(Condition(parse(w)) for w in where))
 
 
-def partition(x: Term, dim: Given, by: Given = "d") -> Result:
+def partition(x: Term, dim: Given, by: Given = "d") -> ResultOf:
     """Divided along a dim."""
     return op("partition", x, dim=dim, by=by)
 
 
-def combine(x: Term, dim: Given, by: Given = "d") -> Result:
+def combine(x: Term, dim: Given, by: Given = "d") -> ResultOf:
     """Divided less along a dim."""
     return op("combine", x, dim=dim, by=by)
 
 
-def replicate(x: Term, by: Given = "d") -> Result:
+def replicate(x: Term, by: Given = "d") -> ResultOf:
     """In copies."""
     return op("replicate", x, by=by)
 
 
-def reduce(x: Term, by: Given = "d") -> Result:
+def reduce(x: Term, by: Given = "d") -> ResultOf:
     """The addends added up."""
     return op("reduce", x, by=by)

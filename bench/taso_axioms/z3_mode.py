@@ -22,11 +22,11 @@ from taso_axioms.taso import axioms
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import Attribute, Input, Operation, Parameter, Substitution, Term
+from unity_ir.rules.pattern import AttrExpr, AttrParameter, Input, Operation, Substitution, Term
 from unity_ir.rules.poly import Poly, number, symbol
 from unity_ir.rules.proof.cases import given_names, inputs_at, pack_ranks, spelled_at, tensors
+from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.lines import Lines
 from unity_ir.rules.proof.sides import packs
 from unity_ir.rules.proof.verdict import Proof
 from unity_ir.tdl.syntax import AttrValue
@@ -144,10 +144,12 @@ def _instance(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, 
     """A rule in Z3's words; `free` if its inputs and sizes are to be quantified."""
     kind = z3.FreshConst if free else None
     sample, _ = spelled_at(rule, ranks, given)
-    lines = Lines(dict(sample), given)
+    context = ProofContext(dict(sample), given)
     fixed = {f"#{p}": number(rank) for p, rank in ranks.items()}
     known = inputs_at(rule, ranks)
-    names = [s for s in lines.sample if not s.startswith("#")] + [p for p, v in given.items() if not isinstance(v, str)]
+    names = [s for s in context.sample if not s.startswith("#")] + [
+        p for p, v in given.items() if not isinstance(v, str)
+    ]
     symbols = {s: kind(z3.IntSort(), s) if kind else z3.Int(s) for s in names}
     inputs = {
         i.name: kind(_tensor_sort(), i.name) if kind else z3.Const(f"{i.name}'", _tensor_sort()) for i in rule.inputs
@@ -156,7 +158,7 @@ def _instance(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, 
     halves: list[list[Any]] = []
     sides = _Side(), _Side()
     for terms, into in zip((rule.source, rule.target), sides, strict=True):
-        _, made = tensors(rule, terms, known, lines, fixed)
+        _, made = tensors(rule, terms, known, context, fixed)
         shapes = {n: t.shape for n, t in known.items()}
         halves.append(_terms(rule, terms, into, inputs, shapes, made, symbols, attributes, given))
     where = tuple((inputs[n], t.shape) for n, t in known.items())
@@ -210,7 +212,7 @@ def _attributes(
     operation: Operation, symbols: Mapping[str, Any], fixed: Mapping[str, Poly], given: Mapping[str, float | str]
 ) -> tuple[tuple[str, ...], list[Any]]:
     """An operation's attributes that are no integers, and those that are."""
-    values: dict[str, Attribute | AttrValue] = {}
+    values: dict[str, AttrExpr | AttrValue] = {}
     if operation.op not in PARALLEL_OPERATORS:
         line = find_operator(operation.op).line
         values = {a.name: a.default for a in line.attributes if a.default is not None}
@@ -224,9 +226,9 @@ def _attributes(
                 integers += [
                     _integer(p.substitute(fixed) if isinstance(p, Poly) else number(p), symbols) for p in value
                 ]
-            case Parameter(parameter) if parameter in symbols:
+            case AttrParameter(parameter) if parameter in symbols:
                 integers.append(symbols[parameter])
-            case Parameter(parameter):
+            case AttrParameter(parameter):
                 names.append(str(given[parameter]))
             case int():
                 integers.append(z3.IntVal(value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unity_ir.rules.pattern import Input, Pack, Substitution, Term
+from unity_ir.rules.pattern import DimPack, Input, Substitution, Term
 
 
 def text(rule: Substitution) -> str:
@@ -22,4 +22,4 @@ def term_text(term: Term) -> str:
 
 def shapes(rule: Substitution) -> dict[str, list[str]]:
     """The shape of every input: sizes as text, packs with two dots."""
-    return {i.name: [f"{s.name}.." if isinstance(s, Pack) else str(s) for s in i.shape] for i in rule.inputs}
+    return {i.name: [f"{s.name}.." if isinstance(s, DimPack) else str(s) for s in i.shape] for i in rule.inputs}

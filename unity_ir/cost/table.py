@@ -23,7 +23,7 @@ from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Node, Value
 from unity_ir.pcg.sharding import prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.tdl.counts import Term, terms
+from unity_ir.tdl.counts import FlopsTerm, terms
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -285,7 +285,7 @@ def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
     )
 
 
-def _terms(found: Sequence[Term], names: Mapping[str, int]) -> tuple[_Term, ...]:
+def _terms(found: Sequence[FlopsTerm], names: Mapping[str, int]) -> tuple[_Term, ...]:
     """The terms by number of extent, each with what makes it the same as one before."""
     before: dict[object, list[tuple[str, ...]]] = {}
     out: list[_Term] = []

@@ -55,7 +55,7 @@ ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LocalTensorType:
     """
     What a piece is: its own shape, the whole tensor's, the element type, the role of every mesh axis, and, as in types,
     its halo.
@@ -83,13 +83,13 @@ class Piece:
 
 
 @irdl_attr_definition
-class PieceType(Data[Piece], TypeAttribute):
+class PieceType(Data[LocalTensorType], TypeAttribute):
     """`!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>`."""
 
     name = "spmd.piece"
 
     @classmethod
-    def parse_parameter(cls, parser: AttrParser) -> Piece:
+    def parse_parameter(cls, parser: AttrParser) -> LocalTensorType:
         def number() -> int:
             return parser.parse_integer(allow_boolean=False, allow_negative=False)
 
@@ -136,7 +136,7 @@ class PieceType(Data[Piece], TypeAttribute):
         halo, halo_sum = (tuple(b) if any(map(any, b)) else () for b in borders.values())
         if halo and halo_sum:
             parser.raise_error("spmd.piece: a halo holds copies or addends, not both", position)
-        return Piece(tuple(local), tuple(shape), dtype, tuple(layout), halo, halo_sum)
+        return LocalTensorType(tuple(local), tuple(shape), dtype, tuple(layout), halo, halo_sum)
 
     def print_parameter(self, printer: Printer) -> None:
         printer.print_string(str(self.data))
@@ -182,7 +182,7 @@ class ProgramOp(IRDLOperation):
             made.update(op.results)
 
 
-def _check_piece(piece: Piece, mesh: tuple[int, ...], where: str) -> None:
+def _check_piece(piece: LocalTensorType, mesh: tuple[int, ...], where: str) -> None:
     if len(piece.layout) != len(mesh):
         raise VerifyException(f"{where}: {piece} has {len(piece.layout)} roles, but the mesh has {len(mesh)} axes")
     for axis, coordinate in pins(piece.layout):
@@ -270,7 +270,7 @@ class BetweenRanks(IRDLOperation):
         return tuple(int(a) for a in self.axes.get_values())
 
     @property
-    def pieces(self) -> tuple[Piece, Piece]:
+    def pieces(self) -> tuple[LocalTensorType, LocalTensorType]:
         """The pieces of its operand and of its result."""
         assert isinstance(self.operand.type, PieceType)
         assert isinstance(self.result.type, PieceType)

@@ -39,7 +39,7 @@ Phase = tuple[Crossing, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class CollectiveSchedule:
     """An algorithm's phases, one after the other, and its messages one after the other along each level."""
 
     algorithm: str
@@ -72,34 +72,34 @@ def _ring_hops(spans: Sequence[Span], times: float = 1) -> tuple[tuple[int, floa
     return tuple((level, times * prod(n for _, n in spans[:i]) * (size - 1)) for i, (level, size) in enumerate(spans))
 
 
-def _ring(spans: Sequence[Span], edge: float, times: float = 1) -> Schedule:
+def _ring(spans: Sequence[Span], edge: float, times: float = 1) -> CollectiveSchedule:
     """Send `edge` bytes over each edge of the ring for every byte of a piece."""
     crossings: list[Crossing] = []
     for i, (level, n) in enumerate(spans):
         m = _inside(spans, i)
         each = edge if i == 0 else edge * (n - 1) / n
         crossings.append(_uniform(level, n, m, each / m, "rings"))
-    return Schedule("ring", (tuple(crossings),), _ring_hops(spans, times))
+    return CollectiveSchedule("ring", (tuple(crossings),), _ring_hops(spans, times))
 
 
 # --- trees: a chain in each member, a double binary tree over the outermost level (NCCL) ------------------------------
 
 
-def _double_tree(spans: Sequence[Span]) -> Schedule:
+def _double_tree(spans: Sequence[Span]) -> CollectiveSchedule:
     """Two trees, each for half of the bytes; members take turns in who of them is the head of their chain."""
     crossings: list[Crossing] = []
     for i, (level, n) in enumerate(spans):
         crossings.append(Crossing(level, 2.0 / _inside(spans, i), 2.0, 2.0 * (n - 1), "chain"))
-    return Schedule("tree", (tuple(crossings),), _tree_hops(spans, 2))
+    return CollectiveSchedule("tree", (tuple(crossings),), _tree_hops(spans, 2))
 
 
-def _rooted_tree(spans: Sequence[Span]) -> Schedule:
+def _rooted_tree(spans: Sequence[Span]) -> CollectiveSchedule:
     """One tree, whose vertices have up to two children."""
     crossings: list[Crossing] = []
     for i, (level, n) in enumerate(spans):
         sent = 2.0 if i == 0 and n > 3 else 1.0
         crossings.append(Crossing(level, sent, sent, n - 1.0, "neighbour"))
-    return Schedule("tree", (tuple(crossings),), _tree_hops(spans, 1))
+    return CollectiveSchedule("tree", (tuple(crossings),), _tree_hops(spans, 1))
 
 
 def _tree_hops(spans: Sequence[Span], times: float) -> tuple[tuple[int, float], ...]:
@@ -126,29 +126,29 @@ def _size(spans: Sequence[Span]) -> int:
     return prod(n for _, n in spans)
 
 
-def _all_gather(spans: Sequence[Span]) -> list[Schedule]:
+def _all_gather(spans: Sequence[Span]) -> list[CollectiveSchedule]:
     phases = tuple(_gather_phases(spans, 1.0))
-    return [_ring(spans, _size(spans) - 1), Schedule("hierarchical", phases, _level_hops(spans))]
+    return [_ring(spans, _size(spans) - 1), CollectiveSchedule("hierarchical", phases, _level_hops(spans))]
 
 
-def _reduce_scatter(spans: Sequence[Span]) -> list[Schedule]:
+def _reduce_scatter(spans: Sequence[Span]) -> list[CollectiveSchedule]:
     n = _size(spans)
     phases = tuple(reversed(_gather_phases(spans, 1 / n)))
-    return [_ring(spans, (n - 1) / n), Schedule("hierarchical", phases, _level_hops(spans))]
+    return [_ring(spans, (n - 1) / n), CollectiveSchedule("hierarchical", phases, _level_hops(spans))]
 
 
-def _all_reduce(spans: Sequence[Span]) -> list[Schedule]:
+def _all_reduce(spans: Sequence[Span]) -> list[CollectiveSchedule]:
     n = _size(spans)
     out = _gather_phases(spans, 1 / n)
     phases = (*reversed(out), *out)
     return [
         _ring(spans, 2 * (n - 1) / n, 2),
-        Schedule("hierarchical", phases, _level_hops(spans, 2)),
+        CollectiveSchedule("hierarchical", phases, _level_hops(spans, 2)),
         _double_tree(spans),
     ]
 
 
-def _all_to_all(spans: Sequence[Span]) -> list[Schedule]:
+def _all_to_all(spans: Sequence[Span]) -> list[CollectiveSchedule]:
     size = _size(spans)
     direct: list[Crossing] = []
     hops: list[tuple[int, float]] = []
@@ -159,25 +159,25 @@ def _all_to_all(spans: Sequence[Span]) -> list[Schedule]:
         hops.append((level, (n - 1) * m))
         phases.append((_uniform(level, n, m, (n - 1) / n, "spread"),))
     return [
-        Schedule("direct", (tuple(direct),), tuple(hops)),
-        Schedule("hierarchical", tuple(phases), _level_hops(spans)),
+        CollectiveSchedule("direct", (tuple(direct),), tuple(hops)),
+        CollectiveSchedule("hierarchical", tuple(phases), _level_hops(spans)),
     ]
 
 
 # --- neighbours, and one device of each group -------------------------------------------------------------------------
 
 
-def _halo(spans: Sequence[Span]) -> list[Schedule]:
+def _halo(spans: Sequence[Span]) -> list[CollectiveSchedule]:
     """Neighbours send at once; of a group that spans levels, some are neighbours across each."""
     crossings = tuple(Crossing(level, 1.0, 1.0, float(n), "neighbour") for level, n in spans)
-    return [Schedule("direct", (crossings,), ((spans[0][0], 1),))]
+    return [CollectiveSchedule("direct", (crossings,), ((spans[0][0], 1),))]
 
 
-def _broadcast(spans: Sequence[Span]) -> list[Schedule]:
+def _broadcast(spans: Sequence[Span]) -> list[CollectiveSchedule]:
     return [_ring(spans, 1.0), _rooted_tree(spans)]
 
 
-def _from_one(spans: Sequence[Span], bytes: float) -> list[Schedule]:
+def _from_one(spans: Sequence[Span], bytes: float) -> list[CollectiveSchedule]:
     """One device sends `bytes` to each other one, or receives them."""
     crossings: list[Crossing] = []
     hops: list[tuple[int, float]] = []
@@ -186,15 +186,15 @@ def _from_one(spans: Sequence[Span], bytes: float) -> list[Schedule]:
         sent = (n - 1) * m * bytes
         crossings.append(Crossing(level, sent, sent, sent, "spread", both=False))
         hops.append((level, (n - 1) * m))
-    return [Schedule("direct", (tuple(crossings),), tuple(hops))]
+    return [CollectiveSchedule("direct", (tuple(crossings),), tuple(hops))]
 
 
-def _send(spans: Sequence[Span]) -> list[Schedule]:
+def _send(spans: Sequence[Span]) -> list[CollectiveSchedule]:
     crossing = Crossing(spans[0][0], 1.0, 1.0, 1.0, "neighbour", both=False)
-    return [Schedule("direct", ((crossing,),), ((spans[0][0], 1),))]
+    return [CollectiveSchedule("direct", ((crossing,),), ((spans[0][0], 1),))]
 
 
-SCHEDULES: Mapping[str, Callable[[Sequence[Span]], list[Schedule]]] = {
+SCHEDULES: Mapping[str, Callable[[Sequence[Span]], list[CollectiveSchedule]]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,

@@ -16,7 +16,7 @@ Numbers: TypeAlias = float | npt.NDArray[np.int64] | Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class RooflineCurve:
     """
     launch + max(flops / (peak e(flops)), bytes / (bandwidth e'(bytes))) where e(s) = top * (s / (s + half)) ** power.
 
@@ -43,7 +43,7 @@ class Curve:
         )
 
 
-PARAMETERS = tuple(f.name for f in fields(Curve))
+PARAMETERS = tuple(f.name for f in fields(RooflineCurve))
 
 
 LARGEST = 1e30
@@ -57,7 +57,7 @@ def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
     return size / rate * relative**power
 
 
-def curves(where: str, tables: Any) -> dict[str, Curve]:
+def curves(where: str, tables: Any) -> dict[str, RooflineCurve]:
     """
     Curves by kind of kernel, as TOML has them: `[curves.contraction]` with a number for each parameter.
 
@@ -68,7 +68,7 @@ def curves(where: str, tables: Any) -> dict[str, Curve]:
     return {str(kind): _curve(where, kind, table) for kind, table in cast("dict[object, object]", tables).items()}
 
 
-def _curve(where: str, kind: object, table: object) -> Curve:
+def _curve(where: str, kind: object, table: object) -> RooflineCurve:
     if kind not in KINDS or not isinstance(table, dict):
         raise UnityError(f"machine: {where}: no curve can be for {kind!a}; kinds of kernels are {', '.join(KINDS)}")
     values: list[float] = []
@@ -85,4 +85,4 @@ def _curve(where: str, kind: object, table: object) -> Curve:
                 f"{'' if name.endswith('power') else ' above 0'}"
             )
         values.append(value)
-    return Curve(*values)
+    return RooflineCurve(*values)

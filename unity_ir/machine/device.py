@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from unity_ir.errors import UnityError
-from unity_ir.machine.curve import Curve, Floats, Numbers, curves
+from unity_ir.machine.curve import Floats, Numbers, RooflineCurve, curves
 from unity_ir.machine.profile import Profile, read_profile
 from unity_ir.machine.tuned import read_tuned
 
@@ -34,7 +34,7 @@ class Device:
     launch: float
     """Seconds a kernel costs at least."""
     efficiency: float = 0.7
-    curves: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
+    curves: Mapping[str, RooflineCurve] = field(default_factory=dict[str, RooflineCurve])
     """By kind of kernel (see `forms.kinds`), fitted from a profile."""
     profile: Profile | None = None
     """Measured seconds; they take precedence over estimates."""
@@ -79,7 +79,7 @@ def profiled(device: Device, ranks: int, path: str = "") -> Device:
     return replace(device, profile=profile, curves={**device.curves, **found})
 
 
-def _read(path: str, device: str, ranks: int) -> tuple[Profile, dict[str, Curve]]:
+def _read(path: str, device: str, ranks: int) -> tuple[Profile, dict[str, RooflineCurve]]:
     tuned = path.endswith(".json")
     profile = read_tuned(Path(path), device) if tuned else read_profile(path, device, ranks)
     fit = fit_path(Path(path), ranks)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity_ir.machine.curve import PARAMETERS, Curve, Floats
+from unity_ir.machine.curve import PARAMETERS, Floats, RooflineCurve
 
 FEWEST = 2 * len(PARAMETERS)
 """Samples for which a curve is worth fitting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Measurement:
     """A measured kernel, and the peak of the element type it computes in."""
 
     flops: float
@@ -27,7 +27,7 @@ class Sample:
 class Fit:
     """A curve and how far it is off the samples it was fitted to, as parts of what was measured."""
 
-    curve: Curve
+    curve: RooflineCurve
     samples: int
     median: float
     ninety: float
@@ -39,7 +39,7 @@ _HIGH = np.array([1e-2, 2.0, 1e15, 2.0, 4.0, 1e12, 2.0])
 _POSITIVE = np.array([True, True, True, False, True, True, False])
 
 
-def fit(samples: Sequence[Sample], bandwidth: float) -> Fit:
+def fit(samples: Sequence[Measurement], bandwidth: float) -> Fit:
     """The curve of least squares between the logarithms of measured and estimated seconds."""
     flops, bytes, peaks, measured = (
         np.array([getattr(s, name) for s in samples], dtype=np.float64)
@@ -69,9 +69,9 @@ def _free(values: Floats) -> Floats:
     return np.where(_POSITIVE, np.log(np.where(_POSITIVE, values, 1.0)), values)
 
 
-def _curve(free: Floats) -> Curve:
+def _curve(free: Floats) -> RooflineCurve:
     values = np.where(_POSITIVE, np.exp(np.clip(np.where(_POSITIVE, free, 0.0), -50, 50)), free)
-    return Curve(*np.clip(values, _LOW, _HIGH).tolist())
+    return RooflineCurve(*np.clip(values, _LOW, _HIGH).tolist())
 
 
 def _least_squares(residuals: Callable[[Floats], Floats], x: Floats, steps: int = 80) -> tuple[Floats, float]:
@@ -98,7 +98,7 @@ def _least_squares(residuals: Callable[[Floats], Floats], x: Floats, steps: int 
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FittedLine:
     """Seconds = latency + bytes / bandwidth, and how far that is off what was measured at most half the time."""
 
     latency: float
@@ -107,7 +107,7 @@ class Line:
     median: float
 
 
-def fit_line(points: Sequence[tuple[float, float]]) -> Line:
+def fit_line(points: Sequence[tuple[float, float]]) -> FittedLine:
     """The line of least squares between the logarithms of seconds, through (bytes, seconds)."""
     sizes, measured = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
 
@@ -117,4 +117,4 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     start = np.log(np.array([measured.min(), measured.max() / sizes.max()]))
     (latency, each), _ = _least_squares(residuals, start)
     errors = np.abs((np.exp(latency) + sizes * np.exp(each)) / measured - 1)
-    return Line(float(np.exp(latency)), float(np.exp(-each)), len(points), float(np.median(errors)))
+    return FittedLine(float(np.exp(latency)), float(np.exp(-each)), len(points), float(np.median(errors)))

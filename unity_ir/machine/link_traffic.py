@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
-from unity_ir.machine.collectives import Crossing, Phase, Schedule
+from unity_ir.machine.collectives import CollectiveSchedule, Crossing, Phase
 from unity_ir.machine.links import Level, Protocol, Wire
 
 Key = tuple[str, int]
@@ -131,7 +131,7 @@ def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase)
     return out
 
 
-def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: Schedule) -> float:
+def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: CollectiveSchedule) -> float:
     """Seconds of a message across level `i` in a group of `n`: there, and over the hubs on both sides."""
     own, *others = crossing_links(levels, i)
     tree = schedule.tree
@@ -147,7 +147,7 @@ def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: Schedu
 
 
 def line(
-    levels: Sequence[Level], sizes: Mapping[int, int], schedule: Schedule, protocol: Protocol
+    levels: Sequence[Level], sizes: Mapping[int, int], schedule: CollectiveSchedule, protocol: Protocol
 ) -> tuple[float, float]:
     """Seconds before the first byte, and per byte, of an algorithm with a protocol."""
     tree = schedule.tree

@@ -17,13 +17,13 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Value, leaf
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import (
-    Attribute,
+    AttrExpr,
+    AttrParameter,
     Bindings,
+    DimPack,
     Input,
     Operation,
-    Pack,
-    Parameter,
-    Result,
+    ResultOf,
     Substitution,
     Term,
     build,
@@ -51,7 +51,7 @@ def attribute_kinds(op: str) -> dict[str, str]:
 
 
 @lru_cache(maxsize=1024)
-def attribute_defaults(op: str) -> dict[str, Attribute]:
+def attribute_defaults(op: str) -> dict[str, AttrExpr]:
     """The defaults of an operator's attributes; those without one are not there."""
     if op in PARALLEL_OPERATORS:
         return {}
@@ -59,7 +59,7 @@ def attribute_defaults(op: str) -> dict[str, Attribute]:
     return {name: _as_attribute(value) for name, value in found.items() if value is not None}
 
 
-def _as_attribute(value: AttrValue) -> Attribute:
+def _as_attribute(value: AttrValue) -> AttrExpr:
     match value:
         case int():
             return number(value)
@@ -105,16 +105,16 @@ def _check_operation(operation: Operation) -> None:
         raise UnityError(f"{op} takes {least}{' or more' * variadic} operands, not {found}")
 
 
-def _fits(kind: str, value: Attribute) -> bool:
+def _fits(kind: str, value: AttrExpr) -> bool:
     match kind:
         case "int":
             return isinstance(value, Poly)
         case "ints":
             return isinstance(value, tuple)
         case "float":
-            return isinstance(value, float | Parameter) or (isinstance(value, Poly) and value.constant is not None)
+            return isinstance(value, float | AttrParameter) or (isinstance(value, Poly) and value.constant is not None)
         case _:
-            return isinstance(value, str | Parameter)
+            return isinstance(value, str | AttrParameter)
 
 
 def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
@@ -123,7 +123,7 @@ def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
         value.name: attribute_kinds(o.op)[name]
         for o in rule.operations(side)
         for name, value in o.attributes
-        if isinstance(value, Parameter)
+        if isinstance(value, AttrParameter)
     }
 
 
@@ -135,7 +135,7 @@ def _inputs(rule: Substitution, side: tuple[Term, ...]) -> set[str]:
 def _check_bound(rule: Substitution) -> None:
     if len(rule.source) != len(rule.target) or not rule.source:
         raise UnityError(f"the source yields {len(rule.source)} values, the target {len(rule.target)}; yield as many")
-    if not all(isinstance(t, Result) for t in rule.source):
+    if not all(isinstance(t, ResultOf) for t in rule.source):
         raise UnityError("the source yields an input, which nothing can match; yield results")
     for item in rule.inputs:
         if item.name not in _inputs(rule, rule.source):
@@ -143,7 +143,7 @@ def _check_bound(rule: Substitution) -> None:
     for name in parameters(rule, rule.target):
         if name not in parameters(rule, rule.source):
             raise UnityError(f"${name} is not in the source, so a match does not give it; write a value")
-    packs = {p.name for i in rule.inputs for p in i.shape if isinstance(p, Pack)}
+    packs = {p.name for i in rule.inputs for p in i.shape if isinstance(p, DimPack)}
     for s in sorted(rule.symbols):
         if s.startswith("#") and s[1:] not in packs:
             raise UnityError(f"{s} is the number of dims in {s[1:]}.., which no input has; add it to one")
@@ -195,7 +195,7 @@ def samples(rule: Substitution) -> Iterator[Bindings]:
     shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))
     degrees = _degrees(rule)
     sizes, others = sorted((symbols & shapes) - degrees), sorted(symbols - shapes - degrees)
-    packs = sorted({p.name for i in rule.inputs for p in i.shape if isinstance(p, Pack)})
+    packs = sorted({p.name for i in rule.inputs for p in i.shape if isinstance(p, DimPack)})
     named = {p: _PARAMETERS[kind] for p, kind in parameters(rule, rule.source).items() if kind in _PARAMETERS}
     for seed in range(TRIES):
         random = Random(seed)
@@ -224,7 +224,7 @@ def free(rule: Substitution) -> tuple[str, ...]:
 
     Given `matmul(x, w)` of x [a.., d*k] to be divided by d, returns `d`.
     """
-    known = {f"#{p.name}" for i in rule.inputs for p in i.shape if isinstance(p, Pack)}
+    known = {f"#{p.name}" for i in rule.inputs for p in i.shape if isinstance(p, DimPack)}
     equations = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy, *i.shape) if isinstance(p, Poly)]
     for o in rule.operations(rule.source):
         for _, value in o.attributes:

@@ -26,7 +26,7 @@ from unity_ir.rules.trust import check_trusted
 
 
 @dataclass(frozen=True, slots=True)
-class Application:
+class RuleApplication:
     """One rule application of a derivation: the rule's name, and the operator it was applied to."""
 
     rule: str
@@ -52,7 +52,7 @@ def parse_given(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found.items())
 
 
-Derivations = Mapping[str, Sequence[Application]]
+Derivations = Mapping[str, Sequence[RuleApplication]]
 """By function; those for every function under the empty name."""
 
 _LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with (?P<given>.+))?", re.ASCII)
@@ -60,7 +60,7 @@ _LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with
 
 def parse_derivations(text: str, where: str) -> Derivations:
     """The derivations a file holds. Raises `UnityError` naming the line that is none."""
-    found: dict[str, list[Application]] = {}
+    found: dict[str, list[RuleApplication]] = {}
     function = ""
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("//")[0].strip()
@@ -77,7 +77,7 @@ def parse_derivations(text: str, where: str) -> Derivations:
             given = parse_given(match["given"] or "")
         except UnityError as error:
             raise UnityError(f"{where}:{number}: {error}") from error
-        found.setdefault(function, []).append(Application(match["rule"], match["at"], given))
+        found.setdefault(function, []).append(RuleApplication(match["rule"], match["at"], given))
     return found
 
 
@@ -94,7 +94,7 @@ def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -
 
 
 def replay(
-    graph: Graph, steps: Iterable[Application], known: dict[str, Rule] | None = None, unproved: bool = False
+    graph: Graph, steps: Iterable[RuleApplication], known: dict[str, Rule] | None = None, unproved: bool = False
 ) -> Graph:
     """
     The graph after a derivation; `known` are rules beside which the library's are not looked for.

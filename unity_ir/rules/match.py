@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, topological
 from unity_ir.rules.check import attribute_defaults, free
-from unity_ir.rules.pattern import Attribute, Bindings, Input, Operation, Result, Substitution, Term, build
+from unity_ir.rules.pattern import AttrExpr, Bindings, Input, Operation, ResultOf, Substitution, Term, build
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.solve import solve
 from unity_ir.tdl.counts import flops
@@ -25,7 +25,7 @@ COMMUTATIVE = ("add", "mul", "maximum", "minimum")
 """Operators whose two operands a pattern finds in either order."""
 
 
-class Index:
+class OpIndex:
     """A graph's operators by name, and the users of its values. Made once for all rules."""
 
     def __init__(self, graph: Graph):
@@ -67,7 +67,7 @@ class Match:
     """A place where a rule applies."""
 
     rule: Substitution
-    index: Index
+    index: OpIndex
     at: Node
     """The operator that makes the first value to be replaced."""
     inputs: Mapping[str, Value]
@@ -125,7 +125,7 @@ class _Plan:
     def __init__(self, rule: Substitution):
         self.rule = rule
         self.operations = rule.operations(rule.source)
-        self.roots = [t for t in rule.source if isinstance(t, Result)]
+        self.roots = [t for t in rule.source if isinstance(t, ResultOf)]
         self.first = self.roots[0].operation
         self.attributes = {id(o): {**attribute_defaults(o.op), **dict(o.attributes)} for o in self.operations}
         self.constants = {id(o): _constants(self.attributes[id(o)]) for o in self.operations}
@@ -134,7 +134,7 @@ class _Plan:
         self.several = len({id(t.operation) for t in self.roots}) > 1
 
 
-def _constants(attributes: Mapping[str, Attribute]) -> tuple[tuple[str, AttrValue], ...]:
+def _constants(attributes: Mapping[str, AttrExpr]) -> tuple[tuple[str, AttrValue], ...]:
     """The attributes whose values the pattern fixes."""
     found: list[tuple[str, AttrValue]] = []
     for name, value in attributes.items():
@@ -154,7 +154,9 @@ def _plan(rule: Substitution) -> _Plan:
     return _Plan(rule)
 
 
-def matches(rule: Substitution, index: Index, given: Bindings | None = None, at: Node | None = None) -> Iterator[Match]:
+def matches(
+    rule: Substitution, index: OpIndex, given: Bindings | None = None, at: Node | None = None
+) -> Iterator[Match]:
     """
     Every match of a rule, in the order of the operators it is at, or those at one operator.
 
@@ -178,7 +180,9 @@ def matches(rule: Substitution, index: Index, given: Bindings | None = None, at:
                 yield match
 
 
-def _match(plan: _Plan, index: Index, at: Node, found: _Found, roots: Sequence[Value], given: Bindings) -> Match | None:
+def _match(
+    plan: _Plan, index: OpIndex, at: Node, found: _Found, roots: Sequence[Value], given: Bindings
+) -> Match | None:
     """The match of a pattern laid over a graph, if its sizes, types and order are right."""
     attributes = [
         (plan.attributes[id(o)][name], value)
@@ -204,7 +208,7 @@ def _match(plan: _Plan, index: Index, at: Node, found: _Found, roots: Sequence[V
 
 
 def _assign(
-    plan: _Plan, index: Index, operation: Operation, node: Node, found: _Found, todo: list[tuple[Term, Value]]
+    plan: _Plan, index: OpIndex, operation: Operation, node: Node, found: _Found, todo: list[tuple[Term, Value]]
 ) -> Iterator[_Found]:
     """Every way to lay the rest of the pattern, with an operation at a node."""
     if node.op != operation.op or len(node.operands) != len(operation.operands):
@@ -222,7 +226,7 @@ def _assign(
         yield from _lay(plan, index, after, [*zip(operation.operands, operands, strict=True), *todo])
 
 
-def _lay(plan: _Plan, index: Index, found: _Found, todo: list[tuple[Term, Value]]) -> Iterator[_Found]:
+def _lay(plan: _Plan, index: OpIndex, found: _Found, todo: list[tuple[Term, Value]]) -> Iterator[_Found]:
     """Every way to lay terms over the values given for them, and then what is left of the pattern."""
     values = found.values
     for i, (term, value) in enumerate(todo):
@@ -249,7 +253,7 @@ def _lay(plan: _Plan, index: Index, found: _Found, todo: list[tuple[Term, Value]
         yield from _assign(plan, index, operation, node, found, [])
 
 
-def _next(plan: _Plan, index: Index, found: _Found, left: Sequence[Operation]) -> tuple[Operation, Sequence[Node]]:
+def _next(plan: _Plan, index: OpIndex, found: _Found, left: Sequence[Operation]) -> tuple[Operation, Sequence[Node]]:
     """An operation still to be laid, and the nodes it may be at: users of a value already found, if there is one."""
     for operation in left:
         for slot, term in enumerate(operation.operands):

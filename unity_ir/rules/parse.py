@@ -40,15 +40,15 @@ from lark.exceptions import LarkError, UnexpectedInput, VisitError
 
 from unity_ir.errors import UnityError
 from unity_ir.rules.pattern import (
-    Attribute,
+    AttrExpr,
+    AttrParameter,
     Condition,
+    DimPack,
     Input,
     Operation,
-    Pack,
-    Parameter,
     ProofRecord,
-    Result,
-    Size,
+    ResultOf,
+    ShapeEntry,
     Substitution,
     Term,
 )
@@ -68,7 +68,7 @@ class _Statement:
     names: tuple[Token, ...]
     op: Token
     operands: tuple[Token, ...]
-    attributes: tuple[tuple[str, Attribute], ...]
+    attributes: tuple[tuple[str, AttrExpr], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,13 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
             total = total - term if sign == "-" else total + term
         return total
 
-    def pack(self, name: Token) -> tuple[Size, Poly]:
-        return Pack(str(name).removesuffix("..")), ONE
+    def pack(self, name: Token) -> tuple[ShapeEntry, Poly]:
+        return DimPack(str(name).removesuffix("..")), ONE
 
-    def size(self, size: Poly, degree: Poly | None) -> tuple[Size, Poly]:
+    def size(self, size: Poly, degree: Poly | None) -> tuple[ShapeEntry, Poly]:
         return size, ONE if degree is None else degree
 
-    def dims(self, *items: tuple[Size, Poly]) -> tuple[tuple[Size, Poly], ...]:
+    def dims(self, *items: tuple[ShapeEntry, Poly]) -> tuple[tuple[ShapeEntry, Poly], ...]:
         return items
 
     def sum(self, degree: Poly) -> tuple[str, Poly]:
@@ -171,19 +171,19 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
     def polys(self, *items: Poly | None) -> tuple[Poly, ...]:
         return tuple(i for i in items if i is not None)
 
-    def parameter(self, name: Token) -> Parameter:
-        return Parameter(name[1:])
+    def parameter(self, name: Token) -> AttrParameter:
+        return AttrParameter(name[1:])
 
-    def float(self, text: Token) -> Attribute:
+    def float(self, text: Token) -> AttrExpr:
         return _finite(text)
 
-    def string(self, text: Token) -> Attribute:
+    def string(self, text: Token) -> AttrExpr:
         return _string(text)
 
-    def entry(self, name: Token, value: Attribute) -> tuple[Token, Attribute]:
+    def entry(self, name: Token, value: AttrExpr) -> tuple[Token, AttrExpr]:
         return name, value
 
-    def entries(self, *items: tuple[Token, Attribute]) -> tuple[tuple[str, Attribute], ...]:
+    def entries(self, *items: tuple[Token, AttrExpr]) -> tuple[tuple[str, AttrExpr], ...]:
         seen: set[str] = set()
         for name, _ in items:
             if name in seen:
@@ -264,7 +264,7 @@ def _side(block: _Block, inputs: Mapping[str, Input]) -> tuple[Term, ...]:
         for i, token in enumerate(s.names):
             if token[1:] in terms:
                 raise _error(f"{token} is defined twice; rename one", token)
-            terms[token[1:]] = Result(operation, i)
+            terms[token[1:]] = ResultOf(operation, i)
     return tuple(map(find, yields))
 
 

@@ -23,23 +23,23 @@ from unity_ir.tdl.syntax import AttrValue
 
 
 @dataclass(frozen=True, slots=True)
-class Pack:
+class DimPack:
     """Any number of dims: `a..`; their number is the symbol `#a`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class AttrParameter:
     """An attribute of kind `float` or `name` that the match gives."""
 
     name: str
 
 
-Attribute: TypeAlias = Poly | tuple[Poly, ...] | Parameter | float | str
+AttrExpr: TypeAlias = Poly | tuple[Poly, ...] | AttrParameter | float | str
 """An `int` or `ints` over sizes and degrees, or what the match gives, or a fixed value."""
 
-Size: TypeAlias = Poly | Pack
+ShapeEntry: TypeAlias = Poly | DimPack
 
 Bindings: TypeAlias = Mapping[str, int | float | str | tuple[int, ...]]
 """Sizes, degrees and attributes by name; packs as the sizes of their dims."""
@@ -50,7 +50,7 @@ class Input:
     """What a rule is about: any value of this shape, divided so. Degrees are per entry of the shape, 1 for packs."""
 
     name: str
-    shape: tuple[Size, ...]
+    shape: tuple[ShapeEntry, ...]
     degrees: tuple[Poly, ...] = ()
     sum: Poly = ONE
     copy: Poly = ONE
@@ -63,18 +63,18 @@ class Operation:
 
     op: str
     operands: tuple[Term, ...]
-    attributes: tuple[tuple[str, Attribute], ...] = ()
+    attributes: tuple[tuple[str, AttrExpr], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ResultOf:
     """One of an operation's results."""
 
     operation: Operation
     index: int = 0
 
 
-Term: TypeAlias = Input | Result
+Term: TypeAlias = Input | ResultOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Substitution:
         found: dict[int, Operation] = {}
 
         def visit(term: Term) -> None:
-            if isinstance(term, Result) and id(term.operation) not in found:
+            if isinstance(term, ResultOf) and id(term.operation) not in found:
                 for operand in term.operation.operands:
                     visit(operand)
                 found[id(term.operation)] = term.operation
@@ -159,7 +159,7 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
     shape: list[int] = []
     degrees: list[int] = []
     for i, size in enumerate(of.shape):
-        if isinstance(size, Pack):
+        if isinstance(size, DimPack):
             dims = bindings.get(size.name)
             if not isinstance(dims, tuple):
                 raise UnityError(f"rule: {size.name}.. has no sizes")
@@ -171,14 +171,14 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
     return tensor_type(tuple(shape), dtype, tuple(degrees), ints(of.sum, bindings), ints(of.copy, bindings))
 
 
-def attribute_value(value: Attribute, bindings: Bindings) -> AttrValue:
+def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
     """An attribute at bindings."""
     match value:
         case Poly():
             return ints(value, bindings)
         case tuple():
             return tuple(ints(p, bindings) for p in value)
-        case Parameter(name):
+        case AttrParameter(name):
             return bindings[name]
         case _:
             return value

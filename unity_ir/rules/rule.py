@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Update, Value, rebuild, topological
-from unity_ir.rules.match import Index, Match, matches
+from unity_ir.rules.match import Match, OpIndex, matches
 from unity_ir.rules.pattern import Bindings, Substitution
 
 MOST_AT_ONCE = 1000
@@ -22,18 +22,18 @@ class Rule:
     name: str
     cases: tuple[Substitution, ...]
 
-    def matches(self, graph: Graph, given: Bindings | None = None, index: Index | None = None) -> Iterator[Match]:
+    def matches(self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None) -> Iterator[Match]:
         """
         Every match of every case, in the order of the operators they are at. See `match.matches`.
 
         `index` is the graph's, if it has been made for other rules.
         """
-        index = index or Index(graph)
+        index = index or OpIndex(graph)
         found = (matches(case, index, given) for case in self.cases)
         return heapq.merge(*found, key=lambda m: index.number[m.at])
 
     def applications(
-        self, graph: Graph, given: Bindings | None = None, index: Index | None = None
+        self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None
     ) -> Iterator[tuple[str, Graph]]:
         """
         Every way to apply the rule once that does no work twice: the place, and the graph after it.

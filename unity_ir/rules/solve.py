@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.types import TensorType
-from unity_ir.rules.pattern import Attribute, Bindings, Condition, Input, Pack, Parameter, ints
+from unity_ir.rules.pattern import AttrExpr, AttrParameter, Bindings, Condition, DimPack, Input, ints
 from unity_ir.rules.poly import ONE, Poly
 from unity_ir.tdl.syntax import AttrValue
 
@@ -60,7 +60,7 @@ class Equations:
         self.known[symbol] = solved
         return True
 
-    def attribute(self, pattern: Attribute, value: AttrValue) -> bool:
+    def attribute(self, pattern: AttrExpr, value: AttrValue) -> bool:
         match pattern:
             case Poly():
                 constant = pattern.constant
@@ -71,7 +71,7 @@ class Equations:
                 if not isinstance(value, tuple) or len(value) != len(pattern):
                     return False
                 return all(self.equal(p, v) for p, v in zip(pattern, value, strict=True))
-            case Parameter(name):
+            case AttrParameter(name):
                 return self.parameters.setdefault(name, value) == value
             case _:
                 return pattern == value
@@ -90,7 +90,7 @@ class Equations:
         """Lays an input's shape over a type; None while the ranks of its packs are not known."""
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False
-        names = [p.name for p in item.shape if isinstance(p, Pack)]
+        names = [p.name for p in item.shape if isinstance(p, DimPack)]
         unknown = [n for n in names if f"#{n}" not in self.known]
         rest = len(type.shape) - (len(item.shape) - len(names))
         rest -= sum(self.known[f"#{n}"] for n in names if n not in unknown)
@@ -103,7 +103,7 @@ class Equations:
         at = 0
         degrees = item.degrees or (ONE,) * len(item.shape)
         for size, degree in zip(item.shape, degrees, strict=True):
-            if isinstance(size, Pack):
+            if isinstance(size, DimPack):
                 end = at + self.known[f"#{size.name}"]
                 dims = type.shape[at:end]
                 if self.packs.setdefault(size.name, dims) != dims or any(d > 1 for d in type.degrees[at:end]):
@@ -122,7 +122,7 @@ class Equations:
 
 def solve(
     inputs: Iterable[tuple[Input, TensorType]],
-    attributes: Iterable[tuple[Attribute, AttrValue]],
+    attributes: Iterable[tuple[AttrExpr, AttrValue]],
     conditions: Iterable[Condition],
     given: Bindings,
 ) -> Bindings | None:

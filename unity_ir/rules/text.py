@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import (
-    Attribute,
+    AttrExpr,
+    AttrParameter,
     Condition,
+    DimPack,
     Input,
     Operation,
-    Pack,
-    Parameter,
     ProofRecord,
-    Result,
+    ResultOf,
     Substitution,
     Term,
 )
@@ -26,7 +26,7 @@ def tensor_text(of: Input) -> str:
     """`int [b.., d*n:d] sum = d`."""
     degrees = of.degrees or (ONE,) * len(of.shape)
     dims = (
-        f"{size.name}.." if isinstance(size, Pack) else f"{size}" if degree == ONE else f"{size}:{degree}"
+        f"{size.name}.." if isinstance(size, DimPack) else f"{size}" if degree == ONE else f"{size}:{degree}"
         for size, degree in zip(of.shape, degrees, strict=True)
     )
     extra = "".join(f" {kind} = {d}" for kind, d in (("sum", of.sum), ("copy", of.copy)) if d != ONE)
@@ -40,11 +40,11 @@ def condition_text(condition: Condition) -> str:
     return f"{left} >= {right}"
 
 
-def attribute_text(value: Attribute) -> str:
+def attribute_text(value: AttrExpr) -> str:
     match value:
         case tuple():
             return f"[{', '.join(map(str, value))}]"
-        case Parameter(name):
+        case AttrParameter(name):
             return f"${name}"
         case str():
             return _quoted(value)
@@ -80,7 +80,7 @@ def applications(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Opera
     operations = rule.operations(side)
     results = {id(o): 1 for o in operations}
     for term in (*side, *(t for o in operations for t in o.operands)):
-        if isinstance(term, Result):
+        if isinstance(term, ResultOf):
             results[id(term.operation)] = max(results[id(term.operation)], term.index + 1)
     return [(o, results[id(o)]) for o in operations]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unity_ir.budget import Budget
 from unity_ir.cost.plan import PlanCost
 from unity_ir.pcg.graph import Graph
-from unity_ir.rules.derivation import Application
+from unity_ir.rules.derivation import RuleApplication
 from unity_ir.search.joint.best_first import JointPlan
 
 
@@ -24,7 +24,7 @@ class SearchResult:
     strategy: str
     graph: Graph
     cost: PlanCost
-    derivation: tuple[Application, ...] = ()
+    derivation: tuple[RuleApplication, ...] = ()
     bound: float | None = None
     explored: int = 1
     """Graphs whose optimal parallelization was computed."""

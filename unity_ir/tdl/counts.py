@@ -31,7 +31,7 @@ from unity_ir.tdl.syntax import (
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class FlopsTerm:
     """`each` operations for each value of the variables `over`; terms of one `form` and equal `extents` are one."""
 
     form: Expr
@@ -44,7 +44,7 @@ class Term:
     """Gathered variables (indexed by integers): the operations are split evenly over their shards."""
 
 
-def terms(bound: Bound) -> tuple[Term, ...]:
+def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
     The subexpressions of all results that compute something, each once per form and variables, in reading order.
 
@@ -54,9 +54,9 @@ def terms(bound: Bound) -> tuple[Term, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _terms(results: tuple[Expr, ...]) -> tuple[Term, ...]:
+def _terms(results: tuple[Expr, ...]) -> tuple[FlopsTerm, ...]:
     seen: set[tuple[Expr, tuple[str, ...]]] = set()
-    found: list[Term] = []
+    found: list[FlopsTerm] = []
 
     def visit(expr: Expr, picks: Picks) -> None:
         free = free_variables(expr)
@@ -90,9 +90,9 @@ the integers.
 """
 
 
-def _term(form: Expr, names: tuple[str, ...], each: int, over: frozenset[str], picks: Picks) -> Term:
+def _term(form: Expr, names: tuple[str, ...], each: int, over: frozenset[str], picks: Picks) -> FlopsTerm:
     picked = tuple(v for v, (_, at) in picks.items() if v in over or at & over)
-    return Term(form, names, each, tuple(sorted(_places(over, picks))), picked)
+    return FlopsTerm(form, names, each, tuple(sorted(_places(over, picks))), picked)
 
 
 def _places(over: frozenset[str], picks: Picks) -> frozenset[str]:

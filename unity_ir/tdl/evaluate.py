@@ -34,6 +34,7 @@ from unity_ir.tdl.syntax import (
     Window,
     accesses,
     index_names,
+    joined_position,
 )
 
 _NEUTRAL: Mapping[str, float] = {"sum": 0, "max": -np.inf, "min": np.inf, "prod": 1}
@@ -201,22 +202,7 @@ class _Evaluation:
             present = [n for n in order if n in names]
             turned = array.transpose([names.index(n) for n in present])
             return turned.reshape([self.extents[n] if n in names else 1 for n in order])
-        return array[tuple(self.position(i, order) for i in indices)]
-
-    def position(self, index: Index, order: tuple[str, ...]) -> Array:
-        match index:
-            case Var(name):
-                return self.along(name, order)
-            case Composite(names):
-                position = self.along(names[0], order)
-                for name in names[1:]:
-                    position = position * self.extents[name] + self.along(name, order)
-                return position
-            case Segments(names, active):
-                assert active is not None, "a segment is read through one of its variables"
-                return self.along(names[active], order) + sum(self.extents[n] for n in names[:active])
-            case Window():
-                raise TypeError("a window is read as a view")
+        return array[tuple(joined_position(i, self.extents, lambda n: self.along(n, order)) for i in indices)]
 
 
 def _windows(expr: Expr) -> set[Window]:

@@ -9,6 +9,7 @@ from typing import cast
 from unity_ir.tdl.ranks import Ranks
 from unity_ir.tdl.syntax import (
     Affine,
+    AffineTerm,
     Composite,
     Entry,
     Expr,
@@ -18,7 +19,6 @@ from unity_ir.tdl.syntax import (
     Segments,
     Starred,
     StarredSegments,
-    Term,
     Var,
     Window,
     WrittenIndex,
@@ -51,7 +51,7 @@ class Indices(Ranks):
             case Var() | Composite() | Segments() | Window():
                 return [index]
 
-    def _window(self, terms: Sequence[Term], size: int) -> Window:
+    def _window(self, terms: Sequence[AffineTerm], size: int) -> Window:
         """The window with its attributes' values; its size, where an operand gives it, is filled in later."""
         found: list[tuple[int, str]] = []
         offset = 0

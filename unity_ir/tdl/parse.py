@@ -20,6 +20,7 @@ from unity_ir.tdl.inline import Definition, inline
 from unity_ir.tdl.syntax import (
     Access,
     Affine,
+    AffineTerm,
     Attribute,
     AttrValue,
     Binary,
@@ -39,7 +40,6 @@ from unity_ir.tdl.syntax import (
     Size,
     Starred,
     StarredSegments,
-    Term,
     Var,
     WrittenIndex,
     WrittenResult,
@@ -80,22 +80,22 @@ class _Build(Transformer[Token, Line]):
     def named(self, attribute: Token) -> Entry:
         return Entry(str(attribute))
 
-    def scaled(self, factor: int | Entry, name: Token) -> Term:
-        return Term(1, factor, str(name))
+    def scaled(self, factor: int | Entry, name: Token) -> AffineTerm:
+        return AffineTerm(1, factor, str(name))
 
-    def fixed(self, factor: int | Entry) -> Term:
-        return Term(1, factor, None)
+    def fixed(self, factor: int | Entry) -> AffineTerm:
+        return AffineTerm(1, factor, None)
 
-    def unscaled(self, name: Token) -> Term:
-        return Term(1, 1, str(name))
+    def unscaled(self, name: Token) -> AffineTerm:
+        return AffineTerm(1, 1, str(name))
 
-    def plus(self, term: Term) -> Term:
+    def plus(self, term: AffineTerm) -> AffineTerm:
         return term
 
-    def minus(self, term: Term) -> Term:
-        return Term(-1, term.factor, term.variable)
+    def minus(self, term: AffineTerm) -> AffineTerm:
+        return AffineTerm(-1, term.factor, term.variable)
 
-    def affine(self, *terms: Term) -> WrittenIndex:
+    def affine(self, *terms: AffineTerm) -> WrittenIndex:
         return Affine(terms)
 
     def indices(self, *items: WrittenIndex) -> tuple[WrittenIndex, ...]:

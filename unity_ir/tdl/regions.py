@@ -23,7 +23,7 @@ Monomial = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
+class ExtentSum:
     """A sum of products of extents, each with a coefficient: `2*|y| + |i| - 3`."""
 
     terms: tuple[tuple[Monomial, int], ...]
@@ -47,19 +47,19 @@ class Affine:
 class Region:
     """See the module: the interval of a dim that worker p of d reads."""
 
-    step: Affine
-    low: Affine
-    high: Affine
+    step: ExtentSum
+    low: ExtentSum
+    high: ExtentSum
 
     def __str__(self) -> str:
-        def bound(worker: str, beyond: Affine, sign: str) -> str:
+        def bound(worker: str, beyond: ExtentSum, sign: str) -> str:
             text = str(beyond)
             return f"{worker}/d*({self.step})" + ("" if text == "0" else f" {sign} ({text})")
 
         return f"[{bound('p', self.low, '-')}, {bound('(p+1)', self.high, '+')})"
 
 
-_NOTHING = Affine(())
+_NOTHING = ExtentSum(())
 
 
 def region(index: Index, variable: str) -> Region | None:
@@ -71,15 +71,17 @@ def region(index: Index, variable: str) -> Region | None:
     """
     match index:
         case Var():
-            return Region(Affine((((variable,), 1),)), _NOTHING, _NOTHING)
+            return Region(ExtentSum((((variable,), 1),)), _NOTHING, _NOTHING)
         case Composite(names) if names[0] == variable:
-            return Region(Affine(((names, 1),)), _NOTHING, _NOTHING)
+            return Region(ExtentSum(((names, 1),)), _NOTHING, _NOTHING)
         case Window(terms, offset):
             ((factor, _),) = (t for t in terms if t[1] == variable)
             others = [t for t in terms if t[1] != variable]
             reach = tuple(((v,), c) for c, v in others)
             constant = offset - sum(c for c, _ in others) - factor + 1
-            return Region(Affine((((variable,), factor),)), Affine((((), -offset),)), Affine((*reach, ((), constant))))
+            return Region(
+                ExtentSum((((variable,), factor),)), ExtentSum((((), -offset),)), ExtentSum((*reach, ((), constant)))
+            )
         case Composite() | Segments():
             return None
 

@@ -8,11 +8,15 @@ generation only ever see a `Bound`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import reduce
+from operator import add, mul
+from typing import Any, TypeAlias, TypeVar
 
 AttrValue: TypeAlias = int | float | str | tuple[int, ...]
+N = TypeVar("N")
+"""Sizes or positions: ints, arrays of them, or polynomials."""
 
 # --- indices ---------------------------------------------------------------------------------------------------------
 
@@ -80,7 +84,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class AffineTerm:
     """`sign * factor * variable` of an affine index; without a variable, `sign * factor`."""
 
     sign: int
@@ -92,7 +96,7 @@ class Term:
 class Affine:
     """A window as it is written: `stride.0*y + i - pad`; a variable may also be the name of an attribute."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[AffineTerm, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,15 +346,32 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
     """The size of the dim a bound index runs over."""
-    if isinstance(index, Window):
-        return index.size
-    sizes = [extents[n] for n in index_names(index)]
+    return index.size if isinstance(index, Window) else joined_extent(index, extents)
+
+
+def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
+    """
+    The size of the dim that a bound index other than a window runs over. Extents may be ints or polynomials.
+
+    Given `(h d)` as a composite returns the product of the extents of h and d, as segments their sum.
+    """
+    sizes: list[Any] = [extents[n] for n in index_names(index)]
+    return reduce(add if isinstance(index, Segments) else mul, sizes)
+
+
+def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callable[[str], N]) -> N:
+    """
+    The position in its dim to which a bound index other than a window points, from the positions of its variables,
+    `at(name)`, which may be ints, arrays or polynomials.
+
+    Given `(h d)` as a composite returns `at(h) * |d| + at(d)`; as segments, with d active, `at(d) + |h|`.
+    """
+    names = index_names(index)
     if isinstance(index, Segments):
-        return sum(sizes)
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+        assert index.active is not None, "a segment is read through one of its variables"
+        return reduce(add, (extents[n] for n in names[: index.active]), at(names[index.active]))
+    outermost: Any = at(names[0])
+    return reduce(lambda position, name: position * extents[name] + at(name), names[1:], outermost)
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:

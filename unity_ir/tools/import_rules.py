@@ -13,7 +13,7 @@ from rich.table import Table
 
 from unity_ir.messages import printable
 from unity_ir.rules.pattern import ProofRecord, Substitution
-from unity_ir.rules.research.foreign import Imported, import_rules
+from unity_ir.rules.research.foreign import ImportedRule, import_rules
 from unity_ir.rules.text import rule_text
 from unity_ir.rules.trust import digest
 
@@ -52,5 +52,5 @@ def import_collection(options: Namespace) -> int:
     return 0
 
 
-def _recorded(imported: Imported, rule: Substitution) -> Substitution:
+def _recorded(imported: ImportedRule, rule: Substitution) -> Substitution:
     return replace(rule, proof=ProofRecord(imported.verdict, round(imported.seconds, 3), (), digest(rule)))

@@ -36,7 +36,7 @@ from unity_ir.cost.work import applied, kernel_of, repeats
 from unity_ir.errors import UnityError
 from unity_ir.forms.kinds import KINDS
 from unity_ir.machine.device import Device, fit_path
-from unity_ir.machine.fit import FEWEST, Fit, Line, Sample, fit, fit_line
+from unity_ir.machine.fit import FEWEST, Fit, FittedLine, Measurement, fit, fit_line
 from unity_ir.machine.load import PROFILE, load
 from unity_ir.machine.model import Machine
 from unity_ir.machine.profile import CollectiveRow, KernelRow, ProfileFile, open_profile
@@ -254,15 +254,15 @@ def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> 
 
 def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
     """The curves of the kinds that were measured often enough."""
-    samples: dict[str, list[Sample]] = {}
+    samples: dict[str, list[Measurement]] = {}
     for row in file.kernels(ranks):
         if row.dtype in device.flops:
-            sample = Sample(row.flops, row.bytes, device.flops[row.dtype], row.seconds)
+            sample = Measurement(row.flops, row.bytes, device.flops[row.dtype], row.seconds)
             samples.setdefault(row.kind, []).append(sample)
     return {k: fit(samples[k], device.memory_bandwidth) for k in KINDS if len(samples.get(k, ())) >= FEWEST}
 
 
-def lines(file: ProfileFile, ranks: int) -> dict[str, Line]:
+def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
     """Latency and bandwidth of each collective in groups of each size, by a name such as `all_reduce-2`."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in file.collectives(ranks):
@@ -270,7 +270,7 @@ def lines(file: ProfileFile, ranks: int) -> dict[str, Line]:
     return {name: fit_line(each) for name, each in sorted(points.items()) if len(each) > 2}
 
 
-def fit_text(found: Mapping[str, Fit], moves: Mapping[str, Line], about: Mapping[str, str], ranks: int) -> str:
+def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: Mapping[str, str], ranks: int) -> str:
     """Curves, how well they fit, and where they are from, as TOML; for people also the lines of collectives."""
     text = [
         f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",

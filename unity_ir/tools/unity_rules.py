@@ -25,7 +25,7 @@ from rich.table import Table
 from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.rules.research.generate.report import rows, summary
-from unity_ir.rules.research.generate.run import Report, generate
+from unity_ir.rules.research.generate.run import GenerationReport, generate
 from unity_ir.rules.research.generate.space import PARALLEL, Space
 from unity_ir.rules.text import rule_text
 from unity_ir.tools.command_line import Parser, exit_code
@@ -88,7 +88,7 @@ def _generate(options: Namespace) -> int:
     return 0
 
 
-def _print(report: Report, seconds: float) -> None:
+def _print(report: GenerationReport, seconds: float) -> None:
     """The counts of a run beside the published ones."""
     table = Table(title=f"{', '.join(report.space.operators)}: size {report.space.size}, {seconds:.1f} s")
     table.add_column("stage")

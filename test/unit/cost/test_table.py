@@ -15,13 +15,13 @@ from unity_ir.cost.work import Work, repeats, work
 from unity_ir.errors import UnityError
 from unity_ir.forms.kinds import KINDS
 from unity_ir.machine import Device
-from unity_ir.machine.curve import Curve
+from unity_ir.machine.curve import RooflineCurve
 from unity_ir.machine.profile import Profile
 from unity_ir.ops import operator, operators
 from unity_ir.pcg.graph import Node, apply, leaf
 from unity_ir.pcg.types import tensor_type
 
-CURVE = Curve(1e-6, 0.6, 1e3, 0.7, 0.9, 1e3, -0.3)
+CURVE = RooflineCurve(1e-6, 0.6, 1e3, 0.7, 0.9, 1e3, -0.3)
 DEVICE = Device(
     "d",
     {"f32": 1e12, "f64": 5e11, "f16": 4e12, "bf16": 4e12},

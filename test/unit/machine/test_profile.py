@@ -16,10 +16,10 @@ from unity_ir.cost.time import seconds
 from unity_ir.cost.work import kernel_of
 from unity_ir.errors import UnityError
 from unity_ir.machine import Device, load
-from unity_ir.machine.curve import Curve, curves
+from unity_ir.machine.curve import RooflineCurve, curves
 from unity_ir.machine.describe import described, machine_from
 from unity_ir.machine.device import fit_path, profiled
-from unity_ir.machine.fit import Sample, fit, fit_line
+from unity_ir.machine.fit import Measurement, fit, fit_line
 from unity_ir.machine.profile import CollectiveRow, KernelRow, open_profile, read_profile
 from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.types import tensor_type
@@ -103,7 +103,7 @@ def test_machine_with_a_profile_costs_by_it(path: Path):
 
 
 def test_curves_beside_a_profile_are_read(path: Path):
-    curve = Curve(1e-3, 0.5, 1.0, 0.0, 0.5, 1.0, 0.0)
+    curve = RooflineCurve(1e-3, 0.5, 1.0, 0.0, 0.5, 1.0, 0.0)
     fit_path(path, 2).write_text(
         "[curves.contraction]\n" + "".join(f"{k} = {getattr(curve, k)}\n" for k in curve.__slots__)
     )
@@ -192,10 +192,10 @@ def test_what_is_no_curve_is_refused(table: object, message: str):
 
 def test_fit_finds_the_curve_it_was_made_with():
     random = np.random.default_rng(0)
-    made = Curve(5e-6, 0.8, 1e6, 0.5, 0.9, 1e5, -0.3)
+    made = RooflineCurve(5e-6, 0.8, 1e6, 0.5, 0.9, 1e5, -0.3)
     flops, bytes = 10 ** random.uniform(3, 10, 200), 10 ** random.uniform(3, 8, 200)
     times = made.seconds(flops, bytes, 1e12, 1e10) * np.exp(random.normal(0, 0.03, 200))
-    found = fit([Sample(f, b, 1e12, s) for f, b, s in zip(flops, bytes, times, strict=True)], 1e10)
+    found = fit([Measurement(f, b, 1e12, s) for f, b, s in zip(flops, bytes, times, strict=True)], 1e10)
     assert found.samples == 200
     assert found.median < 0.04
     assert found.ninety < 0.12
@@ -259,17 +259,19 @@ def test_line_finds_latency_and_bandwidth():
 
 
 def test_kernels_without_work_take_their_launch():
-    device = Device("d", {"f32": 1e12}, 1e11, 1, 1e-6, curves={"copy": Curve(2e-6, 1.0, 1.0, 0.5, 1.0, 1.0, 0.5)})
+    device = Device(
+        "d", {"f32": 1e12}, 1e11, 1, 1e-6, curves={"copy": RooflineCurve(2e-6, 1.0, 1.0, 0.5, 1.0, 1.0, 0.5)}
+    )
     assert device.kernel_time(0, 0, "f32", "copy") == 2e-6
     assert device.kernel_time(0, 0, "f32") == 1e-6
 
 
 def test_curves_of_a_machine_file_are_read_and_described():
-    table = dict.fromkeys(Curve.__slots__, 0.5)
+    table = dict.fromkeys(RooflineCurve.__slots__, 0.5)
     text = "".join(f"{k} = {v}\n" for k, v in table.items())
     tables = tomllib.loads(DESCRIBED + "[device.curves.copy]\n" + text)
     machine = machine_from("m", tables)
-    assert machine.device.curves == {"copy": Curve(**table)}
+    assert machine.device.curves == {"copy": RooflineCurve(**table)}
     assert machine_from("m", described(machine)) == machine
 
 

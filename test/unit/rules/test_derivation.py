@@ -11,7 +11,7 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import algebraic
-from unity_ir.rules.derivation import Application, parse_derivations, replay
+from unity_ir.rules.derivation import RuleApplication, parse_derivations, replay
 from unity_ir.search.joint.best_first import joint
 
 
@@ -46,7 +46,7 @@ def test_every_application_has_a_place_of_its_own():
             found = list(rule.applications(graph))
             assert len({place for place, _ in found}) == len(found)
             for place, after in found:
-                assert replay(graph, [Application(rule.name, place)]) == after
+                assert replay(graph, [RuleApplication(rule.name, place)]) == after
 
 
 def test_text():
@@ -54,9 +54,9 @@ def test_text():
         "// all\nfuse-activation at relu#4 // here\n\n@f\n  merge-matmuls at matmul#3.2\n@g\na.b at c#1 with d=2, e=3\n"
     )
     assert parse_derivations(text, "d.txt") == {
-        "": [Application("fuse-activation", "relu#4")],
-        "f": [Application("merge-matmuls", "matmul#3.2")],
-        "g": [Application("a.b", "c#1", (("d", 2), ("e", 3)))],
+        "": [RuleApplication("fuse-activation", "relu#4")],
+        "f": [RuleApplication("merge-matmuls", "matmul#3.2")],
+        "g": [RuleApplication("a.b", "c#1", (("d", 2), ("e", 3)))],
     }
 
 
@@ -77,7 +77,7 @@ def test_malformed_values(given: str):
 def test_steps_of_hybrid_rules():
     x, w = (leaf("input", tensor_type((4, 4), "f32"), name=n).result for n in "xw")
     graph = Graph("f", (x.node, w.node), (apply("matmul", [x, w]).result,))
-    step = Application("divide-matmul.sum", "matmul#2", (("d", 4),))
+    step = RuleApplication("divide-matmul.sum", "matmul#2", (("d", 4),))
     assert parse_derivations(str(step), "d.txt") == {"": [step]}
     after = replay(graph, [step])
     assert [n.attribute("by") for n in after.nodes() if n.op == "reduce"] == [4]
@@ -87,13 +87,13 @@ def test_steps_of_hybrid_rules():
 def test_steps_that_cannot_be_done():
     x, w = (leaf("input", tensor_type((4, 4), "f32"), name=n).result for n in "xw")
     graph = Graph("f", (x.node, w.node), (apply("relu", [apply("matmul", [x, w]).result]).result,))
-    fuse = Application("fuse-activation", "relu#3")
+    fuse = RuleApplication("fuse-activation", "relu#3")
     with pytest.raises(UnityError, match=r"^step 1: unknown rule fuse; did you mean "):
-        replay(graph, [Application("fuse", "relu#3")])
+        replay(graph, [RuleApplication("fuse", "relu#3")])
     with pytest.raises(
         UnityError, match=r"^step 1: fuse-activation: does not apply at relu#2 of @f; it applies at relu#"
     ):
-        replay(graph, [Application("fuse-activation", "relu#2")])
+        replay(graph, [RuleApplication("fuse-activation", "relu#2")])
     with pytest.raises(
         UnityError, match=r"^step 2: fuse-activation: does not apply at relu#3 of @f; it applies nowhere$"
     ):

@@ -12,7 +12,7 @@ from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret
 from unity_ir.rules.check import check, sample_inputs, samples
 from unity_ir.rules.library import families, family, find, group, load, read, rules
-from unity_ir.rules.match import Index, matches
+from unity_ir.rules.match import OpIndex, matches
 from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import Bindings, Substitution, build
 from unity_ir.rules.text import rule_text
@@ -66,7 +66,7 @@ def test_rule_matches_its_own_source(rule: Substitution):
         inputs = sample_inputs(rule, bindings)
         source = build(rule.source, inputs, bindings)
         graph = Graph("f", tuple(v.node for v in inputs.values()), source)
-        found = list(matches(rule, Index(graph), bindings))
+        found = list(matches(rule, OpIndex(graph), bindings))
         expected = dict(zip(source, build(rule.target, inputs, bindings), strict=True))
         assert expected in [m.replaced for m in found]
         for match in found:

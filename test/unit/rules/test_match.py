@@ -16,9 +16,9 @@ from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.check import attribute_defaults, free
 from unity_ir.rules.library import family, find, load
-from unity_ir.rules.match import COMMUTATIVE, Index, Match, matches
+from unity_ir.rules.match import COMMUTATIVE, Match, OpIndex, matches
 from unity_ir.rules.parse import parse_rules
-from unity_ir.rules.pattern import Input, Result, Substitution, build
+from unity_ir.rules.pattern import Input, ResultOf, Substitution, build
 from unity_ir.rules.rule import Rule, substitute
 from unity_ir.rules.solve import solve
 
@@ -32,7 +32,7 @@ def op(name: str, *operands: Value, **attributes: float | str | tuple[int, ...])
 
 
 def graph(*outputs: Value) -> Graph:
-    leaves = [n for n in Index(Graph("f", (), outputs)).nodes if n.op == "input"]
+    leaves = [n for n in OpIndex(Graph("f", (), outputs)).nodes if n.op == "input"]
     return Graph("f", tuple(leaves), outputs)
 
 
@@ -48,7 +48,7 @@ def rule(text: str) -> Substitution:
 # Against trying everything
 
 
-def exhaustive(rule: Substitution, index: Index) -> set[frozenset[tuple[Value, Value]]]:
+def exhaustive(rule: Substitution, index: OpIndex) -> set[frozenset[tuple[Value, Value]]]:
     """What a rule replaces by what, found by trying every operator for each of the pattern's, in every order."""
     operations = rule.operations(rule.source)
     out: set[frozenset[tuple[Value, Value]]] = set()
@@ -68,7 +68,7 @@ def exhaustive(rule: Substitution, index: Index) -> set[frozenset[tuple[Value, V
 
 
 def replacement(
-    rule: Substitution, index: Index, at: dict[int, Node], inputs: dict[str, Value]
+    rule: Substitution, index: OpIndex, at: dict[int, Node], inputs: dict[str, Value]
 ) -> set[frozenset[tuple[Value, Value]]]:
     attributes = [
         ({**attribute_defaults(o.op), **dict(o.attributes)}[name], value)
@@ -78,7 +78,7 @@ def replacement(
     bindings = solve([(i, inputs[i.name].type) for i in rule.inputs], attributes, rule.conditions, {})
     if bindings is None:
         return set()
-    roots = [Value(at[id(t.operation)], t.index) for t in rule.source if isinstance(t, Result)]
+    roots = [Value(at[id(t.operation)], t.index) for t in rule.source if isinstance(t, ResultOf)]
     try:
         made = build(rule.target, inputs, bindings)
     except UnityError:
@@ -100,7 +100,7 @@ def sets(of: set[frozenset[tuple[Value, Value]]]) -> set[frozenset[Value]]:
 @pytest.mark.parametrize("seed", range(40))
 def test_matches_are_those_that_trying_everything_finds(seed: int):
     random = Random(seed)
-    index = Index(random_cnn(random, 8) if seed % 4 == 0 else random_graph(random, 12, dims=(2, 4)))
+    index = OpIndex(random_cnn(random, 8) if seed % 4 == 0 else random_graph(random, 12, dims=(2, 4)))
     for rule in load():
         if free(rule):
             continue
@@ -109,7 +109,7 @@ def test_matches_are_those_that_trying_everything_finds(seed: int):
         # Of matches that only differ in the order of the replaced values, one is given.
         assert own <= all_found, rule.name
         assert sets(own) == sets(all_found), rule.name
-        if len({id(t.operation) for t in rule.source if isinstance(t, Result)}) == 1:
+        if len({id(t.operation) for t in rule.source if isinstance(t, ResultOf)}) == 1:
             assert own == all_found, rule.name
 
 
@@ -119,7 +119,7 @@ def test_every_replacement_computes_the_same(seed: int):
     source = random_cnn(random, 6) if seed % 4 == 0 else random_graph(random, 10, dims=(2, 4))
     inputs, weights = data_for(source)
     values = interpret(source, inputs, weights)
-    index = Index(source)
+    index = OpIndex(source)
     for rule in load():
         for match in matches(rule, index, {"d": 2} if rule in family("parallel") else {}):
             after = substitute(source, match.replaced)
@@ -133,7 +133,7 @@ def test_random_graphs_match_many_rules():
     names = {
         rule.name
         for seed in range(40)
-        for index in [Index(random_graph(Random(seed), 12, dims=(2, 4))), Index(random_cnn(Random(seed), 8))]
+        for index in [OpIndex(random_graph(Random(seed), 12, dims=(2, 4))), OpIndex(random_cnn(Random(seed), 8))]
         for rule in load()
         if next(matches(rule, index), None) is not None
     }
@@ -237,7 +237,7 @@ def test_integers_are_not_numbers():
     (match,) = found("embedding-bag-as-sum", op("embedding_bag", ids, t))
     assert match.bindings["l"] == 2
     same = rule('subst.rule "r" (%x: [a..]) { %y = embedding_bag %x, %x yield %y } to { yield %x }')
-    assert not list(matches(same, Index(graph(op("embedding_bag", ids, t)))))
+    assert not list(matches(same, OpIndex(graph(op("embedding_bag", ids, t)))))
 
 
 def test_values_that_stay_are_told():
@@ -271,7 +271,7 @@ def test_work_that_a_longer_operator_does_again_is_told():
 def test_symbols_are_one_or_more_and_packs_are_whole():
     longer = rule('subst.rule "r" (%x: [n + 2]) { %y = relu %x %z = relu %y yield %z } to { %y = relu %x yield %y }')
     for size, number in ((2, 0), (3, 1)):
-        assert len(list(matches(longer, Index(graph(op("relu", op("relu", x(size)))))))) == number
+        assert len(list(matches(longer, OpIndex(graph(op("relu", op("relu", x(size)))))))) == number
     assert len(found("relu-of-relu", op("relu", op("relu", x(4, 4))))) == 1
     assert not found("relu-of-relu", op("relu", op("relu", x(4, 4, degrees=(1, 2)))))
 

@@ -14,7 +14,7 @@ from xdsl.printer import Printer
 from unity_ir.errors import UnityError
 from unity_ir.rules import pattern
 from unity_ir.rules.parse import RuleTextError, parse_poly
-from unity_ir.rules.pattern import Parameter
+from unity_ir.rules.pattern import AttrParameter
 from unity_ir.rules.poly import Poly
 
 T = TypeVar("T")
@@ -71,14 +71,14 @@ class ParameterAttr(Data[str]):
         printer.print_string(f"<{self.data}>")
 
 
-def to_attribute(value: pattern.Attribute) -> Attribute:
+def to_attribute(value: pattern.AttrExpr) -> Attribute:
     """The xDSL attribute of an attribute of a pattern."""
     match value:
         case Poly():
             return PolyAttr(value)
         case tuple():
             return ArrayAttr(map(PolyAttr, value))
-        case Parameter(name):
+        case AttrParameter(name):
             return ParameterAttr(name)
         case str():
             return StringAttr(value)
@@ -86,7 +86,7 @@ def to_attribute(value: pattern.Attribute) -> Attribute:
             return FloatAttr(value, f64)
 
 
-def from_attribute(name: str, attribute: Attribute) -> pattern.Attribute:
+def from_attribute(name: str, attribute: Attribute) -> pattern.AttrExpr:
     """The inverse of `to_attribute`. Raises `UnityError` for attributes no pattern has."""
     match attribute:
         case PolyAttr():
@@ -99,7 +99,7 @@ def from_attribute(name: str, attribute: Attribute) -> pattern.Attribute:
                 items.append(item.data)
             return tuple(items)
         case ParameterAttr():
-            return Parameter(attribute.data)
+            return AttrParameter(attribute.data)
         case StringAttr():
             return attribute.data
         case FloatAttr(type=t) if t == f64:

@@ -44,7 +44,7 @@ from unity_ir.dialects.subst.types import SubstTensorType, SubstValueType
 from unity_ir.errors import UnityError
 from unity_ir.rules.check import check
 from unity_ir.rules.parse import RuleTextError, check_rule_name, parse_rules, parse_tensor
-from unity_ir.rules.pattern import Condition, Input, Operation, ProofRecord, Result, Substitution, Term
+from unity_ir.rules.pattern import Condition, Input, Operation, ProofRecord, ResultOf, Substitution, Term
 from unity_ir.rules.text import applications, rule_text, tensor_text
 
 _VALUE: AttrConstraint = BaseAttr(SubstTensorType) | BaseAttr(SubstValueType)
@@ -243,7 +243,7 @@ def _side(block: Block, inputs: Sequence[Input]) -> tuple[Term, ...]:
             case ApplyOp():
                 attributes = ((name, from_attribute(name, a)) for name, a in op.values.data.items())
                 operation = Operation(op.operator.data, operands(op), tuple(sorted(attributes, key=lambda a: a[0])))
-                terms.update((result, Result(operation, i)) for i, result in enumerate(op.results))
+                terms.update((result, ResultOf(operation, i)) for i, result in enumerate(op.results))
             case YieldOp():
                 return operands(op)
             case _:

@@ -16,8 +16,8 @@ from unity_ir.dialects.spmd import (
     ConstantOp,
     ExchangeOp,
     InputOp,
+    LocalTensorType,
     MoveOp,
-    Piece,
     PieceType,
     ProgramOp,
     ReturnOp,
@@ -50,7 +50,7 @@ def to_op(program: Program) -> ProgramOp:
 
     def type_of(register: Register) -> PieceType:
         t = program.tensors[register]
-        return PieceType(Piece(t.local(program.mesh), t.shape, t.dtype, t.layout, t.halo, t.halo_sum))
+        return PieceType(LocalTensorType(t.local(program.mesh), t.shape, t.dtype, t.layout, t.halo, t.halo_sum))
 
     for instruction in program.body:
         results: tuple[Register, ...] = ()

@@ -13,12 +13,13 @@ from random import Random
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import Attribute, Input, Operation, Pack, Substitution, Term
+from unity_ir.rules.pattern import AttrExpr, DimPack, Input, Operation, Substitution, Term
 from unity_ir.rules.poly import Poly, number, symbol
+from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.lines import Lines
+from unity_ir.rules.proof.lines import apply_operator
 from unity_ir.rules.proof.sides import DTYPES, PACK_RANKS, choices, degrees, element_types, packs, parameters, sides
-from unity_ir.rules.proof.tensors import Tensor, named
+from unity_ir.rules.proof.tensors import TensorForm, named
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,15 @@ def spelled_at(
     raise Undecided(f"it is not well typed at sizes and degrees above 1: {last}")
 
 
-def inputs_at(rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str] = DTYPES) -> dict[str, Tensor]:
+def inputs_at(
+    rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str] = DTYPES
+) -> dict[str, TensorForm]:
     """The inputs of a rule whose packs have so many dims."""
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[str, TensorForm] = {}
     for i in rule.inputs:
         shape: list[Poly] = []
         for size in i.shape:
-            if isinstance(size, Pack):
+            if isinstance(size, DimPack):
                 shape += [symbol(f"{size.name}.{d}") for d in range(ranks[size.name])]
             else:
                 shape.append(size)
@@ -132,34 +135,36 @@ def inputs_at(rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str,
     return inputs
 
 
-Made = dict[int, Sequence[Tensor]]
+Made = dict[int, Sequence[TensorForm]]
 """The results of operations, by their id."""
 
 
 def tensors(
-    rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, Tensor], lines: Lines, fixed: Mapping[str, Poly]
-) -> tuple[list[Tensor], Made]:
+    rule: Substitution,
+    side: tuple[Term, ...],
+    inputs: Mapping[str, TensorForm],
+    context: ProofContext,
+    fixed: Mapping[str, Poly],
+) -> tuple[list[TensorForm], Made]:
     """The results of a side, and of every operation by its id; parallel operators are left out."""
     made: Made = {}
     for operation in rule.operations(side):
         operands = [result_of(t, inputs, made) for t in operation.operands]
-        made[id(operation)] = (
-            operands
-            if operation.op in PARALLEL_OPERATORS
-            else lines.apply(operation.op, operands, attributes_at(operation, fixed))
-        )
+        if operation.op not in PARALLEL_OPERATORS:
+            operands = apply_operator(context, operation.op, operands, attributes_at(operation, fixed))
+        made[id(operation)] = operands
     return [result_of(t, inputs, made) for t in side], made
 
 
-def result_of(term: Term, inputs: Mapping[str, Tensor], made: Made) -> Tensor:
+def result_of(term: Term, inputs: Mapping[str, TensorForm], made: Made) -> TensorForm:
     """The tensor a term stands for."""
     return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
 
 
-def attributes_at(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, Attribute]:
+def attributes_at(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, AttrExpr]:
     """The attributes of an operation, with numbers in the place of numbers of dims."""
 
-    def known(value: Attribute) -> Attribute:
+    def known(value: AttrExpr) -> AttrExpr:
         match value:
             case Poly():
                 return value.substitute(fixed)

@@ -15,14 +15,14 @@ from itertools import permutations
 from unity_ir.rules.poly import symbol
 from unity_ir.rules.proof.forms import (
     Apply,
-    Bound,
     Constraint,
     Extreme,
-    Factor,
     Form,
     Mono,
+    MonoFactor,
+    Quantified,
     Read,
-    Value,
+    SymbolValue,
     mono_text,
     renamed,
     renamed_bound,
@@ -48,26 +48,26 @@ class Undecided(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Equality:
     """`proved`, or the reason it is not."""
 
     proved: bool
     reason: str = ""
 
 
-def equal(left: Form, right: Form, facts: Facts) -> Verdict:
+def equal(left: Form, right: Form, facts: Facts) -> Equality:
     """Whether two forms are equal wherever the facts hold."""
     if left == right:
-        return Verdict(True)
+        return Equality(True)
     difference = (*left, *scaled(right, -1))
     try:
         for case, settled in _cases(difference, facts):
             rest = _cancelled(settled, case)
             if rest:
-                return Verdict(False, f"these do not cancel: {'; '.join(map(mono_text, rest[:4]))}")
+                return Equality(False, f"these do not cancel: {'; '.join(map(mono_text, rest[:4]))}")
     except Undecided as reason:
-        return Verdict(False, str(reason))
-    return Verdict(True)
+        return Equality(False, str(reason))
+    return Equality(True)
 
 
 def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
@@ -103,7 +103,7 @@ def _open_guards(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) 
                         inner = bound | set(mono.binders) | set(p.binders)
                         yield from _open(p.domain, facts, inner)
                         yield from _open_guards(p.body, facts, inner)
-                case Read() | Value():
+                case Read() | SymbolValue():
                     pass
 
 
@@ -130,13 +130,13 @@ def _free_fact(c: Constraint, mono: Mono, facts: Facts) -> bool:
     return c.poly.symbols.isdisjoint(mono.binders) and facts.imply(c)
 
 
-def _settled_factor(factor: Factor, facts: Facts) -> Factor:
+def _settled_factor(factor: MonoFactor, facts: Facts) -> MonoFactor:
     match factor:
         case Apply(function, arguments):
             return Apply(function, tuple(_settled(a, facts) for a in arguments))
         case Extreme(reducer, parts):
             kept = [p for p in parts if not facts.contradict(p.domain)]
-            done = (Bound(p.binders, p.domain, _settled(p.body, facts.also(p.domain))) for p in kept)
+            done = (Quantified(p.binders, p.domain, _settled(p.body, facts.also(p.domain))) for p in kept)
             return Extreme(reducer, tuple(done))
         case _:
             return factor
@@ -169,11 +169,11 @@ def _cancelled(form: Form, facts: Facts) -> list[Mono]:
     return left
 
 
-def _shape(factor: Factor) -> tuple[object, ...]:
+def _shape(factor: MonoFactor) -> tuple[object, ...]:
     match factor:
         case Read(tensor, indices):
             return ("read", tensor, len(indices))
-        case Value():
+        case SymbolValue():
             return ("value",)
         case Apply(function, arguments):
             return ("apply", function, len(arguments))
@@ -202,7 +202,7 @@ def _orders(binders: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return permutations(binders) if len(binders) <= BINDERS else iter((binders,))
 
 
-def _pair_up(left: list[Factor], right: list[Factor], facts: Facts) -> bool:
+def _pair_up(left: list[MonoFactor], right: list[MonoFactor], facts: Facts) -> bool:
     """Whether the factors are equal in some order."""
     if not left:
         return True
@@ -213,7 +213,7 @@ def _pair_up(left: list[Factor], right: list[Factor], facts: Facts) -> bool:
     return False
 
 
-def _same(one: Factor, other: Factor, facts: Facts) -> bool:
+def _same(one: MonoFactor, other: MonoFactor, facts: Facts) -> bool:
     if _shape(one) != _shape(other):
         return False
     if text(one) == text(other):
@@ -221,7 +221,7 @@ def _same(one: Factor, other: Factor, facts: Facts) -> bool:
     match one, other:
         case Read(_, a), Read(_, b):
             return all(x == y or facts.imply(Constraint(x - y, equal=True)) for x, y in zip(a, b, strict=True))
-        case Value(a), Value(b):
+        case SymbolValue(a), SymbolValue(b):
             return facts.imply(Constraint(symbol(a) - symbol(b), equal=True))
         case Apply(function, a), Apply(_, b):
             orders = (b, b[::-1]) if function in COMMUTATIVE else (b,)
@@ -236,14 +236,14 @@ def _zero(left: Form, right: Form, facts: Facts) -> bool:
     return not _cancelled((*left, *scaled(right, -1)), facts)
 
 
-def _same_extremes(left: Sequence[Bound], right: Sequence[Bound], facts: Facts) -> bool:
+def _same_extremes(left: Sequence[Quantified], right: Sequence[Quantified], facts: Facts) -> bool:
     """Whether every part on the left has one on the right: the same values over the same domain."""
     if len(left) != len(right):
         return False
     return any(all(_same_bound(a, b, facts) for a, b in zip(left, order, strict=True)) for order in permutations(right))
 
 
-def _same_bound(one: Bound, other: Bound, facts: Facts) -> bool:
+def _same_bound(one: Quantified, other: Quantified, facts: Facts) -> bool:
     if len(one.binders) != len(other.binders):
         return False
     one = renamed_bound(one)

@@ -74,7 +74,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Value:
+class SymbolValue:
     """A size, index or attribute as a number."""
 
     symbol: str
@@ -93,11 +93,11 @@ class Extreme:
     """The `max`, `min` or `prod` over several (binders, domain) of their forms."""
 
     reducer: str
-    parts: tuple[Bound, ...]
+    parts: tuple[Quantified, ...]
 
 
 @dataclass(frozen=True)
-class Bound:
+class Quantified:
     """A form under binders."""
 
     binders: tuple[str, ...]
@@ -105,7 +105,7 @@ class Bound:
     body: Form
 
 
-Factor: TypeAlias = Read | Value | Apply | Extreme
+MonoFactor: TypeAlias = Read | SymbolValue | Apply | Extreme
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Mono:
     coefficient: Fraction
     binders: tuple[str, ...] = ()
     domain: frozenset[Constraint] = frozenset()
-    factors: tuple[Factor, ...] = ()
+    factors: tuple[MonoFactor, ...] = ()
 
     @cached_property
     def free(self) -> frozenset[str]:
@@ -126,12 +126,12 @@ class Mono:
 Form: TypeAlias = tuple[Mono, ...]
 
 
-def free_symbols(factor: Factor) -> frozenset[str]:
+def free_symbols(factor: MonoFactor) -> frozenset[str]:
     """The symbols a factor depends on."""
     match factor:
         case Read(_, indices):
             return frozenset[str]().union(*(i.symbols for i in indices))
-        case Value(name):
+        case SymbolValue(name):
             return frozenset({name})
         case Apply(_, arguments):
             return frozenset[str]().union(*(m.free for form in arguments for m in form))
@@ -139,7 +139,7 @@ def free_symbols(factor: Factor) -> frozenset[str]:
             return frozenset[str]().union(*(_free_in(p) for p in parts))
 
 
-def _free_in(bound: Bound) -> frozenset[str]:
+def _free_in(bound: Quantified) -> frozenset[str]:
     inner = (*(c.poly.symbols for c in bound.domain), *(m.free for m in bound.body))
     return frozenset[str]().union(*inner) - set(bound.binders)
 
@@ -153,7 +153,7 @@ def constant(value: Fraction | int) -> Form:
 
 def of_poly(poly: Poly) -> Form:
     """A polynomial as a number."""
-    return tuple(Mono(Fraction(c), (), frozenset(), tuple(map(Value, m))) for m, c in poly.terms)
+    return tuple(Mono(Fraction(c), (), frozenset(), tuple(map(SymbolValue, m))) for m, c in poly.terms)
 
 
 def as_poly(form: Form) -> Poly | None:
@@ -164,7 +164,7 @@ def as_poly(form: Form) -> Poly | None:
             return None
         term = number(int(m.coefficient))
         for f in m.factors:
-            if not isinstance(f, Value) or f.symbol.startswith(REAL):
+            if not isinstance(f, SymbolValue) or f.symbol.startswith(REAL):
                 return None
             term = term * symbol(f.symbol)
         out = out + term
@@ -207,7 +207,7 @@ def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     `maximum` and `minimum` are the extremes of two.
     """
     if function in ("maximum", "minimum"):
-        parts = tuple(Bound((), frozenset(), a) for a in arguments)
+        parts = tuple(Quantified((), frozenset(), a) for a in arguments)
         return (Mono(Fraction(1), (), frozenset(), (Extreme(function.removesuffix("imum"), parts),)),)
     if function == "exp":
         return _exp(arguments[0])
@@ -237,7 +237,7 @@ def _binder_boxes(mono: Mono) -> frozenset[Constraint]:
 def _recip(argument: Form) -> Form:
     if len(argument) == 1 and not argument[0].binders and not argument[0].domain:
         (mono,) = argument
-        factors: list[Factor] = []
+        factors: list[MonoFactor] = []
         for f in mono.factors:
             match f:
                 case Apply("exp", (inner,)):
@@ -265,12 +265,12 @@ def renamed(mono: Mono) -> Mono:
     )
 
 
-def renamed_bound(bound: Bound) -> Bound:
+def renamed_bound(bound: Quantified) -> Quantified:
     """The same with binders nothing else has."""
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
     domain = frozenset(c.substitute(values) for c in bound.domain)
-    return Bound(tuple(names.values()), domain, substitute(bound.body, values))
+    return Quantified(tuple(names.values()), domain, substitute(bound.body, values))
 
 
 def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
@@ -290,22 +290,22 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
     )
 
 
-def substitute_factor(factor: Factor, values: Mapping[str, Poly]) -> Factor:
-    """A `Value` that gets more than another name is marked, for `multiplied_out` to take apart."""
+def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
+    """A `SymbolValue` that gets more than another name is marked, for `multiplied_out` to take apart."""
     match factor:
         case Read(tensor, indices):
             return Read(tensor, tuple(i.substitute(values) for i in indices))
-        case Value(name):
+        case SymbolValue(name):
             new = values.get(name, symbol(name))
             other = new.terms[0][0] if len(new.terms) == 1 and new.terms[0][1] == 1 else ()
-            return Value(*other) if len(other) == 1 else Apply("value", (of_poly(new),))
+            return SymbolValue(*other) if len(other) == 1 else Apply("value", (of_poly(new),))
         case Apply(function, arguments):
             return Apply(function, tuple(substitute(a, values) for a in arguments))
         case Extreme(reducer, parts):
             return Extreme(
                 reducer,
                 tuple(
-                    Bound(p.binders, frozenset(c.substitute(values) for c in p.domain), substitute(p.body, values))
+                    Quantified(p.binders, frozenset(c.substitute(values) for c in p.domain), substitute(p.body, values))
                     for p in parts
                 ),
             )
@@ -328,12 +328,12 @@ def multiplied_out(form: Form) -> Form:
     return tuple(out)
 
 
-def _inner(factor: Factor) -> Factor:
+def _inner(factor: MonoFactor) -> MonoFactor:
     match factor:
         case Apply(function, arguments):
             return Apply(function, tuple(map(multiplied_out, arguments)))
         case Extreme(reducer, parts):
-            return Extreme(reducer, tuple(Bound(p.binders, p.domain, multiplied_out(p.body)) for p in parts))
+            return Extreme(reducer, tuple(Quantified(p.binders, p.domain, multiplied_out(p.body)) for p in parts))
         case _:
             return factor
 
@@ -341,12 +341,12 @@ def _inner(factor: Factor) -> Factor:
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def text(factor: Factor) -> str:
+def text(factor: MonoFactor) -> str:
     """A factor as text; equal ones have one text."""
     match factor:
         case Read(tensor, indices):
             return f"{tensor}[{', '.join(map(str, indices))}]"
-        case Value(name):
+        case SymbolValue(name):
             return name
         case Apply(function, arguments):
             return f"{function}({', '.join(map(form_text, arguments))})"
@@ -365,7 +365,7 @@ def mono_text(mono: Mono) -> str:
     return f"{mono.coefficient} {_over(mono.binders, mono.domain)}{factors}"
 
 
-def bound_text(bound: Bound) -> str:
+def bound_text(bound: Quantified) -> str:
     """A form under binders as text."""
     return f"{_over(bound.binders, bound.domain)}{form_text(bound.body)}"
 

@@ -16,16 +16,17 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Application, Operator
 from unity_ir.ops.operator import Tensor as OperatorTensor
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import Attribute, Input, Parameter, Substitution, Term
+from unity_ir.rules.pattern import AttrExpr, AttrParameter, Input, Substitution, Term
 from unity_ir.rules.poly import Poly, number
 from unity_ir.rules.proof.cases import Case, attributes_at, result_of, tensors
+from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.lines import Lines
-from unity_ir.rules.proof.tensors import Tensor, added, divided, named, zeros
+from unity_ir.rules.proof.lines import apply_operator
+from unity_ir.rules.proof.tensors import TensorForm, added, divided, named, zeros
 from unity_ir.tdl.syntax import AttrValue
 
 
-class Sized(int):
+class SymbolicInt(int):
     """
     An integer that knows which polynomial of the sizes it is. Sums, differences and products do, too; a question whose
     answer depends on the sizes raises `Undecided`, so that no gradient is built for the sample's sizes alone.
@@ -43,34 +44,34 @@ class Sized(int):
         made.poly = poly
         return made
 
-    def __add__(self, other: int) -> Sized:
-        return Sized.of(self.poly + _poly(other), _int(self) + _int(other))
+    def __add__(self, other: int) -> SymbolicInt:
+        return SymbolicInt.of(self.poly + _poly(other), _int(self) + _int(other))
 
-    def __radd__(self, other: int) -> Sized:
+    def __radd__(self, other: int) -> SymbolicInt:
         return self + other
 
-    def __sub__(self, other: int) -> Sized:
-        return Sized.of(self.poly - _poly(other), _int(self) - _int(other))
+    def __sub__(self, other: int) -> SymbolicInt:
+        return SymbolicInt.of(self.poly - _poly(other), _int(self) - _int(other))
 
-    def __rsub__(self, other: int) -> Sized:
-        return Sized.of(_poly(other) - self.poly, _int(other) - _int(self))
+    def __rsub__(self, other: int) -> SymbolicInt:
+        return SymbolicInt.of(_poly(other) - self.poly, _int(other) - _int(self))
 
-    def __mul__(self, other: object) -> Sized:
+    def __mul__(self, other: object) -> SymbolicInt:
         if not isinstance(other, int):
             return NotImplemented
-        return Sized.of(self.poly * _poly(other), _int(self) * _int(other))
+        return SymbolicInt.of(self.poly * _poly(other), _int(self) * _int(other))
 
-    def __rmul__(self, other: object) -> Sized:
+    def __rmul__(self, other: object) -> SymbolicInt:
         return self * other
 
-    def __neg__(self) -> Sized:
-        return Sized.of(-self.poly, -_int(self))
+    def __neg__(self) -> SymbolicInt:
+        return SymbolicInt.of(-self.poly, -_int(self))
 
-    def __floordiv__(self, other: int) -> Sized:
+    def __floordiv__(self, other: int) -> SymbolicInt:
         quotient = divided(self.poly, _poly(other))
         if quotient is None:
             raise Undecided(f"a gradient divides {self.poly} by {_poly(other)}")
-        return Sized.of(quotient, _int(self) // _int(other))
+        return SymbolicInt.of(quotient, _int(self) // _int(other))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, int):
@@ -126,13 +127,13 @@ def _int(value: int) -> int:
 
 
 def _poly(value: SupportsIndex) -> Poly:
-    return value.poly if isinstance(value, Sized) else number(int(value))
+    return value.poly if isinstance(value, SymbolicInt) else number(int(value))
 
 
 class _Number(float):
     """The number of an attribute that a match gives. Gradients may hand it on, not compute with it."""
 
-    parameter: Parameter
+    parameter: AttrParameter
 
     def _unknown(self, other: object = None) -> NoReturn:
         raise Undecided(f"a gradient computes with ${self.parameter.name}")
@@ -158,12 +159,12 @@ class _Application(Application):
 class _Symbolic(OperatorTensor):
     """A proof's tensor, as operators' gradients see it."""
 
-    lines: Lines
-    tensor: Tensor
+    context: ProofContext
+    tensor: TensorForm
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(Sized.at(size, self.lines.sample) for size in self.tensor.shape)
+        return tuple(SymbolicInt.at(size, self.context.sample) for size in self.tensor.shape)
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -178,10 +179,10 @@ class _Symbolic(OperatorTensor):
     ) -> tuple[_Symbolic, ...]:
         tensors = [o.tensor for o in operands if isinstance(o, _Symbolic)]
         polys = {name: _attribute(value) for name, value in attributes.items()}
-        return tuple(_Symbolic(self.lines, t) for t in self.lines.apply(operator.name, tensors, polys))
+        return tuple(_Symbolic(self.context, t) for t in apply_operator(self.context, operator.name, tensors, polys))
 
 
-def _attribute(value: AttrValue) -> Attribute:
+def _attribute(value: AttrValue) -> AttrExpr:
     match value:
         case _Number():
             return value.parameter
@@ -199,18 +200,18 @@ class _Unknown:
 
 NO_GRADIENT = _Unknown()
 
-Product = Tensor | _Unknown | None
+Product = TensorForm | _Unknown | None
 """The gradient of a value; None where it is zero everywhere."""
 
 
 def products(
-    rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, Tensor], lines: Lines, case: Case
-) -> tuple[dict[str, Product], list[Tensor]]:
+    rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, TensorForm], context: ProofContext, case: Case
+) -> tuple[dict[str, Product], list[TensorForm]]:
     """
     The gradient of each floating point input of a side, from cotangents of its results that are inputs of their own,
     and the results. Raises `Undecided` for what forms cannot say.
     """
-    results, made = tensors(rule, side, inputs, lines, case.fixed)
+    results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}
     for n, (term, tensor) in enumerate(zip(side, results, strict=True)):
         if tensor.floating:
@@ -221,7 +222,7 @@ def products(
         operands = [result_of(t, inputs, made) for t in operation.operands]
         if all(g is None for g in found) or not any(t.floating for t in operands):
             continue
-        values = _operand_gradients(operation.op, attributes_at(operation, case.fixed), operands, own, found, lines)
+        values = _operand_gradients(operation.op, attributes_at(operation, case.fixed), operands, own, found, context)
         for term, operand, value in zip(operation.operands, operands, values, strict=True):
             if operand.floating and value is not None:
                 _add(grads, _key(term), value)
@@ -232,13 +233,13 @@ def _key(term: Term) -> object:
     return term.name if isinstance(term, Input) else (id(term.operation), term.index)
 
 
-def _cotangent(n: int, of: Tensor) -> Tensor:
+def _cotangent(n: int, of: TensorForm) -> TensorForm:
     return replace(named(f"gradient of result {n}", of.shape, of.dtype), gradient=True)
 
 
 def _add(grads: dict[object, Product], key: object, grad: Product) -> None:
     old = grads.get(key)
-    if isinstance(old, Tensor) and isinstance(grad, Tensor):
+    if isinstance(old, TensorForm) and isinstance(grad, TensorForm):
         grads[key] = added(old, grad)
     else:
         grads[key] = old if isinstance(old, _Unknown) or grad is None else grad
@@ -246,11 +247,11 @@ def _add(grads: dict[object, Product], key: object, grad: Product) -> None:
 
 def _operand_gradients(
     op: str,
-    attributes: Mapping[str, Attribute],
-    operands: Sequence[Tensor],
-    results: Sequence[Tensor],
+    attributes: Mapping[str, AttrExpr],
+    operands: Sequence[TensorForm],
+    results: Sequence[TensorForm],
     grads: Sequence[Product],
-    lines: Lines,
+    context: ProofContext,
 ) -> Sequence[Product]:
     if any(isinstance(g, _Unknown) for g in grads):
         return [NO_GRADIENT] * len(operands)
@@ -259,25 +260,25 @@ def _operand_gradients(
     operator = find_operator(op)
     if operator.gradient is None:
         return [NO_GRADIENT] * len(operands)
-    whole = [g if isinstance(g, Tensor) else zeros(t.shape, t.dtype) for g, t in zip(grads, results, strict=True)]
+    whole = [g if isinstance(g, TensorForm) else zeros(t.shape, t.dtype) for g, t in zip(grads, results, strict=True)]
     given = {a.name: a.default for a in operator.line.attributes if a.default is not None}
-    known = {**given, **{name: _value(value, lines) for name, value in attributes.items()}}
+    known = {**given, **{name: _value(value, context) for name, value in attributes.items()}}
     floating, values, made = (
-        tuple(_Symbolic(lines, t) for t in of)
+        tuple(_Symbolic(context, t) for t in of)
         for of in ([g for g, t in zip(whole, results, strict=True) if t.floating], operands, results)
     )
     found = operator.gradient(_Application(floating, values, made, known))
     return [f.tensor if isinstance(f, _Symbolic) else None for f in found]
 
 
-def _value(attribute: Attribute, lines: Lines) -> AttrValue:
+def _value(attribute: AttrExpr, context: ProofContext) -> AttrValue:
     match attribute:
         case Poly():
-            return Sized.at(attribute, lines.sample)
+            return SymbolicInt.at(attribute, context.sample)
         case tuple():
-            return tuple(Sized.at(p, lines.sample) for p in attribute)
-        case Parameter(name):
-            given = lines.given[name]
+            return tuple(SymbolicInt.at(p, context.sample) for p in attribute)
+        case AttrParameter(name):
+            given = context.given[name]
             if isinstance(given, str):
                 return given
             made = _Number(given)

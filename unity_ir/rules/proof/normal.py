@@ -14,14 +14,14 @@ from fractions import Fraction
 from unity_ir.rules.poly import ZERO, Poly, symbol
 from unity_ir.rules.proof.forms import (
     Apply,
-    Bound,
     Constraint,
     Extreme,
-    Factor,
     Form,
     Mono,
+    MonoFactor,
+    Quantified,
     Read,
-    Value,
+    SymbolValue,
     apply,
     as_poly,
     bound_text,
@@ -56,7 +56,7 @@ def normal(form: Form, facts: Facts) -> Form:
 
 def _normal(mono: Mono, facts: Facts) -> Form:
     inner = facts.also(mono.domain)
-    coefficient, factors, guards = mono.coefficient, list[Factor](), frozenset[Constraint]()
+    coefficient, factors, guards = mono.coefficient, list[MonoFactor](), frozenset[Constraint]()
     for f in mono.factors:
         # A function may turn out to be a product once its arguments are in normal form.
         for part in _factor(f, inner):
@@ -86,7 +86,7 @@ def _is_false(c: Constraint) -> bool:
     return value is not None and not (value == 0 if c.equal else value >= 0)
 
 
-def _factor(factor: Factor, facts: Facts) -> Form:
+def _factor(factor: MonoFactor, facts: Facts) -> Form:
     """The product a factor is, as one monomial without binders; a comparison of indices is a guard."""
     match factor:
         case Apply(function, arguments):
@@ -94,7 +94,7 @@ def _factor(factor: Factor, facts: Facts) -> Form:
             inner = _extreme(known[0]) if function == "relu" else None
             if inner is not None and inner.parts and all(_nonempty(p, facts) for p in inner.parts):
                 # It is monotone; of nothing at all there is no maximum, but relu of that would be 0.
-                moved = tuple(Bound(p.binders, p.domain, apply("relu", (p.body,))) for p in inner.parts)
+                moved = tuple(Quantified(p.binders, p.domain, apply("relu", (p.body,))) for p in inner.parts)
                 return _factor(Extreme(inner.reducer, moved), facts)
             if function.startswith("as ") and (held := _held(function, known[0])):
                 return held
@@ -143,9 +143,9 @@ def _under_relu(form: Form) -> Form:
             return form
 
 
-def _without_repeats(factors: list[Factor]) -> list[Factor]:
+def _without_repeats(factors: list[MonoFactor]) -> list[MonoFactor]:
     """A condition is 0 or 1, so that once is as good as twice."""
-    out: list[Factor] = []
+    out: list[MonoFactor] = []
     for f in factors:
         if not (isinstance(f, Apply) and f.function in CONDITIONS and f in out):
             out.append(f)
@@ -160,7 +160,7 @@ def _extreme(form: Form) -> Extreme | None:
     return factor if isinstance(factor, Extreme) and factor.reducer in ("max", "min") else None
 
 
-def _nonempty(part: Bound, facts: Facts) -> bool:
+def _nonempty(part: Quantified, facts: Facts) -> bool:
     """Whether the binders have values: for each, every lower bound is below every upper one."""
     if not facts.imply_all(c for c in part.domain if c.poly.symbols.isdisjoint(part.binders)):
         return False
@@ -177,20 +177,20 @@ def _nonempty(part: Bound, facts: Facts) -> bool:
     return True
 
 
-def extremes(reducer: str, part: Bound, facts: Facts) -> Iterator[Bound]:
+def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
     """
     A part of a maximum, taken apart: by guards on its binders, and where it is a maximum itself. Both keep the set of
     values, which is all a maximum or minimum depends on.
     """
     if reducer not in ("max", "min"):
-        yield Bound(part.binders, part.domain, normal(part.body, facts.also(part.domain)))
+        yield Quantified(part.binders, part.domain, normal(part.body, facts.also(part.domain)))
         return
     guard = next((c for m in part.body for c in sorted(m.domain, key=str) if _splits(c, m, part)), None)
     if guard is not None:
         for case in ((guard,), *((c,) for c in guard.negated())):
             domain = part.domain | frozenset(case)
             if not facts.contradict(domain):
-                yield from extremes(reducer, Bound(part.binders, domain, _within(part.body, domain)), facts)
+                yield from extremes(reducer, Quantified(part.binders, domain, _within(part.body, domain)), facts)
         return
     body = normal(part.body, facts.also(part.domain))
     only = body[0] if len(body) == 1 and body[0].coefficient == 1 and not body[0].binders else None
@@ -200,16 +200,16 @@ def extremes(reducer: str, part: Bound, facts: Facts) -> Iterator[Bound]:
             for inner in factor.parts:
                 names = {b: fresh(b) for b in inner.binders}
                 values = {old: symbol(new) for old, new in names.items()}
-                yield Bound(
+                yield Quantified(
                     part.binders + tuple(names.values()),
                     part.domain | frozenset(c.substitute(values) for c in inner.domain),
                     substitute(inner.body, values),
                 )
             return
-    yield _shifted_bound(Bound(part.binders, part.domain, body))
+    yield _shifted_bound(Quantified(part.binders, part.domain, body))
 
 
-def _splits(c: Constraint, mono: Mono, part: Bound) -> bool:
+def _splits(c: Constraint, mono: Mono, part: Quantified) -> bool:
     """Whether a guard is about the binders of the part, and not decided by its domain."""
     symbols = c.poly.symbols
     about = not symbols.isdisjoint(part.binders) and symbols.isdisjoint(mono.binders)
@@ -226,7 +226,7 @@ def _within(body: Form, domain: frozenset[Constraint]) -> Form:
     return tuple(out)
 
 
-def _shifted_bound(part: Bound) -> Bound:
+def _shifted_bound(part: Quantified) -> Quantified:
     """Every binder that an index of the body has as binder + rest, as that index."""
     if len(part.body) != 1:
         return part
@@ -234,7 +234,7 @@ def _shifted_bound(part: Bound) -> Bound:
     shifted = _shifted(Mono(Fraction(1), part.binders, part.domain, mono.factors))
     if mono.binders or mono.domain:
         return part
-    return Bound(shifted.binders, shifted.domain, (Mono(mono.coefficient, (), frozenset(), shifted.factors),))
+    return Quantified(shifted.binders, shifted.domain, (Mono(mono.coefficient, (), frozenset(), shifted.factors),))
 
 
 def _comparison(function: str, arguments: tuple[Form, ...]) -> Constraint | None:
@@ -300,12 +300,12 @@ def _size_of(mono: Mono, binder: str, alone: bool = True) -> Poly | None:
     return None
 
 
-def _positions(factor: Factor) -> list[Poly]:
+def _positions(factor: MonoFactor) -> list[Poly]:
     """Every polynomial of a factor in which an index may stand."""
     match factor:
         case Read(_, indices):
             return list(indices)
-        case Value(name):
+        case SymbolValue(name):
             return [symbol(name)]
         case Apply(_, arguments):
             return [p for form in arguments for p in _form_positions(form)]
@@ -414,7 +414,7 @@ def _shifted(mono: Mono) -> Mono:
         mono = step
 
 
-def _reads(factor: Factor) -> Iterator[Read]:
+def _reads(factor: MonoFactor) -> Iterator[Read]:
     """The reads of a factor that no inner sum is over."""
     match factor:
         case Read():
@@ -460,7 +460,7 @@ def _named(mono: Mono) -> Mono:
     )
 
 
-def _named_bound(bound: Bound) -> Bound:
+def _named_bound(bound: Quantified) -> Quantified:
     factors = tuple(f for m in bound.body for f in m.factors)
     _, found = _ordered(factors, bound.binders)
     # Sums in the body have names of the same depth.
@@ -476,10 +476,10 @@ def _named_bound(bound: Bound) -> Bound:
         for m in bound.body
     )
     domain = frozenset(c.substitute(values) for c in bound.domain)
-    return Bound(tuple(sorted(names.values())), domain, whole)
+    return Quantified(tuple(sorted(names.values())), domain, whole)
 
 
-def _ordered(factors: tuple[Factor, ...], binders: tuple[str, ...]) -> tuple[list[Factor], dict[str, str]]:
+def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple[list[MonoFactor], dict[str, str]]:
     """The factors sorted without regard to the names of binders, and new names in order of occurrence."""
     if not binders:
         return sorted(factors, key=text), {}
@@ -494,12 +494,12 @@ def _ordered(factors: tuple[Factor, ...], binders: tuple[str, ...]) -> tuple[lis
     return ordered, {old: f"@{depth(factors)}.{i}" for i, old in enumerate(seen)}
 
 
-def depth(factors: tuple[Factor, ...]) -> int:
+def depth(factors: tuple[MonoFactor, ...]) -> int:
     """How deep sums are nested in factors, so that names of different depths are different."""
     return max((_factor_depth(f) for f in factors), default=0)
 
 
-def _factor_depth(factor: Factor) -> int:
+def _factor_depth(factor: MonoFactor) -> int:
     match factor:
         case Apply(_, arguments):
             return 1 + max((depth(m.factors) for form in arguments for m in form), default=0)

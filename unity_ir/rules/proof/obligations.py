@@ -13,21 +13,24 @@ Gradients are lines of their own, so their obligations are proved like all other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from time import perf_counter
 
 from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
-from unity_ir.rules.pattern import Attribute
+from unity_ir.rules.pattern import AttrExpr
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
+from unity_ir.rules.proof.context import ProofContext
+from unity_ir.rules.proof.dims import given_number
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import Constraint, Mono, Read, box, summed
-from unity_ir.rules.proof.lines import Line, Lines
+from unity_ir.rules.proof.lines import line_results
 from unity_ir.rules.proof.samples import sample
 from unity_ir.rules.proof.solver import Facts
-from unity_ir.rules.proof.tensors import Position, Tensor, Undivided, named
+from unity_ir.rules.proof.symbolic_line import SymbolicLine
+from unity_ir.rules.proof.tensors import ElementPosition, TensorForm, Undivided, named
 from unity_ir.rules.proof.verdict import Proof
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.bind import Spelled, spell
@@ -40,7 +43,10 @@ from unity_ir.tdl.syntax import (
     Result,
     Segments,
     Var,
+    WrittenIndex,
     accesses,
+    joined_extent,
+    joined_position,
 )
 
 DEGREE, PIECE, TASK = "degree", "piece", "task"
@@ -89,11 +95,10 @@ class _Symbolic:
     """An operator whose index variables have symbols for extents; `divided` is degree * piece."""
 
     spelled: Spelled
-    lines: Lines
+    context: ProofContext
     extents: dict[str, Poly]
     shapes: dict[str, tuple[Poly, ...]]
-    attributes: dict[str, Attribute]
-    assumed: list[Constraint]
+    attributes: dict[str, AttrExpr]
 
 
 def _spelled(operator: Operator) -> tuple[Spelled, tuple[tuple[int, ...], ...], Mapping[str, AttrValue]]:
@@ -134,23 +139,21 @@ def _symbolic(operator: Operator, divided: str | None = None) -> _Symbolic:
         if divided is not None and classes[name] == classes[divided]:
             extents[name] = symbol(DEGREE) * symbol(PIECE)
             numbers |= {DEGREE: 2, PIECE: size // 2}
-        elif size == 1 or _is_fixed(spelled, name):
+        elif size == 1 or isinstance(spelled.sizes.get(name), int):
             extents[name] = number(size)
         else:
             extents[name] = symbol(classes[name])
             numbers[classes[name]] = size
-    attributes = _attributes(operator, spelled, values, extents, numbers)
-    assumed: list[Constraint] = []
+    attributes = _attributes(spelled, values, extents, numbers)
     # Of addends, each is cast by itself: how that rounds is policy, not part of what divides the operator.
-    lines = Lines(numbers, rounds=False)
+    context = ProofContext(numbers, rounds=False)
+    shape_of = {p.name: s for p, s in zip(spelled.bound.operands, shapes, strict=True)}
     found: dict[str, tuple[Poly, ...]] = {}
     for result in spelled.bound.results:
         for access in accesses(result.expr):
             dims = tuple(
-                _size(i, f"{access.tensor}.{d}", extents, attributes, divided, numbers, concrete_size)
-                for d, (i, concrete_size) in enumerate(
-                    zip(access.indices, _shape_of(spelled, shapes, access.tensor), strict=True)
-                )
+                _size(i, f"{access.tensor}.{d}", extents, attributes, divided, numbers, size)
+                for d, (i, size) in enumerate(zip(access.indices, shape_of[access.tensor], strict=True))
             )
             have = found.setdefault(access.tensor, dims)
             # A dim that is read in two ways has the size that an index alone says.
@@ -158,28 +161,14 @@ def _symbolic(operator: Operator, divided: str | None = None) -> _Symbolic:
                 a if isinstance(i, Var) is False and "." not in str(a) else b
                 for a, b, i in zip(have, dims, access.indices, strict=True)
             )
-    return _Symbolic(spelled, lines, extents, found, attributes, assumed)
-
-
-def _is_fixed(spelled: Spelled, name: str) -> bool:
-    """Whether a clause says the extent as a number."""
-    return isinstance(spelled.sizes.get(name), int)
-
-
-def _shape_of(spelled: Spelled, shapes: Sequence[tuple[int, ...]], tensor: str) -> tuple[int, ...]:
-    names = [p.name for p in spelled.bound.operands]
-    return shapes[names.index(tensor)]
+    return _Symbolic(spelled, context, extents, found, attributes)
 
 
 def _attributes(
-    operator: Operator,
-    spelled: Spelled,
-    values: Mapping[str, AttrValue],
-    extents: Mapping[str, Poly],
-    numbers: dict[str, int],
-) -> dict[str, Attribute]:
+    spelled: Spelled, values: Mapping[str, AttrValue], extents: Mapping[str, Poly], numbers: dict[str, int]
+) -> dict[str, AttrExpr]:
     """Attributes that give extents are those; those in windows are symbols; others are as in the sample."""
-    found: dict[str, Attribute] = {}
+    found: dict[str, AttrExpr] = {}
     sized: dict[tuple[str, int | None], Poly] = {}
     for variable, of in spelled.sizes.items():
         if isinstance(of, Entry):
@@ -198,7 +187,6 @@ def _attributes(
             found[name] = sized.get((name, None), number(value))
         else:
             found[name] = value
-    del operator
     return found
 
 
@@ -213,52 +201,31 @@ def _in_windows(spelled: Spelled, attribute: str) -> bool:
 
 
 def _size(
-    index: object,
+    index: WrittenIndex,
     name: str,
     extents: Mapping[str, Poly],
-    attributes: Mapping[str, Attribute],
+    attributes: Mapping[str, AttrExpr],
     divided: str | None,
     numbers: dict[str, int],
     sample_size: int,
 ) -> Poly:
-    match index:
-        case Var(variable):
-            return extents[variable]
-        case Composite(names):
-            return product(extents[n] for n in names)
-        case Segments(names):
-            total = ZERO
-            for n in names:
-                total = total + extents[n]
-            return total
-        case Affine(terms):
-            # The steps of the outermost variable fill the dim where it is divided; else its size is its own.
-            first = terms[0]
-            if first.variable == divided and divided is not None:
-                return _factor(first.factor, attributes) * extents[divided]
-            numbers.setdefault(name, sample_size)
-            return symbol(name)
-        case _:
-            raise Undecided(f"{index} is no index")
-
-
-def _factor(of: int | Entry, attributes: Mapping[str, Attribute]) -> Poly:
-    if isinstance(of, int):
-        return number(of)
-    value = attributes[of.attribute]
-    found = value[of.at] if isinstance(value, tuple) and of.at is not None else value
-    if not isinstance(found, Poly):
-        raise Undecided(f"attribute {of.attribute} is no number")
-    return found
+    if not isinstance(index, Affine):
+        return joined_extent(index, extents)
+    # The steps of the outermost variable fill the dim where it is divided; else its size is its own.
+    first = index.terms[0]
+    if first.variable == divided and divided is not None:
+        return given_number(first.factor, attributes) * extents[divided]
+    numbers.setdefault(name, sample_size)
+    return symbol(name)
 
 
 # --- the three obligations -------------------------------------------------------------------------------------------
 
 
 def _facts(it: _Symbolic, *more: Constraint) -> Facts:
-    positive = [Constraint(symbol(s) - 1) for s in it.lines.sample if not s.startswith("padding") and "#" not in s]
-    padding = [Constraint(symbol(s)) for s in it.lines.sample if s.startswith("padding")]
-    return Facts([*positive, *padding, *it.lines.assumed, *it.assumed, *more])
+    positive = [Constraint(symbol(s) - 1) for s in it.context.sample if not s.startswith("padding") and "#" not in s]
+    padding = [Constraint(symbol(s)) for s in it.context.sample if s.startswith("padding")]
+    return Facts([*positive, *padding, *it.context.assumed, *more])
 
 
 def _reads(operator: Operator, variable: str) -> None:
@@ -281,7 +248,7 @@ def _reads(operator: Operator, variable: str) -> None:
 
 
 def _interval(
-    index: object, variable: str, at: Poly, it: _Symbolic
+    index: WrittenIndex, variable: str, at: Poly, it: _Symbolic
 ) -> tuple[Poly | None, Poly, Poly, Poly, list[Constraint]]:
     """Where an index points with the variable at a position; its halo and step; what holds of its other variables."""
     within: list[Constraint] = []
@@ -296,14 +263,12 @@ def _interval(
         case Var(name) if name == variable:
             return at, ZERO, ZERO, piece, within
         case Composite(names) if variable in names:
-            position = ZERO
-            for n in names:
-                position = position * it.extents[n] + (at if n == variable else other(n))
+            position = joined_position(index, it.extents, lambda n: at if n == variable else other(n))
             return position, ZERO, ZERO, piece * product(it.extents[n] for n in names[1:]), within
         case Affine(terms) if any(t.variable == variable for t in terms):
             position, low, high, step = ZERO, ZERO, ZERO, ONE
             for t in terms:
-                factor = _factor(t.factor, it.attributes)
+                factor = given_number(t.factor, it.attributes)
                 if t.variable is None:
                     position = position + factor * t.sign
                     low, high = low - factor * t.sign, high + factor * t.sign
@@ -325,13 +290,12 @@ def _sums(operator: Operator, variable: str) -> None:
     splits: dict[Poly, Poly] = {}
     for _ in range(4):
         it = _symbolic(operator, variable)
-        it.lines.splits = splits
+        it.context.splits = splits
         operands = [named(p.name, it.shapes[p.name]) for p in it.spelled.bound.operands]
-        whole = Line(it.lines, operator, it.spelled, operands, it.attributes)
-        part = Line(it.lines, operator, it.spelled, operands, it.attributes)
-        part.divided[variable] = (symbol(TASK), symbol(PIECE))
+        line = SymbolicLine(it.context, operator, it.spelled, operands, it.attributes)
+        whole, part = line_results(line), line_results(line, {variable: (symbol(TASK), symbol(PIECE))})
         try:
-            for result, a, b in zip(it.spelled.bound.results, whole.results(), part.results(), strict=True):
+            for result, a, b in zip(it.spelled.bound.results, whole, part, strict=True):
                 if not _mentions(result, variable):
                     _equal_sum(it, a, b, symbol(DEGREE))
             return
@@ -345,27 +309,23 @@ def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -
     splits: dict[Poly, Poly] = {}
     for _ in range(4):
         it = _symbolic(operator)
-        it.lines.splits = splits
-        it.lines.sample[DEGREE] = 2
+        it.context.splits = splits
+        it.context.sample[DEGREE] = 2
 
-        def total(name: str, it: _Symbolic = it) -> Tensor:
-            return Tensor(
+        def total(name: str, it: _Symbolic = it) -> TensorForm:
+            return TensorForm(
                 it.shapes[name], lambda at: summed(_addend(name, symbol("s"), at), ("s",), box("s", symbol(DEGREE)))
             )
 
-        def addend(name: str, it: _Symbolic = it) -> Tensor:
-            return Tensor(it.shapes[name], lambda at: _addend(name, symbol(TASK), at))
+        def addend(name: str, it: _Symbolic = it) -> TensorForm:
+            return TensorForm(it.shapes[name], lambda at: _addend(name, symbol(TASK), at))
 
         names = [p.name for p in it.spelled.bound.operands]
         plain = {n: named(n, it.shapes[n]) for n in names if n not in carriers}
         sides = [
-            Line(
-                it.lines,
-                operator,
-                it.spelled,
-                [plain.get(n) or make(n) for n in names],
-                it.attributes,
-            ).results()
+            line_results(
+                SymbolicLine(it.context, operator, it.spelled, [plain.get(n) or make(n) for n in names], it.attributes)
+            )
             for make in (total, addend)
         ]
         try:
@@ -378,7 +338,7 @@ def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -
     raise Undecided("too many sizes have to be taken apart")
 
 
-def _addend(name: str, number_: Poly, at: Position) -> tuple[Mono, ...]:
+def _addend(name: str, number_: Poly, at: ElementPosition) -> tuple[Mono, ...]:
     return (Mono(Fraction(1), (), frozenset(), (Read(name, (number_, *at)),)),)
 
 
@@ -388,12 +348,12 @@ def _mentions(result: Result, variable: str) -> bool:
     )
 
 
-def _equal_sum(it: _Symbolic, whole: Tensor, part: Tensor, degree: Poly) -> None:
+def _equal_sum(it: _Symbolic, whole: TensorForm, part: TensorForm, degree: Poly) -> None:
     """`whole` is the sum of `part` over the tasks."""
     position: list[Poly] = []
     within: list[Constraint] = []
     for size in whole.shape:
-        at, _, inside = it.lines.index("i", size)
+        at, _, inside = it.context.index("i", size)
         position.append(at)
         within += inside
     left = whole.element(tuple(position))
@@ -404,7 +364,7 @@ def _equal_sum(it: _Symbolic, whole: Tensor, part: Tensor, degree: Poly) -> None
 
 
 def _finer(it: _Symbolic, need: Undivided, splits: Mapping[Poly, Poly]) -> dict[Poly, Poly]:
-    size = it.lines.sizes.get(need.position)
+    size = it.context.sizes.get(need.position)
     if size is None or size in splits:
         raise need
     return {**splits, size: need.by}

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import Attribute, Operation, Substitution
+from unity_ir.rules.pattern import AttrExpr, Operation, Substitution
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, symbol
 from unity_ir.rules.proof.cases import Case, cases, inputs_at, result_of, tensors
+from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.lines import Lines
 from unity_ir.rules.proof.sides import packs
-from unity_ir.rules.proof.tensors import Tensor
+from unity_ir.rules.proof.tensors import TensorForm
 from unity_ir.tdl.syntax import Access, Entry, Line, Pack, accesses
 
 RANK = 2
@@ -36,9 +36,9 @@ def check_places(rule: Substitution) -> None:
         return
     case = next(c for c in cases(rule) if all(rank == RANK for rank in c.ranks.values()))
     for side in (rule.source, rule.target):
-        lines = Lines(dict(case.sample), case.given)
+        context = ProofContext(dict(case.sample), case.given)
         inputs = inputs_at(rule, case.ranks, case.dtypes)
-        _, made = tensors(rule, side, inputs, lines, case.fixed)
+        _, made = tensors(rule, side, inputs, context, case.fixed)
         for operation in rule.operations(side):
             if operation.op in PARALLEL_OPERATORS:
                 continue
@@ -58,10 +58,10 @@ def _symbols(operation: Operation) -> Iterator[str]:
                 yield from poly.symbols
 
 
-def _check_operation(operation: Operation, operands: Sequence[Tensor], case: Case) -> None:
+def _check_operation(operation: Operation, operands: Sequence[TensorForm], case: Case) -> None:
     operator = find_operator(operation.op)
     defaults = {a.name: number(a.default) for a in operator.line.attributes if isinstance(a.default, int)}
-    given: dict[str, Attribute] = {**defaults, **dict(operation.attributes)}
+    given: dict[str, AttrExpr] = {**defaults, **dict(operation.attributes)}
     if isinstance(operator.tdl, str):
         ranks = {c.index.name: c.value for c in operator.line.clauses if c.kind == "rank" and isinstance(c.index, Pack)}
         placing = {v.attribute for v in ranks.values() if isinstance(v, Entry)}
@@ -80,8 +80,8 @@ def _check_operation(operation: Operation, operands: Sequence[Tensor], case: Cas
 
 
 def _line_cuts(
-    line: Line, operands: Sequence[Tensor], ranks: dict[str, Entry | int], given: dict[str, Attribute]
-) -> Iterator[tuple[Tensor, Poly]]:
+    line: Line, operands: Sequence[TensorForm], ranks: dict[str, Entry | int], given: dict[str, AttrExpr]
+) -> Iterator[tuple[TensorForm, Poly]]:
     """Where a line takes the dims of its operands apart: tensors, each with a number of dims before the cut."""
     names = [p.name for p in line.parameters]
     starred = next((i for i, p in enumerate(line.parameters) if p.variadic), len(names))
@@ -98,7 +98,7 @@ def _line_cuts(
 
 
 def _access_cuts(
-    access: Access, tensor: Tensor, ranks: dict[str, Entry | int], given: dict[str, Attribute]
+    access: Access, tensor: TensorForm, ranks: dict[str, Entry | int], given: dict[str, AttrExpr]
 ) -> Iterator[Poly]:
     """
     The numbers of dims before each cut of one access: from the left up to a pack of any length, then from the right.
@@ -143,7 +143,7 @@ def _packs_of(size: Poly) -> list[str]:
     return sorted({m.group(1) for m in found if m is not None})
 
 
-def _check_cut(operation: Operation, tensor: Tensor, place: Poly, case: Case) -> None:
+def _check_cut(operation: Operation, tensor: TensorForm, place: Poly, case: Case) -> None:
     at = place.at({name: RANK for name in case.fixed} | {s: case.sample[s] for s in place.symbols - case.fixed.keys()})
     before, after = tensor.shape[:at], tensor.shape[at:]
     left, right = ([m.group(1) for size in part if (m := _PACK_DIM.fullmatch(str(size)))] for part in (before, after))
@@ -157,7 +157,7 @@ def _check_cut(operation: Operation, tensor: Tensor, place: Poly, case: Case) ->
         )
 
 
-def _check_alignment(operation: Operation, line: Line, operands: Sequence[Tensor]) -> None:
+def _check_alignment(operation: Operation, line: Line, operands: Sequence[TensorForm]) -> None:
     """Broadcasting operands are aligned at their last dims: a dim of a pack there may meet only itself."""
     spread = {
         a.tensor

@@ -25,15 +25,15 @@ from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.poly import Poly, symbol
 from unity_ir.rules.proof.cases import Case, cases, inputs_at, tensors
+from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import Constraint, restart
 from unity_ir.rules.proof.gradients import Product, products
-from unity_ir.rules.proof.lines import Lines
 from unity_ir.rules.proof.places import check_places
 from unity_ir.rules.proof.refute import refute, refute_gradients
 from unity_ir.rules.proof.sides import ill_typed
 from unity_ir.rules.proof.solver import Answers, Facts
-from unity_ir.rules.proof.tensors import Tensor, Undivided, zeros
+from unity_ir.rules.proof.tensors import TensorForm, Undivided, zeros
 from unity_ir.rules.proof.verdict import Proof, Verdict
 
 NOT_DERIVATIVES = ("detach", "cast", "bce")
@@ -120,11 +120,12 @@ class _Values:
     case: Case
     exact: bool = False
 
-    def pairs(self, lines: Lines) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, context: ProofContext) -> Iterator[tuple[TensorForm, TensorForm]]:
         """The tensors that have to be equal."""
         inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
         source, target = (
-            tensors(self.rule, side, inputs, lines, self.case.fixed)[0] for side in (self.rule.source, self.rule.target)
+            tensors(self.rule, side, inputs, context, self.case.fixed)[0]
+            for side in (self.rule.source, self.rule.target)
         )
         return zip(source, target, strict=True)
 
@@ -139,22 +140,22 @@ class _Gradients:
     case: Case
     exact: bool = False
 
-    def pairs(self, lines: Lines) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, context: ProofContext) -> Iterator[tuple[TensorForm, TensorForm]]:
         """The gradients that have to be equal. One that the source does not have asks for nothing."""
         inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
         source, target = (
-            products(self.rule, side, inputs, lines, self.case)[0] for side in (self.rule.source, self.rule.target)
+            products(self.rule, side, inputs, context, self.case)[0] for side in (self.rule.source, self.rule.target)
         )
 
-        def whole(name: str, of: Product) -> Tensor:
+        def whole(name: str, of: Product) -> TensorForm:
             if of is None:
                 return zeros(inputs[name].shape, inputs[name].dtype)
-            if not isinstance(of, Tensor):
+            if not isinstance(of, TensorForm):
                 raise Undecided(f"{name} has no gradient in the target")
             return of
 
         for name, of in source.items():
-            if of is None or isinstance(of, Tensor):
+            if of is None or isinstance(of, TensorForm):
                 yield whole(name, of), whole(name, target[name])
 
 
@@ -172,35 +173,35 @@ def _split(claim: _Values | _Gradients, answers: Answers) -> None:
     case = claim.case
     for _ in range(SPLITS):
         restart()
-        lines = Lines(dict(case.sample), case.given, splits=splits, exact=claim.exact)
+        context = ProofContext(dict(case.sample), case.given, splits=splits, exact=claim.exact)
         try:
-            _compare(claim, lines, answers)
+            _compare(claim, context, answers)
             return
         except Undivided as need:
-            size = lines.sizes.get(need.position)
+            size = context.sizes.get(need.position)
             if size is None or size in splits:
                 raise
             splits = {**splits, size: need.by}
     raise Undecided(f"more than {SPLITS} sizes have to be taken apart")
 
 
-def _compare(claim: _Values | _Gradients, lines: Lines, answers: Answers) -> None:
-    pairs = list(claim.pairs(lines))
-    positive = [Constraint(symbol(s) - 1) for s in lines.sample if "#" not in s]
+def _compare(claim: _Values | _Gradients, context: ProofContext, answers: Answers) -> None:
+    pairs = list(claim.pairs(context))
+    positive = [Constraint(symbol(s) - 1) for s in context.sample if "#" not in s]
     given = [Constraint(c.poly.substitute(claim.case.fixed)) for c in claim.rule.conditions]
     for left, right in pairs:
         if left.shape != right.shape:
-            facts = Facts([*positive, *given, *lines.assumed], answers)
+            facts = Facts([*positive, *given, *context.assumed], answers)
             for a, b in zip(left.shape, right.shape, strict=True):
                 if not facts.imply(Constraint(a - b, equal=True)):
                     raise Undecided(f"sizes {a} and {b} are not shown to be equal")
         position: list[Poly] = []
         within: list[Constraint] = []
         for size in left.shape:
-            at, _, inside = lines.index("i", size)
+            at, _, inside = context.index("i", size)
             position.append(at)
             within += inside
         a, b = left.element(tuple(position)), right.element(tuple(position))
-        verdict = equal(a, b, Facts([*positive, *given, *lines.assumed, *within], answers))
+        verdict = equal(a, b, Facts([*positive, *given, *context.assumed, *within], answers))
         if not verdict.proved:
             raise Undecided(verdict.reason)

@@ -18,12 +18,12 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Node, Value, leaf
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import (
+    AttrParameter,
     Bindings,
+    DimPack,
     Input,
     Operation,
-    Pack,
-    Parameter,
-    Result,
+    ResultOf,
     Substitution,
     Term,
     build,
@@ -65,7 +65,7 @@ APART = "its sides are of types"
 
 def packs(rule: Substitution) -> list[str]:
     """The packs of a rule."""
-    return sorted({s.name for i in rule.inputs for s in i.shape if isinstance(s, Pack)})
+    return sorted({s.name for i in rule.inputs for s in i.shape if isinstance(s, DimPack)})
 
 
 def parameters(rule: Substitution) -> dict[str, str]:
@@ -73,7 +73,7 @@ def parameters(rule: Substitution) -> dict[str, str]:
     found: dict[str, str] = {}
     for operation in rule.operations((*rule.source, *rule.target)):
         for name, value in operation.attributes:
-            if isinstance(value, Parameter):
+            if isinstance(value, AttrParameter):
                 found.setdefault(value.name, f"{operation.op}.{name}")
     return found
 
@@ -251,7 +251,7 @@ def erased(rule: Substitution) -> Substitution:
         key = id(operation)
         if key not in made:
             made[key] = Operation(operation.op, tuple(map(term, operation.operands)), operation.attributes)
-        return Result(made[key], of.index)
+        return ResultOf(made[key], of.index)
 
     source, target = tuple(map(term, rule.source)), tuple(map(term, rule.target))
     return Substitution(rule.name, tuple(inputs.values()), source, target, rule.conditions, rule.exact)

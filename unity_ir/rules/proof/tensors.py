@@ -15,7 +15,7 @@ from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.forms import Constraint, Form, Mono, Read, box, fresh, summed
 from unity_ir.tdl.syntax import NOT_FLOATING
 
-Position: TypeAlias = tuple[Poly, ...]
+ElementPosition: TypeAlias = tuple[Poly, ...]
 
 
 class Undivided(Exception):
@@ -27,11 +27,11 @@ class Undivided(Exception):
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorForm:
     """A value at symbolic sizes: its shape, its element at any position, and how elements are stored."""
 
     shape: tuple[Poly, ...]
-    element: Callable[[Position], Form]
+    element: Callable[[ElementPosition], Form]
     dtype: str = "f64"
     """Element type."""
     stored: bool = False
@@ -45,19 +45,19 @@ class Tensor:
         return self.dtype not in NOT_FLOATING
 
 
-def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> Tensor:
+def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> TensorForm:
     """An input, of which nothing is known but its shape and element type."""
-    return Tensor(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
+    return TensorForm(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
 
 
-def zeros(shape: tuple[Poly, ...], dtype: str) -> Tensor:
+def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
     """A tensor of zeros."""
-    return Tensor(shape, lambda _: (), dtype, stored=True)
+    return TensorForm(shape, lambda _: (), dtype, stored=True)
 
 
-def added(one: Tensor, other: Tensor) -> Tensor:
+def added(one: TensorForm, other: TensorForm) -> TensorForm:
     """The sum, element by element, of two tensors of one shape."""
-    return Tensor(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
+    return TensorForm(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
 
 
 def divided(size: Poly, by: Poly) -> Poly | None:
@@ -84,7 +84,7 @@ PADDING = ("dim", "before", "after", "interior")
 """The attributes of `pad`."""
 
 
-def padded(of: Tensor, dim: Poly, before: Poly, after: Poly, interior: Poly) -> Tensor:
+def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly) -> TensorForm:
     """The element i at `(interior + 1) * i + before`, and zeros between."""
     at = dim.constant
     if at is None:
@@ -92,15 +92,15 @@ def padded(of: Tensor, dim: Poly, before: Poly, after: Poly, interior: Poly) -> 
     step, inner = interior + 1, of.shape[at]
     size = before + (inner - 1) * step + 1 + after
 
-    def element(position: Position) -> Form:
+    def element(position: ElementPosition) -> Form:
         i = fresh("i")
         place = Constraint(step * symbol(i) + before - position[at], equal=True)
         return summed(of.element((*position[:at], symbol(i), *position[at + 1 :])), (i,), (*box(i, inner), place))
 
-    return Tensor((*of.shape[:at], size, *of.shape[at + 1 :]), element, of.dtype, of.stored)
+    return TensorForm((*of.shape[:at], size, *of.shape[at + 1 :]), element, of.dtype, of.stored)
 
 
-def reshaped(of: Tensor, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> Tensor:
+def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> TensorForm:
     """
     The elements in order in another shape. `digits` are positions known as quotient and remainder.
 
@@ -108,7 +108,7 @@ def reshaped(of: Tensor, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], 
     """
     groups = _groups(of.shape, shape)
 
-    def element(position: Position) -> Form:
+    def element(position: ElementPosition) -> Form:
         where = [ZERO] * len(of.shape)
         for old, new in groups:
             flat = _flat([position[i] for i in new], [shape[i] for i in new], digits)
@@ -116,10 +116,10 @@ def reshaped(of: Tensor, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], 
                 where[i] = at
         return of.element(tuple(where))
 
-    return Tensor(tuple(shape), element, of.dtype, of.stored)
+    return TensorForm(tuple(shape), element, of.dtype, of.stored)
 
 
-def unbroadcast(of: Tensor, shape: Sequence[Poly]) -> Tensor:
+def unbroadcast(of: TensorForm, shape: Sequence[Poly]) -> TensorForm:
     """
     The sums over leading dims that `shape` does not have, and over those that are 1 there. Given [2, 3, 4] to [3, 1],
     returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1 are not the same polynomial.
@@ -129,14 +129,14 @@ def unbroadcast(of: Tensor, shape: Sequence[Poly]) -> Tensor:
     if any(new not in (ONE, of.shape[d]) for d, new in enumerate(shape, missing)):
         raise Undecided("broadcast_grad: sizes differ and neither is 1")
 
-    def element(position: Position) -> Form:
+    def element(position: ElementPosition) -> Form:
         where = {d: at for d, at in enumerate(position, missing) if d not in spread}
         names = {d: fresh("s") for d in (*range(missing), *spread)}
         within = [c for d, name in names.items() for c in box(name, of.shape[d])]
         at = tuple(symbol(names[d]) if d in names else where[d] for d in range(len(of.shape)))
         return summed(of.element(at), tuple(names.values()), within)
 
-    return Tensor(tuple(shape), element, of.dtype)
+    return TensorForm(tuple(shape), element, of.dtype)
 
 
 def _groups(old: Sequence[Poly], new: Sequence[Poly]) -> list[tuple[list[int], list[int]]]:

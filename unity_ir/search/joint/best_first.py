@@ -16,8 +16,8 @@ from itertools import count
 from unity_ir.budget import spend
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, Value
-from unity_ir.rules.derivation import Application
-from unity_ir.rules.match import Index
+from unity_ir.rules.derivation import RuleApplication
+from unity_ir.rules.match import OpIndex
 from unity_ir.rules.rule import Rule
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exact.plan_graph import realise
@@ -29,7 +29,7 @@ Progress = Callable[[int, float], None]
 """Called with the number of graphs explored and the best time so far (seconds)."""
 
 
-_Found = tuple[float, Graph, ExactPlan, tuple[Application, ...]]
+_Found = tuple[float, Graph, ExactPlan, tuple[RuleApplication, ...]]
 """Seconds, a serial graph, its plan, and its derivation."""
 
 
@@ -40,7 +40,7 @@ class JointPlan:
     graph: Graph
     bound: float | None
     """Lower bound in seconds on every placement of `rewritten`; None where mesh axes were grouped, or after Ctrl-C."""
-    derivation: tuple[Application, ...]
+    derivation: tuple[RuleApplication, ...]
     explored: int
     rewritten: Graph
     """The serial graph at the end of the derivation, of which `graph` is the parallelization."""
@@ -61,8 +61,8 @@ class RewriteCache:
     """Memo of rewrites, for the next search from the same graph at another price of bytes."""
 
     alone: JointPlan | None = None
-    everywhere: dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]] = field(
-        default_factory=dict[tuple[tuple[Value, ...], str], tuple[list[Application], Graph]]
+    everywhere: dict[tuple[tuple[Value, ...], str], tuple[list[RuleApplication], Graph]] = field(
+        default_factory=dict[tuple[tuple[Value, ...], str], tuple[list[RuleApplication], Graph]]
     )
     rewrites: dict[tuple[Value, ...], ReplayIterator] = field(default_factory=dict[tuple[Value, ...], "ReplayIterator"])
 
@@ -70,11 +70,11 @@ class RewriteCache:
 class ReplayIterator:
     """Replays an iterator from its beginning, any number of times; items are drawn from it once."""
 
-    def __init__(self, given: Iterator[tuple[list[Application], Graph]]):
+    def __init__(self, given: Iterator[tuple[list[RuleApplication], Graph]]):
         self._given = given
-        self._kept: list[tuple[list[Application], Graph]] = []
+        self._kept: list[tuple[list[RuleApplication], Graph]] = []
 
-    def __iter__(self) -> Iterator[tuple[list[Application], Graph]]:
+    def __iter__(self) -> Iterator[tuple[list[RuleApplication], Graph]]:
         at = 0
         while True:
             if at == len(self._kept):
@@ -112,12 +112,12 @@ def joint(
     explored = explored or RewriteCache()
     solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
     best: _Found = (plan.seconds, graph, plan, ())
-    queue: list[tuple[float, int, Graph, tuple[Application, ...]]] = [(plan.seconds, next(tie), graph, ())]
+    queue: list[tuple[float, int, Graph, tuple[RuleApplication, ...]]] = [(plan.seconds, next(tie), graph, ())]
     seen = {graph.outputs}
     ends: list[_Found] = []
     interrupted = False
 
-    def enter(after: Graph, steps: tuple[Application, ...]) -> _Found | None:
+    def enter(after: Graph, steps: tuple[RuleApplication, ...]) -> _Found | None:
         """Price a graph and queue it, unless it was seen; return what was found."""
         nonlocal best
         if after.outputs in seen:
@@ -147,7 +147,7 @@ def joint(
             _, candidate, _, derivation = best
             at = candidate.outputs, rule.name
             if at not in explored.everywhere:
-                explored.everywhere[at] = _everywhere(candidate, rule, Index(candidate))
+                explored.everywhere[at] = _everywhere(candidate, rule, OpIndex(candidate))
             applied, after = explored.everywhere[at]
             enter(after, (*derivation, *applied))
         most += len(seen)
@@ -192,7 +192,7 @@ def one_device(machine: Machine) -> Machine:
     return replace(machine, levels=(), links=())
 
 
-def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Application], Graph]]:
+def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[RuleApplication], Graph]]:
     """
     Yield rewrites of a graph: each rule everywhere it applies, then each rule in one place.
 
@@ -200,7 +200,7 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Applic
     """
     nodes = len(graph.nodes())
     spend(limits().work_match * nodes * len(rules))
-    index = Index(graph)
+    index = OpIndex(graph)
     matching = [rule for rule in rules if any(True for _ in rule.matches(graph, index=index))]
     for rule in matching:
         at, after = _everywhere(graph, rule, index)
@@ -209,12 +209,12 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[Applic
     for rule in matching:
         for place, after in rule.applications(graph, index=index):
             spend(limits().work_rebuild * nodes)
-            yield [Application(rule.name, place)], after
+            yield [RuleApplication(rule.name, place)], after
 
 
-def _everywhere(graph: Graph, rule: Rule, index: Index) -> tuple[list[Application], Graph]:
+def _everywhere(graph: Graph, rule: Rule, index: OpIndex) -> tuple[list[RuleApplication], Graph]:
     """Apply a rule as often as it matches at first: some rules make new matches for themselves for ever."""
     most = sum(1 for _ in rule.matches(graph, index=index))
     spend(limits().work_rebuild * len(graph.nodes()) * (1 + most))
     at, after = rule.everywhere(graph, most=most)
-    return [Application(rule.name, place) for place in at], after
+    return [RuleApplication(rule.name, place) for place in at], after

@@ -25,7 +25,7 @@ from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import pins
-from unity_ir.rules.derivation import Application
+from unity_ir.rules.derivation import RuleApplication
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import bounded, certain, shares, with_shared_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
@@ -296,7 +296,7 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
         smallest_plan = first.ledger.plan(first.smallest, 0.0)
         raise _refused(need(smallest_plan, source), smallest_plan, source, solver)
     curves = {source: first}
-    derivations: dict[Graph, tuple[Application, ...]] = {source: (), fastest.rewritten: fastest.derivation}
+    derivations: dict[Graph, tuple[RuleApplication, ...]] = {source: (), fastest.rewritten: fastest.derivation}
     interrupted = fastest.interrupted
     if not interrupted:
         try:

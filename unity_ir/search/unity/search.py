@@ -23,7 +23,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import REPEAT
-from unity_ir.rules.derivation import Application
+from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.rule import Rule
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity.device_shares import divisors
@@ -67,7 +67,7 @@ class UnityPlan:
 
     graph: Graph
     seconds: float
-    derivation: tuple[Application, ...]
+    derivation: tuple[RuleApplication, ...]
     explored: int
     rewritten: Graph
 

@@ -15,7 +15,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value, leaf, rebuild, topological
 from unity_ir.pcg.sharding import Layout
-from unity_ir.rules.derivation import Application, apply_at
+from unity_ir.rules.derivation import RuleApplication, apply_at
 from unity_ir.rules.rule import Rule
 from unity_ir.search.unity.device_shares import Degrees, divisors, views, whole
 from unity_ir.search.unity.machine_mapping import Floats, Flow, Subgraph
@@ -161,14 +161,14 @@ def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Gra
     return Graph(graph.name, graph.inputs, tuple(outputs)), nodes
 
 
-def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[Application, ...] | None:
+def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[RuleApplication, ...] | None:
     """
     Return the parts' derivations as one of the whole graph, whose operators are numbered otherwise; None if there is
     none.
     """
     known = {rule.name: rule for rule in rules}
     now = [(c.piece, c.piece.graph) for c in chosen]
-    whole, out = graph, list[Application]()
+    whole, out = graph, list[RuleApplication]()
     for i, c in enumerate(chosen):
         for step in c.candidate.steps:
             now[i] = (c.piece, apply_at(now[i][1], known[step.rule], step.at, dict(step.given)))
@@ -177,7 +177,7 @@ def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) ->
             place = next(places, None)
             if place is None:
                 return None
-            out.append(Application(step.rule, place))
+            out.append(RuleApplication(step.rule, place))
             whole = target
     return tuple(out)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from unity_ir.pcg.graph import Graph, Node, Value
-from unity_ir.rules.derivation import Application
+from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.rule import Rule
 from unity_ir.search.unity.device_shares import Degrees, devices, divisible, divisors, roles
 from unity_ir.search.unity.machine_mapping import Subgraph
@@ -24,7 +24,7 @@ class CandidatePCG:
 
     piece: Subgraph
     degrees: Mapping[Node, Degrees]
-    steps: tuple[Application, ...] = ()
+    steps: tuple[RuleApplication, ...] = ()
 
     @cached_property
     def key(self) -> object:
@@ -101,12 +101,12 @@ class Substitutions:
         for rule in self.rules:
             at, after = rule.everywhere(piece.graph)
             if len(at) > 1:
-                yield self._rewritten(candidate, after, [Application(rule.name, place) for place in at])
+                yield self._rewritten(candidate, after, [RuleApplication(rule.name, place) for place in at])
         for rule in self.rules:
             for place, after in rule.applications(piece.graph):
-                yield self._rewritten(candidate, after, [Application(rule.name, place)])
+                yield self._rewritten(candidate, after, [RuleApplication(rule.name, place)])
 
-    def _rewritten(self, candidate: CandidatePCG, after: Graph, steps: Sequence[Application]) -> CandidatePCG:
+    def _rewritten(self, candidate: CandidatePCG, after: Graph, steps: Sequence[RuleApplication]) -> CandidatePCG:
         """
         Return the rewritten candidate: remaining operators keep their degrees; new ones take those of one replaced, or
         follow.

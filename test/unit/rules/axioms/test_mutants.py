@@ -11,7 +11,7 @@ import pytest
 from taso_axioms.parallel import statements
 from taso_axioms.taso import axioms
 
-from unity_ir.rules.pattern import Attribute, Operation, Result, Substitution, Term
+from unity_ir.rules.pattern import AttrExpr, Operation, ResultOf, Substitution, Term
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.proof import prove as module
 from unity_ir.rules.proof.prove import prove
@@ -31,7 +31,7 @@ def _changed(operation: Operation) -> Iterator[Operation]:
             yield replace(operation, attributes=attributes)
 
 
-def _others(name: str, value: Attribute) -> Iterator[Attribute]:
+def _others(name: str, value: AttrExpr) -> Iterator[AttrExpr]:
     match value:
         case Poly():
             yield value + 1
@@ -46,12 +46,12 @@ def _others(name: str, value: Attribute) -> Iterator[Attribute]:
 
 
 def _replaced(term: Term, old: Operation, new: Operation) -> Term:
-    if not isinstance(term, Result):
+    if not isinstance(term, ResultOf):
         return term
     if term.operation is old:
-        return Result(new, term.index)
+        return ResultOf(new, term.index)
     operands = tuple(_replaced(t, old, new) for t in term.operation.operands)
-    return Result(replace(term.operation, operands=operands), term.index)
+    return ResultOf(replace(term.operation, operands=operands), term.index)
 
 
 def mutants(rule: Substitution) -> Iterator[Substitution]:
@@ -60,7 +60,7 @@ def mutants(rule: Substitution) -> Iterator[Substitution]:
         for new in _changed(operation):
             yield replace(rule, target=tuple(_replaced(t, operation, new) for t in rule.target))
         for t in rule.target:
-            if isinstance(t, Result) and t.operation is operation and len(rule.target) == 1:
+            if isinstance(t, ResultOf) and t.operation is operation and len(rule.target) == 1:
                 yield replace(rule, target=(operation.operands[0],))
     if len(rule.target) > 1:
         yield replace(rule, target=rule.target[::-1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unity_ir.ops import operator
-from unity_ir.rules.research.generate.field import Line, P, inverse, oracle, residue
+from unity_ir.rules.research.generate.field import P, ResidueLine, inverse, oracle, residue
 from unity_ir.tdl.evaluate import evaluate
 
 CASES: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [
@@ -38,7 +38,7 @@ def test_equals_the_reference_on_small_integers(name: str, shapes: list[tuple[in
     bound = op.bind(tuple(shapes), op.attributes(attributes)).bound
     random = np.random.default_rng(3)
     operands = [random.integers(0, 50, (2, *s)) for s in shapes]
-    found = Line(bound)(operands)
+    found = ResidueLine(bound)(operands)
     for i in range(2):
         wanted = evaluate(bound, [o[i].astype(np.float64) for o in operands])
         for f, w in zip(found, wanted, strict=True):
@@ -48,7 +48,7 @@ def test_equals_the_reference_on_small_integers(name: str, shapes: list[tuple[in
 def test_arithmetic_does_not_overflow():
     op = operator("matmul")
     bound = op.bind(((1, 40), (40, 1)), op.attributes({})).bound
-    (found,) = Line(bound)([np.full((1, 1, 40), P - 1), np.full((1, 40, 1), P - 1)])
+    (found,) = ResidueLine(bound)([np.full((1, 1, 40), P - 1), np.full((1, 40, 1), P - 1)])
     assert found.item() == 40
 
 

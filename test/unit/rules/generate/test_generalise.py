@@ -13,7 +13,7 @@ from unity_ir.rules.research.generate.fingerprint import Values
 from unity_ir.rules.research.generate.generalise import general, most_general
 from unity_ir.rules.research.generate.packs import packed
 from unity_ir.rules.research.generate.space import Space
-from unity_ir.rules.research.generate.terms import Step, Term, Terms
+from unity_ir.rules.research.generate.terms import Terms, TermStep, TypedTerm
 
 MATRIX, SQUARE, IMAGES, KERNELS = Space(("conv2d",)).inputs
 
@@ -24,15 +24,15 @@ class Made:
     def __init__(self):
         self.terms = Terms()
 
-    def __call__(self, op: str, *operands: Term, result: int = 0, **attributes: Any) -> Term:
+    def __call__(self, op: str, *operands: TypedTerm, result: int = 0, **attributes: Any) -> TypedTerm:
         """Attributes are alike at both sets of sizes, but for lists of two."""
         given = ({n: v[i] if isinstance(v, list) else v for n, v in attributes.items()} for i in range(2))
-        term = self.terms.make(Step(op, tuple(tuple(sorted(g.items())) for g in given), result), operands)
+        term = self.terms.make(TermStep(op, tuple(tuple(sorted(g.items())) for g in given), result), operands)
         assert term is not None
         return term
 
 
-def rule(*sides: Term) -> Substitution:
+def rule(*sides: TypedTerm) -> Substitution:
     made = general("", sides[:1], sides[1:], 2)
     assert made is not None
     return made.rule
@@ -65,7 +65,7 @@ def test_what_is_divided_is_a_multiple_of_the_degree():
     m = Made()
     x, y = m.terms.variable(0, MATRIX), m.terms.variable(1, MATRIX)
 
-    def halves(of: Term) -> Term:
+    def halves(of: TypedTerm) -> TypedTerm:
         return m("partition", of, dim=1, by=2)
 
     law = rule(halves(m("concat", x, y, dim=1)), halves(m("concat", x, y, dim=1)))

@@ -16,23 +16,23 @@ from unity_ir.rules.check import check
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.proof.prove import prove, refute
 from unity_ir.rules.research.generate import enumerate, fingerprint, run
-from unity_ir.rules.research.generate.run import Report, generate
+from unity_ir.rules.research.generate.run import GenerationReport, generate
 from unity_ir.rules.research.generate.space import Space
-from unity_ir.rules.research.generate.terms import Step, Term, Terms
+from unity_ir.rules.research.generate.terms import Terms, TermStep, TypedTerm
 from unity_ir.rules.text import rule_text
 
 
-def laws(report: Report) -> dict[str, Substitution]:
+def laws(report: GenerationReport) -> dict[str, Substitution]:
     return {text(r): r for r in report.rules}
 
 
 @pytest.fixture(scope="module")
-def small() -> Report:
+def small() -> GenerationReport:
     """Size 2 with all parallel operators."""
     return generate(Space(("relu", "transpose", "add", "concat", "split"), size=2, variables=2))
 
 
-def texts(report: Report) -> list[str]:
+def texts(report: GenerationReport) -> list[str]:
     """The rules but for the seconds their proofs took."""
     return [rule_text(replace(r, proof=None)) for r in report.rules]
 
@@ -41,12 +41,12 @@ TINY = Space(("relu", "add"), ("partition", "combine", "replicate"), size=2, var
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Report:
+def tiny() -> GenerationReport:
     return generate(TINY)
 
 
 @pytest.mark.slow
-def test_serial_laws(small: Report):
+def test_serial_laws(small: GenerationReport):
     found = laws(small)
     assert "transpose(transpose(x)) = x" in found
     assert "add(x, y) = add(y, x)" in found
@@ -57,7 +57,7 @@ def test_serial_laws(small: Report):
     assert "split[0].0(concat[0](x, y)), split[0].1(concat[0](x, y)) = x, y" in found
 
 
-def test_parallel_operators_undo_each_other(small: Report):
+def test_parallel_operators_undo_each_other(small: GenerationReport):
     found = laws(small)
     assert shapes(found["combine[0](partition[0](x)) = x"]) == {"x": ["d*n", "k"]}
     assert {"combine[#a](partition[#a](x)) = x", "reduce(zero_pad(x)) = x", "pick(replicate(x)) = x"} <= found.keys()
@@ -89,7 +89,7 @@ def test_matmul_with_concat_and_split():
     assert "concat[0](split[0].0(x), split[0].1(x)) = x" in found
 
 
-def test_what_other_rules_make_up_is_not_joined(small: Report):
+def test_what_other_rules_make_up_is_not_joined(small: GenerationReport):
     found = laws(small)
     for dim in ("0", "#a"):
         split = [f"split[{dim}].{i}" for i in range(2)]
@@ -107,22 +107,22 @@ def test_matmul_is_divided():
 
 
 @pytest.mark.slow
-def test_rules_are_true(small: Report):
+def test_rules_are_true(small: GenerationReport):
     assert small.counts.proved > 20
     for rule in small.rules:
         check(rule)
         assert refute(rule, seed=17) is None, text(rule)
 
 
-def test_rules_are_proved(tiny: Report):
+def test_rules_are_proved(tiny: GenerationReport):
     assert all(prove(rule, seed=17).proved for rule in tiny.rules)
 
 
 def test_a_false_law_is_not_kept(monkeypatch: pytest.MonkeyPatch):
     terms, (matrix, _) = Terms(), TINY.inputs
-    relu, add = Step("relu", ((), ())), Step("add", ((), ()))
+    relu, add = TermStep("relu", ((), ())), TermStep("add", ((), ()))
 
-    def make(step: Step, *operands: Term) -> Term:
+    def make(step: TermStep, *operands: TypedTerm) -> TypedTerm:
         made = terms.make(step, operands)
         assert made is not None
         return made
@@ -153,13 +153,13 @@ def test_nothing_false_passes_when_fingerprints_are_worthless(monkeypatch: pytes
         assert refute(rule, seed=5) is None, text(rule)
 
 
-def test_is_deterministic(tiny: Report):
+def test_is_deterministic(tiny: GenerationReport):
     again = generate(TINY)
     assert texts(again) == texts(tiny)
     assert again.counts == tiny.counts
 
 
-def test_another_seed_finds_the_same_laws(tiny: Report):
+def test_another_seed_finds_the_same_laws(tiny: GenerationReport):
     assert laws(generate(replace(TINY, seed=1))).keys() == laws(tiny).keys()
 
 
@@ -168,7 +168,7 @@ class _Stopped(Exception):
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2, 3])
-def test_goes_on_where_it_stopped(tiny: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int):
+def test_goes_on_where_it_stopped(tiny: GenerationReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int):
     state = tmp_path / "state.json"
     monkeypatch.setattr(run, "SAVE", 0.0)
     monkeypatch.setattr(run, "BATCH", 4)

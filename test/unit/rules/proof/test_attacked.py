@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unity_ir.rules.parse import parse_rules
-from unity_ir.rules.pattern import Input, Operation, Result, Substitution
+from unity_ir.rules.pattern import Input, Operation, ResultOf, Substitution
 from unity_ir.rules.poly import symbol
 from unity_ir.rules.proof.prove import Proof, prove
 
@@ -108,5 +108,5 @@ def test_columns_first_rounds_otherwise(op: str):
 
 def test_inputs_have_names_of_their_own():
     one, other = (Input("x", (symbol("n"),)) for _ in range(2))
-    add = [Result(Operation("add", operands)) for operands in ((one, other), (one, one))]
+    add = [ResultOf(Operation("add", operands)) for operands in ((one, other), (one, one))]
     assert not prove(Substitution("rule", (one, other), (add[0],), (add[1],))).forward

@@ -15,7 +15,7 @@ from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, type_steps
 from unity_ir.pcg.types import TensorType
 from unity_ir.rules.library import load
-from unity_ir.rules.pattern import Bindings, Input, Operation, Result, Substitution, Term, build, input_type
+from unity_ir.rules.pattern import Bindings, Input, Operation, ResultOf, Substitution, Term, build, input_type
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.proof.prove import prove
 from unity_ir.rules.proof.sides import samples
@@ -144,7 +144,7 @@ def mutants(rule: Substitution) -> Iterator[tuple[str, Substitution]]:
                 for by in (1, -1):
                     changed = (*operation.attributes[:i], (attribute, value + by), *operation.attributes[i + 1 :])
                     yield f"{name}: {attribute} {by:+}", rewritten(operation, replace(operation, attributes=changed))
-    if len(rule.target) == 2 and all(isinstance(t, Result) for t in rule.target):
+    if len(rule.target) == 2 and all(isinstance(t, ResultOf) for t in rule.target):
         yield "results", replace(rule, target=rule.target[::-1])
 
 

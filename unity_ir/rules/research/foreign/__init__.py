@@ -22,7 +22,7 @@ from unity_ir.rules.research.foreign.terms import substitution
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedRule:
     """
     A rule, and what became of it: a verdict of the prover (`rules.proof.prove`), `ill-typed`, `disconnected` (its
     source is two patterns), `unbound` (its target has an input that its source has not) or `unsupported`; `detail`
@@ -37,10 +37,10 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CollectionReport:
     """All rules of a collection, in its order."""
 
-    rules: tuple[Imported, ...]
+    rules: tuple[ImportedRule, ...]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -48,29 +48,29 @@ class Report:
         return dict(Counter(r.verdict for r in self.rules).most_common())
 
 
-def import_rules(path: Path | str, seed: int = 0) -> Report:
+def import_rules(path: Path | str, seed: int = 0) -> CollectionReport:
     """Every rule of a collection with its verdict. Raises `UnityError` (one line) where the file is no collection."""
-    return Report(tuple(import_rule(rule, seed) for rule in read_rules(path)))
+    return CollectionReport(tuple(import_rule(rule, seed) for rule in read_rules(path)))
 
 
-def import_rule(foreign: ForeignRule, seed: int = 0) -> Imported:
+def import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
     """A rule with its verdict."""
     bound = {i for op in foreign.source for i, _ in op.inputs if i < 0}
     unbound = sorted({i for op in foreign.target for i, _ in op.inputs if i < 0} - bound, reverse=True)
     if unbound:
-        return Imported(foreign.name, "unbound", f"its source has no input {', '.join(map(str, unbound))}")
+        return ImportedRule(foreign.name, "unbound", f"its source has no input {', '.join(map(str, unbound))}")
     if not _connected(foreign.source):
-        return Imported(foreign.name, "disconnected", "its source is more than one pattern")
+        return ImportedRule(foreign.name, "disconnected", "its source is more than one pattern")
     try:
         rule = substitution(foreign)
     except Unsupported as reason:
-        return Imported(foreign.name, "unsupported", str(reason))
+        return ImportedRule(foreign.name, "unsupported", str(reason))
     except UnityError as error:
-        return Imported(foreign.name, "ill-typed", str(error))
+        return ImportedRule(foreign.name, "ill-typed", str(error))
     proof = prove(rule, seed)
     ill = proof.verdict == "refuted" and proof.detail.startswith("ill-typed: ")
     verdict = "ill-typed" if ill else proof.verdict
-    return Imported(foreign.name, verdict, proof.detail.removeprefix("ill-typed: "), rule, proof.seconds)
+    return ImportedRule(foreign.name, verdict, proof.detail.removeprefix("ill-typed: "), rule, proof.seconds)
 
 
 def _connected(side: Sequence[ForeignOp]) -> bool:

@@ -14,7 +14,7 @@ class Unsupported(Exception):
 
 
 @dataclass
-class Sizes:
+class SizeEquations:
     """Equations of sizes. Every unknown is a symbol; those that are solved for are in `values`."""
 
     fixed: bool = False

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 
 from unity_ir.errors import UnityError
-from unity_ir.rules.pattern import Attribute, Condition, Input, Operation, Result, Substitution, Term
+from unity_ir.rules.pattern import AttrExpr, Condition, Input, Operation, ResultOf, Substitution, Term
 from unity_ir.rules.poly import ONE, Poly, number
 from unity_ir.rules.proof.sides import divisible, misfits
 from unity_ir.rules.research.foreign.collection import ForeignOp, ForeignRule
-from unity_ir.rules.research.foreign.sizes import Sizes, Unsupported
+from unity_ir.rules.research.foreign.sizes import SizeEquations, Unsupported
 
 ACTIVATIONS = {0: None, 1: "sigmoid", 2: "relu", 3: "tanh"}
 """PM_ACTI."""
@@ -53,7 +53,7 @@ class _Typed:
 def substitution(foreign: ForeignRule) -> Substitution:
     """A rule over the operators here. Raises `Unsupported`, or `UnityError` where no sizes fit."""
     ops = (*foreign.source, *foreign.target)
-    sizes = Sizes(fixed=any(op.type == "OP_CONCAT" and op.parameters.get("PM_AXIS") == REPLICA for op in ops))
+    sizes = SizeEquations(fixed=any(op.type == "OP_CONCAT" and op.parameters.get("PM_AXIS") == REPLICA for op in ops))
     inputs: dict[tuple[int, int], _Typed] = {}
     sides: list[tuple[Term, ...]] = []
     results: list[list[_Typed]] = []
@@ -83,7 +83,7 @@ def _result(made: Sequence[Sequence[_Typed]], op: int, index: int) -> _Typed:
 
 
 def _operand(
-    of: tuple[int, int], made: Sequence[Sequence[_Typed]], inputs: dict[tuple[int, int], _Typed], sizes: Sizes
+    of: tuple[int, int], made: Sequence[Sequence[_Typed]], inputs: dict[tuple[int, int], _Typed], sizes: SizeEquations
 ) -> _Typed:
     if of[0] >= 0:
         return _result(made, *of)
@@ -93,7 +93,7 @@ def _operand(
     return inputs[of]
 
 
-def _apply(op: ForeignOp, operands: Sequence[_Typed], sizes: Sizes) -> Iterator[_Typed]:
+def _apply(op: ForeignOp, operands: Sequence[_Typed], sizes: SizeEquations) -> Iterator[_Typed]:
     """The results of an operation."""
     count = OPERANDS.get(op.type, 1)
     if len(operands) != count:
@@ -116,11 +116,11 @@ def _apply(op: ForeignOp, operands: Sequence[_Typed], sizes: Sizes) -> Iterator[
             raise Unsupported(f"operator {kind}")
 
 
-def _op(name: str, operands: Sequence[_Typed], **attributes: Attribute) -> Result:
-    return Result(Operation(name, tuple(t.term for t in operands), tuple(sorted(attributes.items()))))
+def _op(name: str, operands: Sequence[_Typed], **attributes: AttrExpr) -> ResultOf:
+    return ResultOf(Operation(name, tuple(t.term for t in operands), tuple(sorted(attributes.items()))))
 
 
-def _alike(where: str, one: _Typed, other: _Typed, sizes: Sizes) -> None:
+def _alike(where: str, one: _Typed, other: _Typed, sizes: SizeEquations) -> None:
     for a, b in zip(one.shape, other.shape, strict=True):
         sizes.equate(where, a, b)
 
@@ -138,7 +138,7 @@ def _axis(op: ForeignOp, key: str) -> int:
     return axis
 
 
-def _linear(op: ForeignOp, x: _Typed, w: _Typed, sizes: Sizes) -> _Typed:
+def _linear(op: ForeignOp, x: _Typed, w: _Typed, sizes: SizeEquations) -> _Typed:
     acti = op.parameters.get("PM_ACTI", 0)
     if acti not in ACTIVATIONS:
         raise Unsupported(f"activation {acti}")
@@ -150,7 +150,7 @@ def _linear(op: ForeignOp, x: _Typed, w: _Typed, sizes: Sizes) -> _Typed:
     return made if name is None else _Typed(_op(name, (made,)), made.shape, cuts, divided)
 
 
-def _concat(axis: int, x: _Typed, y: _Typed, sizes: Sizes) -> _Typed:
+def _concat(axis: int, x: _Typed, y: _Typed, sizes: SizeEquations) -> _Typed:
     if axis == REPLICA:
         # Each of the two is one addend, the other is zero there.
         _alike("OP_CONCAT", x, y, sizes)
@@ -164,7 +164,7 @@ def _concat(axis: int, x: _Typed, y: _Typed, sizes: Sizes) -> _Typed:
     return _Typed(_op("concat", (x, y), dim=number(dim)), (shape[0], shape[1]), cuts)
 
 
-def _split(op: ForeignOp, x: _Typed, sizes: Sizes) -> Iterator[_Typed]:
+def _split(op: ForeignOp, x: _Typed, sizes: SizeEquations) -> Iterator[_Typed]:
     axis = _axis(op, "PM_AXIS")
     if axis == REPLICA or op.parameters.get("PM_NUM_OUTPUTS", 2) != 2:
         raise Unsupported(f"OP_SPLIT along dim {axis} into {op.parameters.get('PM_NUM_OUTPUTS', 2)}")
@@ -177,7 +177,7 @@ def _split(op: ForeignOp, x: _Typed, sizes: Sizes) -> Iterator[_Typed]:
     made = _op("split", (x,), dim=number(dim), sizes=parts).operation
     cuts = {d: c for d, c in x.cuts.items() if d != dim}
     for i, part in enumerate(parts):
-        yield _Typed(Result(made, i), (part, x.shape[1]) if dim == 0 else (x.shape[0], part), cuts)
+        yield _Typed(ResultOf(made, i), (part, x.shape[1]) if dim == 0 else (x.shape[0], part), cuts)
 
 
 def _degree(op: ForeignOp) -> int:
@@ -187,7 +187,7 @@ def _degree(op: ForeignOp) -> int:
     return by
 
 
-def _parallel(name: str, op: ForeignOp, x: _Typed, sizes: Sizes) -> _Typed:
+def _parallel(name: str, op: ForeignOp, x: _Typed, sizes: SizeEquations) -> _Typed:
     axis, degree = _axis(op, "PM_PARALLEL_DIM"), sizes.degree(_degree(op))
     if axis == REPLICA:
         if name in ("partition", "combine"):
@@ -218,7 +218,7 @@ def _tiled(x: _Typed, dim: int, by: Poly) -> _Typed:
     return _Typed(_op("reshape", (wide,), shape=tuple(shape)), (shape[0], shape[1]), divided=x.divided)
 
 
-def _folded(x: _Typed, dim: int, by: Poly, sizes: Sizes) -> _Typed:
+def _folded(x: _Typed, dim: int, by: Poly, sizes: SizeEquations) -> _Typed:
     """The sum of the parts of a dim; where they are pieces, they are addends first."""
     part = sizes.unknown()
     sizes.equate("OP_REDUCE", x.shape[dim], by * part)
@@ -241,7 +241,7 @@ def _resolved(
     plain: Mapping[tuple[int, int], Input],
     inputs: Mapping[tuple[int, int], _Typed],
     sides: Sequence[tuple[Term, ...]],
-    sizes: Sizes,
+    sizes: SizeEquations,
 ) -> Substitution:
     """The rule with all sizes put in."""
     new: dict[int, Term] = {id(inputs[i].term): plain[i] for i in inputs}
@@ -250,7 +250,7 @@ def _resolved(
     return Substitution(name, tuple(plain.values()), source, target, tuple(Condition(s - 1) for s in differences))
 
 
-def _solved(value: Attribute, now: Callable[[Poly], Poly]) -> Attribute:
+def _solved(value: AttrExpr, now: Callable[[Poly], Poly]) -> AttrExpr:
     match value:
         case Poly():
             return now(value)
@@ -270,7 +270,7 @@ def _rebuilt(side: tuple[Term, ...], inputs: Mapping[int, Term], now: Callable[[
         if key not in made:
             attributes = tuple((n, _solved(v, now)) for n, v in of.operation.attributes)
             made[key] = Operation(of.operation.op, tuple(map(term, of.operation.operands)), attributes)
-        return Result(made[key], of.index)
+        return ResultOf(made[key], of.index)
 
     return tuple(map(term, side))
 

@@ -8,7 +8,7 @@ from itertools import permutations, product
 from typing import TypeAlias
 
 from unity_ir.ops import operator as find_operator
-from unity_ir.rules.research.generate.terms import Step, Type
+from unity_ir.rules.research.generate.terms import TermStep, Type
 from unity_ir.tdl.functions import ACTIVATIONS
 from unity_ir.tdl.syntax import (
     Access,
@@ -24,7 +24,7 @@ from unity_ir.tdl.syntax import (
     children,
 )
 
-Size: TypeAlias = tuple[int, ...]
+SizeAt: TypeAlias = tuple[int, ...]
 """A size at each set of sizes."""
 
 NUMBER = 3.0
@@ -78,7 +78,9 @@ def reads(expr: Expr) -> Iterator[Access]:
         yield from reads(child)
 
 
-def steps(op: str, operands: tuple[Type, ...], sizes: Sequence[Size], functions: frozenset[str]) -> Iterator[Step]:
+def steps(
+    op: str, operands: tuple[Type, ...], sizes: Sequence[SizeAt], functions: frozenset[str]
+) -> Iterator[TermStep]:
     """
     An operator with every combination of attributes to try on operands of these types.
 
@@ -89,11 +91,11 @@ def steps(op: str, operands: tuple[Type, ...], sizes: Sequence[Size], functions:
     choices = [[(a.name, v) for v in _values(line, a, operands, sizes, functions)] for a in line.attributes]
     sets = range(len(operands[0]))
     for chosen in product(*choices):
-        yield Step(op, tuple(tuple(sorted((name, value[i]) for name, value in chosen)) for i in sets))
+        yield TermStep(op, tuple(tuple(sorted((name, value[i]) for name, value in chosen)) for i in sets))
 
 
 def _values(
-    line: Line, attribute: Attribute, operands: tuple[Type, ...], sizes: Sequence[Size], functions: frozenset[str]
+    line: Line, attribute: Attribute, operands: tuple[Type, ...], sizes: Sequence[SizeAt], functions: frozenset[str]
 ) -> Iterator[tuple[AttrValue, ...]]:
     """Values of an attribute at each set of sizes."""
     sets = len(operands[0])

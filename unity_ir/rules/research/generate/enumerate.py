@@ -22,7 +22,7 @@ from unity_ir.rules.research.generate.field import Batch
 from unity_ir.rules.research.generate.fingerprint import Fingerprints, fingerprints, line, random_value
 from unity_ir.rules.research.generate.order import canonical, merged
 from unity_ir.rules.research.generate.space import ARITY, PARALLEL, Space
-from unity_ir.rules.research.generate.terms import Step, Term, Terms, Type, parallel_step, result_types
+from unity_ir.rules.research.generate.terms import Terms, TermStep, Type, TypedTerm, parallel_step, result_types
 
 Ids = npt.NDArray[np.int32]
 
@@ -58,7 +58,7 @@ class _Made:
 class _Work:
     """A step to apply to all classes of the given sizes and types."""
 
-    step: Step
+    step: TermStep
     type: int
     operands: tuple[tuple[int, int], ...]
     """Size and type of each."""
@@ -72,13 +72,13 @@ class Enumeration:
     def __init__(self, space: Space):
         self.space, self._most = space, space.most_elements
         self.types: list[Type] = []
-        self.steps: list[Step] = []
+        self.steps: list[TermStep] = []
         self.variables: list[tuple[int, Type]] = []
         self.terms = self.found = 0
         """Terms computed, and how many of them fell into a class there already was."""
         self._type_ids: dict[Type, int] = {}
-        self._step_ids: dict[Step, int] = {}
-        self._steps_on: dict[tuple[str, tuple[Type, ...]], list[tuple[Step, Type]]] = {}
+        self._step_ids: dict[TermStep, int] = {}
+        self._steps_on: dict[tuple[str, tuple[Type, ...]], list[tuple[TermStep, Type]]] = {}
         self._levels: list[_Level] = []
         # Of every class: the step that makes it (below 0 for variables), its operands, its variables in order of use.
         self._step = np.zeros(0, dtype=np.int32)
@@ -132,7 +132,7 @@ class Enumeration:
             self.types.append(type)
         return self._type_ids[type]
 
-    def _step_id(self, step: Step) -> int:
+    def _step_id(self, step: TermStep) -> int:
         if step not in self._step_ids:
             self._step_ids[step] = len(self.steps)
             self.steps.append(step)
@@ -149,18 +149,18 @@ class Enumeration:
                         alike = size > 1 and self._commutes(step, types)
                         yield _Work(step, self._type(result), tuple(zip(sizes, ids, strict=True)), alike)
 
-    def _steps_for(self, name: str, types: tuple[Type, ...]) -> list[tuple[Step, Type]]:
+    def _steps_for(self, name: str, types: tuple[Type, ...]) -> list[tuple[TermStep, Type]]:
         """The steps of an operator that are well typed, with small results in few pieces, and their types."""
         if (name, types) not in self._steps_on:
-            found: list[tuple[Step, Type]] = []
+            found: list[tuple[TermStep, Type]] = []
             for step in self._tried(name, types):
                 for i, type in enumerate(result_types(step.op, step.attributes, types)):
                     if type[0].elements <= self._most and type[0].pieces <= self.space.degree:
-                        found.append((Step(step.op, step.attributes, i), type))
+                        found.append((TermStep(step.op, step.attributes, i), type))
             self._steps_on[name, types] = found
         return self._steps_on[name, types]
 
-    def _tried(self, name: str, types: tuple[Type, ...]) -> Iterator[Step]:
+    def _tried(self, name: str, types: tuple[Type, ...]) -> Iterator[TermStep]:
         sets, by = len(types[0]), self.space.degree
         if name in ("partition", "combine"):
             yield from (parallel_step(name, sets, dim=d, by=by) for d in range(len(types[0][0].shape)))
@@ -169,7 +169,7 @@ class Enumeration:
         else:
             yield from steps(name, types, self.space.sizes, frozenset(self.space.operators))
 
-    def _commutes(self, step: Step, types: tuple[Type, ...]) -> bool:
+    def _commutes(self, step: TermStep, types: tuple[Type, ...]) -> bool:
         """Whether two operands may change places, as far as random ones tell."""
         if len(types) != 2 or types[0][0].shape != types[1][0].shape:
             return False
@@ -179,7 +179,7 @@ class Enumeration:
         apply = self._line(step, types)
         return np.array_equal(apply([a, b])[step.result], apply([b, a])[step.result])
 
-    def _line(self, step: Step, types: tuple[Type, ...]) -> Callable[[list[Batch]], list[Batch]]:
+    def _line(self, step: TermStep, types: tuple[Type, ...]) -> Callable[[list[Batch]], list[Batch]]:
         if step.op in PARALLEL:
             return lambda operands: operands
         return line(step, tuple(t[0].shape for t in types), tuple(t[0].dtype for t in types), 0)
@@ -266,11 +266,11 @@ class Enumeration:
 
     # -- terms
 
-    def candidates(self, terms: Terms) -> Iterator[tuple[Term, Term]]:
+    def candidates(self, terms: Terms) -> Iterator[tuple[TypedTerm, TypedTerm]]:
         """Pairs that should be equal, smaller sizes first: a term, and the representative of its class."""
-        made: dict[int, Term] = {}
+        made: dict[int, TypedTerm] = {}
 
-        def of_class(number: int) -> Term:
+        def of_class(number: int) -> TypedTerm:
             found = made.get(number)
             if found is None:
                 step = int(self._step[number])
@@ -281,7 +281,7 @@ class Enumeration:
                 made[number] = found
             return found
 
-        def applied(step: int, operands: list[int]) -> Term:
+        def applied(step: int, operands: list[int]) -> TypedTerm:
             term = terms.make(self.steps[step], [of_class(o) for o in operands if o >= 0])
             assert term is not None, "enumerated terms are well typed"
             return term

@@ -23,7 +23,6 @@ from unity_ir.tdl.syntax import (
     Bound,
     Call,
     Cases,
-    Composite,
     Const,
     Expr,
     Index,
@@ -35,6 +34,7 @@ from unity_ir.tdl.syntax import (
     Window,
     accesses,
     index_names,
+    joined_position,
 )
 
 P = 2**31 - 1
@@ -78,7 +78,7 @@ def inverse(x: Batch) -> Batch:
     return out
 
 
-class Line:
+class ResidueLine:
     """A bound line, to be evaluated many times. Raises `UnityError` for functions that TDL cannot say."""
 
     def __init__(self, bound: Bound):
@@ -193,20 +193,11 @@ class Line:
         return flat, inside
 
     def _position(self, index: Index, order: tuple[str, ...]) -> npt.NDArray[np.int64]:
-        at = np.zeros((1,) * len(order), dtype=np.int64)
-        match index:
-            case Var(name):
-                return self._along(name, order)
-            case Composite(names):
-                for name in names:
-                    at = at * self.extents[name] + self._along(name, order)
-            case Segments(names, active):
-                assert active is not None, "a segment is read through one of its variables"
-                return self._along(names[active], order) + sum(self.extents[n] for n in names[:active])
-            case Window(terms, offset):
-                at = at + offset
-                for factor, variable in terms:
-                    at = at + factor * self._along(variable, order)
+        if not isinstance(index, Window):
+            return joined_position(index, self.extents, lambda n: self._along(n, order))
+        at = np.full((1,) * len(order), index.offset, dtype=np.int64)
+        for factor, variable in index.terms:
+            at = at + factor * self._along(variable, order)
         return at
 
 

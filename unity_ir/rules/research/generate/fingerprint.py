@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.types import TensorType
-from unity_ir.rules.research.generate.field import Batch, Line, P, mixed
-from unity_ir.rules.research.generate.terms import Step, Term
+from unity_ir.rules.research.generate.field import Batch, P, ResidueLine, mixed
+from unity_ir.rules.research.generate.terms import TermStep, TypedTerm
 
 Fingerprints = npt.NDArray[np.uint64]
 
@@ -42,10 +42,10 @@ def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
 
 
 @cache
-def line(step: Step, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], at: int) -> Line:
+def line(step: TermStep, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], at: int) -> ResidueLine:
     """A compute step, to be evaluated at one set of sizes. Raises `UnityError` where shapes do not fit."""
     operator = find_operator(step.op)
-    return Line(operator.bind(shapes, operator.attributes(dict(step.attributes[at])), dtypes).bound)
+    return ResidueLine(operator.bind(shapes, operator.attributes(dict(step.attributes[at])), dtypes).bound)
 
 
 class Values:
@@ -53,15 +53,15 @@ class Values:
 
     def __init__(self, seed: int, at: int):
         self.seed, self.at = seed, at
-        self._known: dict[Term, Batch] = {}
+        self._known: dict[TypedTerm, Batch] = {}
 
-    def __call__(self, term: Term) -> Batch:
+    def __call__(self, term: TypedTerm) -> Batch:
         found = self._known.get(term)
         if found is None:
             found = self._known[term] = self._compute(term)
         return found
 
-    def _compute(self, term: Term) -> Batch:
+    def _compute(self, term: TypedTerm) -> Batch:
         if term.step is None:
             return random_value(term.name, term.type[self.at], self.seed, self.at)
         operands = [self(o) for o in term.operands]
@@ -71,6 +71,6 @@ class Values:
         apply = line(term.step, tuple(t.shape for t in types), tuple(t.dtype for t in types), self.at)
         return apply(operands)[term.step.result]
 
-    def equal(self, left: Term, right: Term) -> bool:
+    def equal(self, left: TypedTerm, right: TypedTerm) -> bool:
         """Whether two terms have the same value."""
         return left.type[self.at] == right.type[self.at] and np.array_equal(self(left), self(right))

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
-from unity_ir.rules.pattern import Attribute, Input, Operation, Result, Substitution
+from unity_ir.rules.pattern import AttrExpr, Input, Operation, ResultOf, Substitution
 from unity_ir.rules.pattern import Term as Pattern
 from unity_ir.rules.poly import ONE, Poly, symbol
+from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.research.generate.fingerprint import Values
-from unity_ir.rules.research.generate.sizes import DEGREE, Application, Sizes, Special, application
-from unity_ir.rules.research.generate.terms import Term, Terms, leaves, subterms
+from unity_ir.rules.research.generate.sizes import DEGREE, AppliedStep, Special, TermSizes, application
+from unity_ir.rules.research.generate.terms import Terms, TypedTerm, leaves, subterms
 
-Pair: TypeAlias = tuple[Term, Term]
+Pair: TypeAlias = tuple[TypedTerm, TypedTerm]
 
-Sides: TypeAlias = tuple[Term, ...]
+Sides: TypeAlias = tuple[TypedTerm, ...]
 """Equal terms: each of the first half is equal to its counterpart in the second."""
 
 OCCURRENCES = 6
@@ -79,7 +80,7 @@ def _split_variables(sides: Sides, terms: Terms) -> Iterator[Sides]:
                     yield tuple(t for t in made if t is not None)
 
 
-def _chosen(term: Term, old: Term, new: Term, choice: Iterator[bool], terms: Terms) -> Term | None:
+def _chosen(term: TypedTerm, old: TypedTerm, new: TypedTerm, choice: Iterator[bool], terms: Terms) -> TypedTerm | None:
     if term is old:
         return new if next(choice) else old
     if term.step is None:
@@ -96,21 +97,21 @@ class General:
     shape: Callable[[Pattern], tuple[Poly, ...]]
 
 
-def general(name: str, sources: Sequence[Term], targets: Sequence[Term], degree: int) -> General | None:
+def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm], degree: int) -> General | None:
     """The substitution of some terms by others, for all sizes and degrees; None where sizes have no general form."""
-    sizes = Sizes(degree)
+    sizes = TermSizes(degree)
     try:
         for source, target in zip(sources, targets, strict=True):
             for a, b in zip(sizes.shape(source), sizes.shape(target), strict=True):
                 sizes.unify(a, b)
-    except Special:
+    except (Special, Undecided):
         return None
     names = _Names(sizes)
     letters = _input_names(sizes.variables)
     inputs = {v: _input(letters[v], v, [names(s) for s in sizes.shape(v)]) for v in sizes.variables}
-    made: dict[Application, Operation] = {}
+    made: dict[AppliedStep, Operation] = {}
 
-    def pattern(term: Term) -> Pattern:
+    def pattern(term: TypedTerm) -> Pattern:
         if term.step is None:
             return inputs[term]
         key = application(term)
@@ -118,7 +119,7 @@ def general(name: str, sources: Sequence[Term], targets: Sequence[Term], degree:
             operands = tuple(map(pattern, term.operands))
             attributes = {n: names.attribute(v) for n, v in sizes.attributes[key].items()}
             made[key] = Operation(term.step.op, operands, tuple(sorted(attributes.items())))
-        return Result(made[key], term.step.result)
+        return ResultOf(made[key], term.step.result)
 
     sides = [tuple(map(pattern, side)) for side in (sources, targets)]
     shapes: dict[tuple[int, int], tuple[Poly, ...]] = {}
@@ -136,13 +137,13 @@ def general(name: str, sources: Sequence[Term], targets: Sequence[Term], degree:
     return General(rule, shape_of)
 
 
-def _input_names(variables: Mapping[Term, None]) -> dict[Term, str]:
+def _input_names(variables: Mapping[TypedTerm, None]) -> dict[TypedTerm, str]:
     """x, y, z, .. in order of use."""
     letters = [*"xyzwvuts", *(f"x{i}" for i in range(len(variables)))]
     return dict(zip(variables, letters, strict=False))
 
 
-def _input(name: str, variable: Term, shape: Sequence[Poly]) -> Input:
+def _input(name: str, variable: TypedTerm, shape: Sequence[Poly]) -> Input:
     def degree(pieces: int) -> Poly:
         return symbol(DEGREE) if pieces > 1 else ONE
 
@@ -154,7 +155,7 @@ def _input(name: str, variable: Term, shape: Sequence[Poly]) -> Input:
 class _Names:
     """Sizes with letters for symbols, in order of use."""
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: TermSizes):
         self.sizes = sizes
         self.letters: dict[str, Poly] = {}
 
@@ -165,7 +166,7 @@ class _Names:
                 self.letters[s] = symbol(_NAMES[len(self.letters)])
         return poly.substitute(self.letters)
 
-    def attribute(self, value: Attribute) -> Attribute:
+    def attribute(self, value: AttrExpr) -> AttrExpr:
         match value:
             case Poly():
                 return self(value)

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import Result, Substitution
+from unity_ir.rules.pattern import ResultOf, Substitution
 from unity_ir.rules.research.generate.attributes import roles
 from unity_ir.rules.research.generate.fingerprint import Values
 from unity_ir.rules.research.generate.generalise import Pair, most_general
 from unity_ir.rules.research.generate.minimise import follows
 from unity_ir.rules.research.generate.rewrite import Rewriting
-from unity_ir.rules.research.generate.sizes import Application, application
-from unity_ir.rules.research.generate.terms import Step, Term, Terms, Type, leaves, result_types
+from unity_ir.rules.research.generate.sizes import AppliedStep, application
+from unity_ir.rules.research.generate.terms import Terms, TermStep, Type, TypedTerm, leaves, result_types
 
-Joined = tuple[tuple[Term, ...], tuple[Term, ...]]
+Joined = tuple[tuple[TypedTerm, ...], tuple[TypedTerm, ...]]
 """What stands for the results, and the results."""
 
 
@@ -34,7 +34,7 @@ class Join:
     """Collects equations of results of one operator."""
 
     def __init__(self) -> None:
-        self._found: dict[Application, dict[int, Term]] = {}
+        self._found: dict[AppliedStep, dict[int, TypedTerm]] = {}
 
     def add(self, pair: Pair) -> None:
         """An equation, of which the first side may be a result of an operator that has several."""
@@ -51,7 +51,7 @@ class Join:
             if len(results) < len(_types((step, operands))):
                 continue
             sources = [results[i] for i in range(len(results))]
-            made = [terms.make(Step(step.op, step.attributes, i), operands) for i in range(len(results))]
+            made = [terms.make(TermStep(step.op, step.attributes, i), operands) for i in range(len(results))]
             targets = [t for t in made if t is not None]
             sides = most_general((*sources, *targets), terms, values, _is_joined)
             found[sides[: len(sources)], sides[len(sources) :]] = None
@@ -78,10 +78,10 @@ def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) 
     """
     sources, targets = joined
     largest = max(t.size for t in (*sources, *targets))
-    seen: dict[tuple[Term, ...], None] = {sources: None}
+    seen: dict[tuple[TypedTerm, ...], None] = {sources: None}
     frontier = [sources]
     while frontier:
-        reached: list[tuple[Term, ...]] = []
+        reached: list[tuple[TypedTerm, ...]] = []
         for terms in frontier:
             if all(follows(pair, single, NEAR) for pair in zip(terms, targets, strict=True)):
                 return True
@@ -94,9 +94,11 @@ def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) 
     return False
 
 
-def _replaced_below(terms: Sequence[Term], rule: Substitution, single: Rewriting) -> Iterator[tuple[Term, ...]]:
+def _replaced_below(
+    terms: Sequence[TypedTerm], rule: Substitution, single: Rewriting
+) -> Iterator[tuple[TypedTerm, ...]]:
     """Terms alike down to some place, with a rule of several results applied there to all of them together."""
-    if len(rule.source) != len(terms) or not all(isinstance(t, Result) for t in rule.source):
+    if len(rule.source) != len(terms) or not all(isinstance(t, ResultOf) for t in rule.source):
         return
     here = single.replaced(rule, terms)
     if here is not None:
@@ -106,7 +108,7 @@ def _replaced_below(terms: Sequence[Term], rule: Substitution, single: Rewriting
         return
     for i in range(len(terms[0].operands)):
         for new in _replaced_below([t.operands[i] for t in terms], rule, single):
-            made: list[Term] = []
+            made: list[TypedTerm] = []
             for t, operand in zip(terms, new, strict=True):
                 assert t.step is not None
                 term = single.terms.make(t.step, [*t.operands[:i], operand, *t.operands[i + 1 :]])
@@ -116,13 +118,13 @@ def _replaced_below(terms: Sequence[Term], rule: Substitution, single: Rewriting
                 yield tuple(made)
 
 
-def _is_joined(sides: tuple[Term, ...]) -> bool:
+def _is_joined(sides: tuple[TypedTerm, ...]) -> bool:
     """Whether the second half are the results of one operator."""
     results = sides[len(sides) // 2 :]
     return all(t.step is not None and application(t) == application(results[0]) for t in results)
 
 
-def _types(key: Application) -> tuple[Type, ...]:
+def _types(key: AppliedStep) -> tuple[Type, ...]:
     return result_types(key[0].op, key[0].attributes, tuple(t.type for t in key[1]))
 
 
@@ -137,12 +139,12 @@ def _is_instance(special: Joined, general: Joined) -> bool:
     """Whether one is the other with terms in the place of variables, sizes aside."""
     if [len(s) for s in special] != [len(s) for s in general]:
         return False
-    values: dict[Term, Term] = {}
+    values: dict[TypedTerm, TypedTerm] = {}
     pairs = zip((t for s in general for t in s), (t for s in special for t in s), strict=True)
     return _instance(pairs, values)
 
 
-def _instance(pairs: Iterable[tuple[Term, Term]], values: dict[Term, Term]) -> bool:
+def _instance(pairs: Iterable[tuple[TypedTerm, TypedTerm]], values: dict[TypedTerm, TypedTerm]) -> bool:
     for general, special in pairs:
         if general.step is None:
             if values.setdefault(general, special) is not special:
@@ -154,7 +156,7 @@ def _instance(pairs: Iterable[tuple[Term, Term]], values: dict[Term, Term]) -> b
     return True
 
 
-def _kind(step: Step) -> tuple[object, ...]:
+def _kind(step: TermStep) -> tuple[object, ...]:
     """A step but for its sizes."""
     given: Mapping[str, object] = dict(step.attributes[0])
     if not step.is_parallel:

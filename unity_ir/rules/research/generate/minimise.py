@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.research.generate.generalise import Pair
 from unity_ir.rules.research.generate.rewrite import Rewriting
-from unity_ir.rules.research.generate.terms import Term, Terms, leaves
+from unity_ir.rules.research.generate.terms import Terms, TypedTerm, leaves
 
 MOST = 200
 """Terms looked at for one equation."""
@@ -39,7 +39,7 @@ def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
     while any(frontiers):
         # The smaller frontier that is not empty goes on.
         at = min((0, 1), key=lambda i: (not frontiers[i], len(frontiers[i])))
-        reached: list[Term] = []
+        reached: list[TypedTerm] = []
         for term in frontiers[at]:
             for new in rules.near(term):
                 if new.weight <= largest and new not in sides[at]:

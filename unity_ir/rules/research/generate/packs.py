@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from unity_ir.ops import operator as find_operator
-from unity_ir.rules.pattern import Attribute, Input, Operation, Pack, Result, Substitution, Term
+from unity_ir.rules.pattern import AttrExpr, DimPack, Input, Operation, ResultOf, Substitution, Term
 from unity_ir.rules.poly import ONE, Poly, number, symbol
 from unity_ir.rules.research.generate.attributes import roles
-from unity_ir.rules.research.generate.sizes import Shape
+from unity_ir.rules.research.generate.sizes import PolyShape
 
 PACK = "a"
 """The pack of leading dims; no size has this name."""
 
-Shapes = Callable[[Term], Shape]
+Shapes = Callable[[Term], PolyShape]
 """The sizes of a rule's terms."""
 
 
@@ -44,7 +44,7 @@ def packed(rule: Substitution, shape: Shapes) -> Iterator[Substitution]:
                 yield made
 
 
-def _others(shape: Shape, leading: Poly) -> tuple[Poly, ...]:
+def _others(shape: PolyShape, leading: Poly) -> tuple[Poly, ...]:
     return () if not shape or shape[0] == leading else shape[:1]
 
 
@@ -52,7 +52,7 @@ def _is_symbol(poly: Poly) -> bool:
     return len(poly.terms) == 1 and poly.terms[0][1] == 1 and len(poly.terms[0][0]) == 1
 
 
-def _symbols(value: Attribute) -> frozenset[str]:
+def _symbols(value: AttrExpr) -> frozenset[str]:
     polys = (value,) if isinstance(value, Poly) else value if isinstance(value, tuple) else ()
     return frozenset[str]().union(*(p.symbols for p in polys))
 
@@ -64,8 +64,8 @@ def _operations(rule: Substitution) -> list[Operation]:
 def _terms(rule: Substitution) -> Iterator[Term]:
     yield from rule.inputs
     for o in _operations(rule):
-        yield Result(o)
-    yield from (t for t in (*rule.source, *rule.target) if isinstance(t, Result))
+        yield ResultOf(o)
+    yield from (t for t in (*rule.source, *rule.target) if isinstance(t, ResultOf))
 
 
 class _Packing:
@@ -84,7 +84,7 @@ class _Packing:
         if not self._has_pack(of):
             return of
         rest = () if self.leading is None else of.shape[1:]
-        return replace(of, shape=(Pack(PACK), *rest))
+        return replace(of, shape=(DimPack(PACK), *rest))
 
     def rule(self) -> Substitution | None:
         """None where an attribute numbers a dim of the pack."""
@@ -102,12 +102,12 @@ class _Packing:
         if key not in self.made:
             o = term.operation
             operands = tuple(map(self._term, o.operands))
-            here = any(self._has_pack(t) for t in (*o.operands, Result(o)))
+            here = any(self._has_pack(t) for t in (*o.operands, ResultOf(o)))
             attributes = tuple((n, self._attribute(o.op, n, v)) if here else (n, v) for n, v in o.attributes)
             self.made[key] = replace(o, operands=operands, attributes=attributes)
         return replace(term, operation=self.made[key])
 
-    def _attribute(self, op: str, name: str, value: Attribute) -> Attribute:
+    def _attribute(self, op: str, name: str, value: AttrExpr) -> AttrExpr:
         """The number of a dim, counted from the pack's end; raises `ValueError` for one of its own."""
         if op in ("partition", "combine"):
             axis = name == "dim"

@@ -8,7 +8,7 @@ from typing import Any
 
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import Substitution
-from unity_ir.rules.research.generate.run import Report
+from unity_ir.rules.research.generate.run import GenerationReport
 
 TASO = {"candidates": 28744, "canonical": 17346, "general": 743}
 """Candidates, those left after renaming, and after common subgraphs too (Jia et al., SOSP'19)."""
@@ -17,7 +17,7 @@ UNITY = {"parallel": 651}
 """What parallel operators add to them, found and verified in 30 minutes (Unger et al., OSDI'22, section 4)."""
 
 
-def rows(report: Report) -> list[tuple[str, str, str, str]]:
+def rows(report: GenerationReport) -> list[tuple[str, str, str, str]]:
     """Stage, count here, TASO's count, Unity's count, as text."""
     counts, taso = report.counts, {n: f"{c:,}" for n, c in TASO.items()}
     serial = sum(not _is_parallel(r) for r in report.rules)
@@ -49,7 +49,7 @@ def _is_parallel(rule: Substitution) -> bool:
     return any(o.op in PARALLEL_OPERATORS for o in rule.operations((*rule.source, *rule.target)))
 
 
-def summary(report: Report) -> dict[str, Any]:
+def summary(report: GenerationReport) -> dict[str, Any]:
     """The same as what `json.dump` writes, with seconds."""
     proofs = sorted(report.proofs)
     times = {"total": sum(proofs), "median": median(proofs), "slowest": proofs[-1]} if proofs else {}

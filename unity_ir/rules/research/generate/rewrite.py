@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity_ir.rules.pattern import Attribute, Input, Operation, Parameter, Result, Substitution
+from unity_ir.rules.pattern import AttrExpr, AttrParameter, Input, Operation, ResultOf, Substitution
 from unity_ir.rules.pattern import Term as Pattern
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.research.generate.attributes import NUMBER
 from unity_ir.rules.research.generate.sizes import DEGREE
-from unity_ir.rules.research.generate.terms import Step, Term, Terms
+from unity_ir.rules.research.generate.terms import Terms, TermStep, TypedTerm
 from unity_ir.rules.solve import Equations
 from unity_ir.tdl.syntax import AttrValue
 
-Sized = list[tuple[Attribute, tuple[AttrValue, ...]]]
+AttrSamples = list[tuple[AttrExpr, tuple[AttrValue, ...]]]
 """Attributes that sizes have to fit, and what they are at each set of sizes."""
 
 
@@ -32,7 +32,7 @@ class Rewrite:
 def commutes(rule: Substitution) -> str | None:
     """The operator a rule says to be commutative, if it says just that."""
     match rule.source, rule.target:
-        case (Result(Operation(op, (Input() as a, Input() as b), p)),), (Result(Operation(other, operands, q)),):
+        case (ResultOf(Operation(op, (Input() as a, Input() as b), p)),), (ResultOf(Operation(other, operands, q)),):
             if op == other and p == q and operands == (b, a) and a is not b:
                 return op
         case _:
@@ -48,9 +48,9 @@ class Rewriting:
         self.commutative: set[str] = set()
         self._rules: dict[str, list[Rewrite]] = {}
         self._version = 0
-        self._roots: dict[Term, tuple[int, dict[Term, None]]] = {}
-        self._near: dict[Term, tuple[int, dict[Term, None]]] = {}
-        self._steps: dict[int, Step] = {}
+        self._roots: dict[TypedTerm, tuple[int, dict[TypedTerm, None]]] = {}
+        self._near: dict[TypedTerm, tuple[int, dict[TypedTerm, None]]] = {}
+        self._steps: dict[int, TermStep] = {}
         self._kept: list[Pattern] = []
 
     def add(self, rule: Substitution) -> None:
@@ -64,19 +64,19 @@ class Rewriting:
             return
         (source,), (target,) = rule.source, rule.target
         for a, b in ((source, target), (target, source)):
-            if isinstance(a, Result) and _inputs(b) <= _inputs(a):
+            if isinstance(a, ResultOf) and _inputs(b) <= _inputs(a):
                 sized = any(_is_sized(v) for side in (a, b) for v in _attributes(side))
                 self._rules.setdefault(a.operation.op, []).append(Rewrite(a.operation, a.index, b, sized))
 
     # -- terms
 
-    def make(self, step: Step, operands: list[Term]) -> Term | None:
+    def make(self, step: TermStep, operands: list[TypedTerm]) -> TypedTerm | None:
         """A step applied, operands of commutative operators in a fixed order."""
         if step.op in self.commutative and len(operands) == 2 and operands[0].text > operands[1].text:
             operands = operands[::-1]
         return self.terms.make(step, operands)
 
-    def normal(self, term: Term) -> Term:
+    def normal(self, term: TypedTerm) -> TypedTerm:
         """The term with operands of commutative operators in a fixed order."""
         if term.step is None:
             return term
@@ -84,7 +84,7 @@ class Rewriting:
         assert made is not None, "commutative operators have symmetric types"
         return made
 
-    def near(self, term: Term) -> dict[Term, None]:
+    def near(self, term: TypedTerm) -> dict[TypedTerm, None]:
         """What one rewrite makes of a term."""
         known = self._near.get(term)
         if known is not None and known[0] == self._version:
@@ -99,20 +99,20 @@ class Rewriting:
         self._near[term] = (self._version, found)
         return found
 
-    def _at_root(self, term: Term) -> dict[Term, None]:
+    def _at_root(self, term: TypedTerm) -> dict[TypedTerm, None]:
         if term.step is None:
             return {}
         rules = self._rules.get(term.step.op, [])
-        start, found = self._roots.get(term, (0, dict[Term, None]()))
+        start, found = self._roots.get(term, (0, dict[TypedTerm, None]()))
         for rule in rules[start:]:
             for new in self._apply(rule, term):
                 found[new] = None
         self._roots[term] = (len(rules), found)
         return found
 
-    def replaced(self, rule: Substitution, terms: Sequence[Term]) -> list[Term] | None:
+    def replaced(self, rule: Substitution, terms: Sequence[TypedTerm]) -> list[TypedTerm] | None:
         """Terms that are the source of a rule of several results, as its target."""
-        found: list[tuple[Mapping[Input, Term], Sized]] = [({}, [])]
+        found: list[tuple[Mapping[Input, TypedTerm], AttrSamples]] = [({}, [])]
         for pattern, term in zip(rule.source, terms, strict=True):
             found = [new for inputs, sized in found for new in self._match(pattern, term, inputs, sized)]
         for inputs, sized in found:
@@ -126,8 +126,8 @@ class Rewriting:
 
     # -- one rule
 
-    def _apply(self, rule: Rewrite, term: Term) -> Iterator[Term]:
-        for inputs, sized in self._match(Result(rule.source, rule.index), term, {}, []):
+    def _apply(self, rule: Rewrite, term: TypedTerm) -> Iterator[TypedTerm]:
+        for inputs, sized in self._match(ResultOf(rule.source, rule.index), term, {}, []):
             sizes: list[dict[str, int]] | None = []
             if rule.sized:
                 sizes = self._sizes(inputs, sized)
@@ -138,8 +138,8 @@ class Rewriting:
                 yield made
 
     def _match(
-        self, pattern: Pattern, term: Term, inputs: Mapping[Input, Term], sized: Sized
-    ) -> Iterator[tuple[Mapping[Input, Term], Sized]]:
+        self, pattern: Pattern, term: TypedTerm, inputs: Mapping[Input, TypedTerm], sized: AttrSamples
+    ) -> Iterator[tuple[Mapping[Input, TypedTerm], AttrSamples]]:
         if isinstance(pattern, Input):
             if inputs.get(pattern, term) is term:
                 yield {**inputs, pattern: term}, sized
@@ -162,8 +162,8 @@ class Rewriting:
             yield from self._match_all(list(zip(operation.operands, order, strict=True)), inputs, sized)
 
     def _match_all(
-        self, pairs: list[tuple[Pattern, Term]], inputs: Mapping[Input, Term], sized: Sized
-    ) -> Iterator[tuple[Mapping[Input, Term], Sized]]:
+        self, pairs: list[tuple[Pattern, TypedTerm]], inputs: Mapping[Input, TypedTerm], sized: AttrSamples
+    ) -> Iterator[tuple[Mapping[Input, TypedTerm], AttrSamples]]:
         if not pairs:
             yield inputs, sized
             return
@@ -171,7 +171,7 @@ class Rewriting:
         for found, own in self._match(pattern, term, inputs, sized):
             yield from self._match_all(rest, found, own)
 
-    def _sizes(self, inputs: Mapping[Input, Term], sized: Sized) -> list[dict[str, int]] | None:
+    def _sizes(self, inputs: Mapping[Input, TypedTerm], sized: AttrSamples) -> list[dict[str, int]] | None:
         """The symbols of a rule at each set of sizes."""
         found: list[dict[str, int]] = []
         for i in range(self.sets):
@@ -189,10 +189,12 @@ class Rewriting:
             found.append(equations.known)
         return found
 
-    def _build(self, pattern: Pattern, inputs: Mapping[Input, Term], sizes: list[dict[str, int]]) -> Term | None:
+    def _build(
+        self, pattern: Pattern, inputs: Mapping[Input, TypedTerm], sizes: list[dict[str, int]]
+    ) -> TypedTerm | None:
         if isinstance(pattern, Input):
             return inputs[pattern]
-        operands: list[Term] = []
+        operands: list[TypedTerm] = []
         for p in pattern.operation.operands:
             operand = self._build(p, inputs, sizes)
             if operand is None:
@@ -201,7 +203,7 @@ class Rewriting:
         step = self._step(pattern, sizes)
         return None if step is None else self.make(step, operands)
 
-    def _step(self, pattern: Result, sizes: list[dict[str, int]]) -> Step | None:
+    def _step(self, pattern: ResultOf, sizes: list[dict[str, int]]) -> TermStep | None:
         operation = pattern.operation
         if any(_is_sized(v) for _, v in operation.attributes):
             if any(not _symbols(v) <= known.keys() | {DEGREE} for known in sizes for _, v in operation.attributes):
@@ -209,31 +211,31 @@ class Rewriting:
             own = tuple(
                 tuple((n, _at(v, {**known, DEGREE: self.degree})) for n, v in operation.attributes) for known in sizes
             )
-            return Step(operation.op, own, pattern.index)
+            return TermStep(operation.op, own, pattern.index)
         key = id(pattern)
         if key not in self._steps:
             attributes = tuple((n, self._fixed(v)) for n, v in operation.attributes)
-            self._steps[key] = Step(operation.op, (attributes,) * self.sets, pattern.index)
+            self._steps[key] = TermStep(operation.op, (attributes,) * self.sets, pattern.index)
             self._kept.append(pattern)
         return self._steps[key]
 
-    def _fixed(self, value: Attribute) -> AttrValue:
+    def _fixed(self, value: AttrExpr) -> AttrValue:
         return _at(value, {DEGREE: self.degree})
 
 
-def _at(value: Attribute, symbols: Mapping[str, int]) -> AttrValue:
+def _at(value: AttrExpr, symbols: Mapping[str, int]) -> AttrValue:
     match value:
         case Poly():
             return value.at(symbols)
         case tuple():
             return tuple(p.at(symbols) for p in value)
-        case Parameter():
+        case AttrParameter():
             return NUMBER
         case _:
             return value
 
 
-def _symbols(value: Attribute) -> frozenset[str]:
+def _symbols(value: AttrExpr) -> frozenset[str]:
     match value:
         case Poly():
             return value.symbols
@@ -243,7 +245,7 @@ def _symbols(value: Attribute) -> frozenset[str]:
             return frozenset()
 
 
-def _is_sized(value: Attribute) -> bool:
+def _is_sized(value: AttrExpr) -> bool:
     return not _symbols(value) <= {DEGREE}
 
 
@@ -253,8 +255,8 @@ def _inputs(pattern: Pattern) -> set[Input]:
     return {i for o in pattern.operation.operands for i in _inputs(o)}
 
 
-def _attributes(pattern: Pattern) -> Iterator[Attribute]:
-    if isinstance(pattern, Result):
+def _attributes(pattern: Pattern) -> Iterator[AttrExpr]:
+    if isinstance(pattern, ResultOf):
         yield from (v for _, v in pattern.operation.attributes)
         for o in pattern.operation.operands:
             yield from _attributes(o)

@@ -14,8 +14,8 @@ from typing import Any
 
 from unity_ir.rules.check import attribute_defaults
 from unity_ir.rules.parse import parse_rules
-from unity_ir.rules.pattern import Attribute, Input, Operation, ProofRecord, Substitution, Term
-from unity_ir.rules.pattern import Result as PatternResult
+from unity_ir.rules.pattern import AttrExpr, Input, Operation, ProofRecord, Substitution, Term
+from unity_ir.rules.pattern import ResultOf as PatternResult
 from unity_ir.rules.proof.verdict import Proof
 from unity_ir.rules.research.generate.enumerate import Enumeration
 from unity_ir.rules.research.generate.fingerprint import Values
@@ -42,7 +42,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass
-class Counts:
+class StageCounts:
     """What is left after each step, in order."""
 
     terms: int = 0
@@ -82,12 +82,12 @@ class Counts:
 
 
 @dataclass
-class Report:
+class GenerationReport:
     """The rules, those of one result first, and how many there were on the way."""
 
     space: Space
     rules: list[Substitution] = field(default_factory=list[Substitution])
-    counts: Counts = field(default_factory=Counts)
+    counts: StageCounts = field(default_factory=StageCounts)
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     """Per stage, those of a run that was stopped included."""
     proofs: list[float] = field(default_factory=list[float])
@@ -96,7 +96,7 @@ class Report:
 
 def generate(
     space: Space, state: Path | None = None, jobs: int = 1, progress: Progress = lambda stage, done, total: None
-) -> Report:
+) -> GenerationReport:
     """
     Every rule over a space that is needed to imply all others, proved for all sizes and degrees.
 
@@ -111,11 +111,11 @@ class _Run:
         self.stages: dict[str, Any] = load(state, asdict(space))
         self.terms = Terms()
         self.values = [Values(space.seed, i) for i in range(len(BASES))]
-        self.counts = Counts(**self.stages.get("counts", {}))
+        self.counts = StageCounts(**self.stages.get("counts", {}))
         self.seconds: dict[str, float] = self.stages.get("seconds", {})
         self.proofs: list[float] = self.stages.get("proofs", [])
 
-    def report(self) -> Report:
+    def report(self) -> GenerationReport:
         if "rules" not in self.stages:
             pairs, joined = self._timed("enumerate", self._candidates)
             with Provers(self.jobs, self.space.seed) as provers:
@@ -124,7 +124,7 @@ class _Run:
             self.stages = {"rules": "\n".join(map(rule_text, _named(rules)))}
             self._save()
         rules = list(parse_rules(self.stages["rules"], "the state"))
-        return Report(self.space, rules, self.counts, self.seconds, self.proofs)
+        return GenerationReport(self.space, rules, self.counts, self.seconds, self.proofs)
 
     def _timed(self, stage: str, run: Callable[[], Any]) -> Any:
         self._stage, self._begin, self._before = stage, perf_counter(), self.seconds.get(stage, 0.0)
@@ -320,6 +320,6 @@ def _without_defaults(rule: Substitution) -> Substitution:
     return replace(rule, source=tuple(map(term, rule.source)), target=tuple(map(term, rule.target)))
 
 
-def _own_attributes(of: Operation) -> tuple[tuple[str, Attribute], ...]:
+def _own_attributes(of: Operation) -> tuple[tuple[str, AttrExpr], ...]:
     defaults = attribute_defaults(of.op)
     return tuple((name, value) for name, value in of.attributes if defaults.get(name) != value)

@@ -12,19 +12,20 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from unity_ir.ops import operator as find_operator
-from unity_ir.rules.pattern import Attribute, Parameter
-from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
-from unity_ir.rules.research.generate.attributes import Roles, Size, roles
-from unity_ir.rules.research.generate.terms import Step, Term
+from unity_ir.rules.pattern import AttrExpr, AttrParameter
+from unity_ir.rules.poly import ONE, Poly, number, symbol
+from unity_ir.rules.proof.dims import dim_size, given_number
+from unity_ir.rules.research.generate.attributes import Roles, SizeAt, roles
+from unity_ir.rules.research.generate.terms import TermStep, TypedTerm
 from unity_ir.tdl.bind import Spelled, spell
-from unity_ir.tdl.syntax import Access, Affine, Composite, Entry, Segments, Var, accesses
+from unity_ir.tdl.syntax import Access, Affine, WrittenIndex, accesses
 
 DEGREE = "d"
 """The degree of all parallel operators."""
 
-Shape: TypeAlias = tuple[Poly, ...]
+PolyShape: TypeAlias = tuple[Poly, ...]
 
-Application: TypeAlias = tuple[Step, tuple[Term, ...]]
+AppliedStep: TypeAlias = tuple[TermStep, tuple[TypedTerm, ...]]
 """An operator applied, whichever of its results is taken."""
 
 
@@ -32,23 +33,23 @@ class Special(Exception):
     """Sizes that hold only as they are."""
 
 
-class Sizes:
+class TermSizes:
     """The shapes and attributes of terms over the same variables. Raises `Special` where there is no general form."""
 
     def __init__(self, degree: int):
-        self.values: dict[str, Size] = {}
+        self.values: dict[str, SizeAt] = {}
         self.degree = degree
         self.bindings: dict[str, Poly] = {}
         self.windows: dict[str, tuple[Poly, ...]] = {}
         """The number of windows along a dim, by what it follows from."""
-        self._shapes: dict[Term, Shape] = {}
-        self._results: dict[Application, list[Shape]] = {}
-        self.attributes: dict[Application, dict[str, Attribute]] = {}
-        self.variables: dict[Term, None] = {}
+        self._shapes: dict[TypedTerm, PolyShape] = {}
+        self._results: dict[AppliedStep, list[PolyShape]] = {}
+        self.attributes: dict[AppliedStep, dict[str, AttrExpr]] = {}
+        self.variables: dict[TypedTerm, None] = {}
 
     # -- symbols
 
-    def fresh(self, values: Size) -> Poly:
+    def fresh(self, values: SizeAt) -> Poly:
         # In order of creation, so that sums are compared term by term.
         name = f"s{len(self.values):04}"
         self.values[name] = values
@@ -60,7 +61,7 @@ class Sizes:
             poly = poly.substitute(self.bindings)
         return poly
 
-    def value(self, poly: Poly) -> Size:
+    def value(self, poly: Poly) -> SizeAt:
         sets = len(next(iter(self.values.values())))
         return tuple(poly.at({DEGREE: self.degree, **{s: v[i] for s, v in self.values.items()}}) for i in range(sets))
 
@@ -136,18 +137,18 @@ class Sizes:
 
     # -- terms
 
-    def shape(self, term: Term) -> Shape:
+    def shape(self, term: TypedTerm) -> PolyShape:
         """The sizes of a term."""
         found = self._shapes.get(term)
         if found is None:
             found = self._shapes[term] = self._variable(term) if term.step is None else self._result(term.step, term)
         return tuple(map(self.known, found))
 
-    def results(self, of: Application) -> list[Shape]:
+    def results(self, of: AppliedStep) -> list[PolyShape]:
         """The sizes of all results of an operator."""
         return [tuple(map(self.known, shape)) for shape in self._results[of]]
 
-    def _variable(self, term: Term) -> Shape:
+    def _variable(self, term: TypedTerm) -> PolyShape:
         self.variables[term] = None
         sizes = zip(*(t.shape for t in term.type), strict=True)
         shape = tuple(self.fresh(s) for s in sizes)
@@ -156,18 +157,18 @@ class Sizes:
                 self.divide(size)
         return shape
 
-    def _result(self, step: Step, term: Term) -> Shape:
+    def _result(self, step: TermStep, term: TypedTerm) -> PolyShape:
         key = application(term)
         if key not in self._results:
             self._results[key] = self._apply(*key)
         return self._results[key][step.result]
 
-    def _parallel(self, step: Step, operands: tuple[Term, ...]) -> Shape:
+    def _parallel(self, step: TermStep, operands: tuple[TypedTerm, ...]) -> PolyShape:
         (operand,) = operands
         given = dict(step.attributes[0])
         if given["by"] != self.degree:
             raise Special(f"{step.op} by {given['by']}")
-        attributes: dict[str, Attribute] = {"by": symbol(DEGREE)}
+        attributes: dict[str, AttrExpr] = {"by": symbol(DEGREE)}
         shape = self.shape(operand)
         if "dim" in given:
             dim = int(str(given["dim"]))
@@ -177,7 +178,7 @@ class Sizes:
         self.attributes[step, operands] = attributes
         return shape
 
-    def _apply(self, step: Step, operands: tuple[Term, ...]) -> list[Shape]:
+    def _apply(self, step: TermStep, operands: tuple[TypedTerm, ...]) -> list[PolyShape]:
         if step.is_parallel:
             return [self._parallel(step, operands)]
         shapes = [self.shape(o) for o in operands]
@@ -188,10 +189,10 @@ class Sizes:
         attributes = self.attributes[step, operands] = self._attributes(step)
         return _Line(self, spelled, shapes, attributes).results()
 
-    def _attributes(self, step: Step) -> dict[str, Attribute]:
+    def _attributes(self, step: TermStep) -> dict[str, AttrExpr]:
         """An operator's attributes: what the line uses as sizes, as symbols; numbers, as the match gives them."""
         line = find_operator(step.op).line
-        found: dict[str, Attribute] = {}
+        found: dict[str, AttrExpr] = {}
         for a in line.attributes:
             values = [dict(given)[a.name] for given in step.attributes]
             role = roles(line, a.name)
@@ -199,7 +200,7 @@ class Sizes:
             if first == a.default:
                 role = Roles()
             if a.kind == "float" and a.default is None:
-                found[a.name] = Parameter(a.name)
+                found[a.name] = AttrParameter(a.name)
             elif isinstance(first, tuple):
                 entries = zip(*(v for v in values if isinstance(v, tuple)), strict=True)
                 sizes = role.size or role.pieces
@@ -211,15 +212,15 @@ class Sizes:
                 found[a.name] = float(first) if a.kind == "float" else first
         return found
 
-    def _entry(self, values: Size) -> Poly:
+    def _entry(self, values: SizeAt) -> Poly:
         """A symbol for a number that is a size, or, where it is 0, one less."""
         return self.fresh(values) if min(values) > 0 else self.fresh(tuple(v + 1 for v in values)) - 1
 
 
-def application(term: Term) -> Application:
+def application(term: TypedTerm) -> AppliedStep:
     """What all results of one operator have in common."""
     assert term.step is not None
-    return Step(term.step.op, term.step.attributes), term.operands
+    return TermStep(term.step.op, term.step.attributes), term.operands
 
 
 def _bare(poly: Poly) -> str | None:
@@ -234,7 +235,11 @@ class _Line:
     """A line at symbolic shapes, spelled out at each set of sizes."""
 
     def __init__(
-        self, sizes: Sizes, spelled: Sequence[Spelled], shapes: Sequence[Shape], attributes: Mapping[str, Attribute]
+        self,
+        sizes: TermSizes,
+        spelled: Sequence[Spelled],
+        shapes: Sequence[PolyShape],
+        attributes: Mapping[str, AttrExpr],
     ):
         self.sizes, self.spelled, self.attributes = sizes, spelled, attributes
         self.first = spelled[0]
@@ -246,7 +251,7 @@ class _Line:
         }
         for name, of in self.first.sizes.items():
             if name in self.extents:
-                sizes.unify(self.extents[name], self._number(of))
+                sizes.unify(self.extents[name], given_number(of, attributes))
         operands = {p.name: s for p, s in zip(bound.operands, shapes, strict=True)}
         reads: list[Access] = [a for r in bound.results for a in accesses(r.expr)]
         places = [(i, s) for a in reads for i, s in zip(a.indices, operands[a.tensor], strict=True)]
@@ -257,31 +262,8 @@ class _Line:
             if isinstance(index, Affine):
                 self._window(index, size)
 
-    def _number(self, of: Entry | int) -> Poly:
-        if isinstance(of, int):
-            return number(of)
-        value = self.attributes[of.attribute]
-        if isinstance(value, tuple) and of.at is not None:
-            value = value[of.at]
-        if not isinstance(value, Poly):
-            raise Special(f"attribute {of.attribute} is no number")
-        return value
-
-    def _extent(self, index: object) -> Poly:
-        match index:
-            case Var(name):
-                return self.extents[name]
-            case Composite(names):
-                return product(self.extents[n] for n in names)
-            case Segments(names):
-                total = ZERO
-                for n in names:
-                    total = total + self.extents[n]
-                return total
-            case Affine():
-                return self._number(self.first.windows[index])
-            case _:
-                raise Special(f"{index} is no index")
+    def _extent(self, index: WrittenIndex) -> Poly:
+        return dim_size(index, self.extents, self.first, self.attributes)
 
     def _window(self, index: Affine, size: Poly) -> None:
         """The first variable of a window whose size nothing else gives has as many values as windows fit."""
@@ -291,7 +273,7 @@ class _Line:
             raise Special("a window of a form that is not generalised")
         name = _bare(self.sizes.known(self.extents[open_[0]]))
         assert name is not None
-        rest = [self._number(t.factor) for t in index.terms]
+        rest = [given_number(t.factor, self.attributes) for t in index.terms]
         others = [self.extents[n] for n in names if n != open_[0]]
         args = (size, *rest, *others)
         known = tuple(map(self.sizes.known, args))
@@ -301,5 +283,5 @@ class _Line:
                 return
         self.sizes.windows[name] = args
 
-    def results(self) -> list[Shape]:
+    def results(self) -> list[PolyShape]:
         return [tuple(map(self._extent, r.indices)) for r in self.first.bound.results]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.types import tensor_type
-from unity_ir.rules.research.generate.attributes import Size, reads
+from unity_ir.rules.research.generate.attributes import SizeAt, reads
 from unity_ir.rules.research.generate.terms import Type
 from unity_ir.tdl.syntax import Pack
 
@@ -77,7 +77,7 @@ class Space:
         return max(self.elements, 2 * max(type[0].elements for type in self.inputs))
 
     @property
-    def sizes(self) -> tuple[Size, ...]:
+    def sizes(self) -> tuple[SizeAt, ...]:
         """The sizes a dim may be taken apart into: those of dims, and their halves."""
         halves = tuple(zip(*BASES, strict=True))
         return (*(tuple(2 * n for n in base) for base in halves), *halves)

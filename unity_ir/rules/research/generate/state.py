@@ -11,7 +11,7 @@ from typing import Any
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.types import TensorType, tensor_type
-from unity_ir.rules.research.generate.terms import Step, Term, Terms, Type
+from unity_ir.rules.research.generate.terms import Terms, TermStep, Type, TypedTerm
 from unity_ir.tdl.syntax import AttrValue
 
 VERSION = 2
@@ -50,14 +50,14 @@ def _digest(stages: dict[str, Any]) -> str:
     return sha256(json.dumps(stages).encode()).hexdigest()
 
 
-def pack_terms(groups: Sequence[Sequence[Term]]) -> dict[str, Any]:
+def pack_terms(groups: Sequence[Sequence[TypedTerm]]) -> dict[str, Any]:
     """Groups of terms as JSON: types, steps and terms in tables, each before what uses it."""
     types: dict[Type, int] = {}
-    steps: dict[Step, int] = {}
-    numbers: dict[Term, int] = {}
+    steps: dict[TermStep, int] = {}
+    numbers: dict[TypedTerm, int] = {}
     rows: list[list[int]] = []
 
-    def number(term: Term) -> int:
+    def number(term: TypedTerm) -> int:
         if term not in numbers:
             if term.step is None:
                 row = [-1, term.index, types.setdefault(term.type, len(types))]
@@ -76,11 +76,11 @@ def pack_terms(groups: Sequence[Sequence[Term]]) -> dict[str, Any]:
     }
 
 
-def unpack_terms(data: dict[str, Any], terms: Terms) -> list[tuple[Term, ...]]:
+def unpack_terms(data: dict[str, Any], terms: Terms) -> list[tuple[TypedTerm, ...]]:
     """The groups `pack_terms` was given."""
     types: list[Type] = [tuple(map(_type, own)) for own in data["types"]]
     steps = [_step(*row) for row in data["steps"]]
-    made: list[Term] = []
+    made: list[TypedTerm] = []
     row: list[int]
     for row in data["terms"]:
         if row[0] < 0:
@@ -99,8 +99,8 @@ def _type(row: tuple[list[int], str, list[int], int, int]) -> TensorType:
     return tensor_type(tuple(shape), dtype, tuple(degrees), sum, copy)
 
 
-def _step(op: str, attributes: list[list[tuple[str, Any]]], result: int) -> Step:
-    return Step(op, tuple(tuple((name, _value(v)) for name, v in own) for own in attributes), result)
+def _step(op: str, attributes: list[list[tuple[str, Any]]], result: int) -> TermStep:
+    return TermStep(op, tuple(tuple((name, _value(v)) for name, v in own) for own in attributes), result)
 
 
 def _value(value: Any) -> AttrValue:

@@ -23,7 +23,7 @@ Type: TypeAlias = tuple[TensorType, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TermStep:
     """An operator with its attributes at each set of sizes, of which one result is taken."""
 
     op: str
@@ -35,9 +35,9 @@ class Step:
         return self.op in PARALLEL_OPERATORS
 
 
-def parallel_step(op: str, sets: int, **attributes: int) -> Step:
+def parallel_step(op: str, sets: int, **attributes: int) -> TermStep:
     """A parallel operator, whose attributes are alike at all sets of sizes."""
-    return Step(op, (tuple(sorted(attributes.items())),) * sets)
+    return TermStep(op, (tuple(sorted(attributes.items())),) * sets)
 
 
 @cache
@@ -57,13 +57,13 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
     return tuple(zip(*found, strict=True))
 
 
-def result_type(step: Step, operands: tuple[Type, ...]) -> Type | None:
+def result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
     """The type of the result a step takes, None where it is not well typed."""
     found = result_types(step.op, step.attributes, operands)
     return found[step.result] if step.result < len(found) else None
 
 
-class Term:
+class TypedTerm:
     """A variable, or a step applied to terms. Equal terms of one `Terms` are one object."""
 
     __slots__ = ("index", "name", "number", "operands", "size", "step", "text", "type", "weight")
@@ -72,8 +72,8 @@ class Term:
     """Of a variable."""
     index: int
     """Of a variable among those of its type."""
-    step: Step | None
-    operands: tuple[Term, ...]
+    step: TermStep | None
+    operands: tuple[TypedTerm, ...]
     type: Type
     size: int
     """Operators, those of shared subterms counted as often as they occur."""
@@ -94,12 +94,12 @@ class Terms:
     """Makes terms, equal ones once."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[object, ...], Term] = {}
+        self._made: dict[tuple[object, ...], TypedTerm] = {}
 
     def __len__(self) -> int:
         return len(self._made)
 
-    def variable(self, index: int, type: Type) -> Term:
+    def variable(self, index: int, type: Type) -> TypedTerm:
         """Variable number `index` of a type."""
         key = (index, type)
         if key not in self._made:
@@ -108,7 +108,7 @@ class Terms:
             self._made[key].index = index
         return self._made[key]
 
-    def make(self, step: Step, operands: Sequence[Term]) -> Term | None:
+    def make(self, step: TermStep, operands: Sequence[TypedTerm]) -> TypedTerm | None:
         """A step applied; None where it is not well typed."""
         key = (step, *(o.number for o in operands))
         found = self._made.get(key)
@@ -121,19 +121,21 @@ class Terms:
             found = self._made[key] = self._term("", step, tuple(operands), type, size, text)
         return found
 
-    def _term(self, name: str, step: Step | None, operands: tuple[Term, ...], type: Type, size: int, text: str) -> Term:
-        term = Term()
+    def _term(
+        self, name: str, step: TermStep | None, operands: tuple[TypedTerm, ...], type: Type, size: int, text: str
+    ) -> TypedTerm:
+        term = TypedTerm()
         term.name, term.step, term.operands, term.type, term.size, term.text = name, step, operands, type, size, text
         term.number, term.index = len(self._made), 0
         term.weight = sum(o.weight for o in operands) + (0 if step is None else 1 + _fused(step))
         return term
 
-    def replaced(self, term: Term, values: Mapping[Term, Term]) -> Term | None:
+    def replaced(self, term: TypedTerm, values: Mapping[TypedTerm, TypedTerm]) -> TypedTerm | None:
         """A term with others in the place of some of its subterms; None where that is not well typed."""
         found = values.get(term)
         if found is not None or term.step is None:
             return found or term
-        operands: list[Term] = []
+        operands: list[TypedTerm] = []
         for o in term.operands:
             new = self.replaced(o, values)
             if new is None:
@@ -141,10 +143,10 @@ class Terms:
             operands.append(new)
         return self.make(term.step, operands)
 
-    def renamed(self, *terms: Term) -> tuple[Term, ...]:
+    def renamed(self, *terms: TypedTerm) -> tuple[TypedTerm, ...]:
         """Terms with their variables numbered, for each type, in the order in which they occur."""
         counts: dict[Type, int] = {}
-        values: dict[Term, Term] = {}
+        values: dict[TypedTerm, TypedTerm] = {}
         for term in terms:
             for v in leaves(term):
                 if v not in values:
@@ -156,7 +158,7 @@ class Terms:
 
 
 @cache
-def _fused(step: Step) -> int:
+def _fused(step: TermStep) -> int:
     """How many functions other than the default an operator's attributes name."""
     if step.is_parallel:
         return 0
@@ -171,7 +173,7 @@ def _type_text(type: TensorType) -> str:
     return f"[{dims}]{pieces}{'' if type.is_floating else type.dtype}"
 
 
-def _step_text(step: Step) -> str:
+def _step_text(step: TermStep) -> str:
     """`concat{dim=1}`, `split{dim=1 sizes=(4, 6)}.0`."""
     known = dict(step.attributes[0])
     if not step.is_parallel:
@@ -182,7 +184,7 @@ def _step_text(step: Step) -> str:
     return step.op + (f"{{{text}}}" if text else "") + (f".{step.result}" if several else "")
 
 
-def leaves(term: Term) -> Iterator[Term]:
+def leaves(term: TypedTerm) -> Iterator[TypedTerm]:
     """The variables of a term, as often as and in the order in which they occur."""
     if term.step is None:
         yield term
@@ -190,7 +192,7 @@ def leaves(term: Term) -> Iterator[Term]:
         yield from leaves(o)
 
 
-def subterms(term: Term) -> Iterator[Term]:
+def subterms(term: TypedTerm) -> Iterator[TypedTerm]:
     """A term and all below it, outermost first."""
     yield term
     for o in term.operands:

@@ -1,0 +1,48 @@
+"""Casts between element types as forms: those that may change a number are uninterpreted functions."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from unity_ir.rules.proof.forms import Apply, Form, Mono
+from unity_ir.rules.proof.tensors import ElementPosition, TensorForm
+from unity_ir.tdl.syntax import NOT_FLOATING
+
+_SIGNIFICANT = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
+_EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8}
+_BITS = {"i64": 63, "i32": 31, "bool": 1}
+
+
+def holds_all(source: str, target: str) -> bool:
+    """
+    Whether every number of element type `source` is one of `target`, so that a cast changes none.
+
+    Given `bf16` and `f32` returns True, given `i64` and `f64` False.
+    """
+    if source == target:
+        return True
+    if target == "bool" or (source in _SIGNIFICANT and target in _BITS):
+        return False
+    if source in _BITS:
+        return _BITS[source] <= (_BITS[target] if target in _BITS else _SIGNIFICANT[target])
+    return _SIGNIFICANT[source] <= _SIGNIFICANT[target] and _EXPONENT[source] <= _EXPONENT[target]
+
+
+def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
+    """
+    `of` cast to the element type `dtype`. A cast that may change a number is an uninterpreted function, so rounding,
+    wrapping and truncation are never taken for the identity; without `rounds`, those to floating point are.
+    """
+    steps = [] if of.stored or of.dtype == dtype else [of.dtype]
+    if not holds_all(of.dtype, dtype):
+        steps.append(dtype)
+    if not rounds:
+        steps = [dtype] if dtype in NOT_FLOATING and not holds_all(of.dtype, dtype) else []
+
+    def element(at: ElementPosition) -> Form:
+        form = of.element(at)
+        for step in steps:
+            form = (Mono(Fraction(1), (), frozenset(), (Apply(f"as {step}", (form,)),)),)
+        return form
+
+    return TensorForm(of.shape, element, dtype, stored=of.stored or of.dtype != dtype)

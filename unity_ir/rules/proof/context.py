@@ -1,0 +1,82 @@
+"""The state of one proof while lines are applied: sample sizes, and the indices and symbols introduced so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from unity_ir.rules.poly import ZERO, Poly, symbol
+from unity_ir.rules.proof.forms import Constraint, box, fresh
+from unity_ir.rules.proof.tensors import divided
+
+
+@dataclass
+class ProofContext:
+    """The symbols of one proof, and how its arithmetic rounds."""
+
+    sample: dict[str, int]
+    """A value for every symbol: the sizes at which lines are spelled out."""
+    given: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+    """Sample values of the rule's attribute parameters (`pattern.Parameter`)."""
+    assumed: list[Constraint] = field(default_factory=list[Constraint])
+    """Constraints on symbols that were introduced, such as the number of windows that fit into a dim."""
+    counts: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
+    """The symbols that `count` introduced, by its (room, step)."""
+    digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]] = field(
+        default_factory=dict[tuple[Poly, Poly], tuple[Poly, Poly]]
+    )
+    """Maps (position, divisor) to (quotient, remainder), for positions in dims of several variables."""
+    splits: dict[Poly, Poly] = field(default_factory=dict[Poly, Poly])
+    """Maps sizes to the divisor by which indices over them are made as `quotient * divisor + remainder`."""
+    sizes: dict[Poly, Poly] = field(default_factory=dict[Poly, Poly])
+    """Maps the position of each index to the size of the dim it runs over."""
+    rounds: bool = True
+    """
+    Casts that may change a number are uninterpreted functions; if False, casts to floating point are the identity.
+    """
+    exact: bool = False
+    """Additions, products and sums are uninterpreted functions, so that equal forms round alike."""
+
+    def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
+        """A new index over a dim of `size`: its position, its symbols, named after `stem`, and their constraints."""
+        inner = self.splits.get(size)
+        outer = None if inner is None else divided(size, inner)
+        if inner is None or outer is None or inner == size:
+            name = fresh(stem)
+            self.sizes[symbol(name)] = size
+            if inner == size:
+                self.digits[symbol(name), size] = (ZERO, symbol(name))
+            return symbol(name), [name], list(box(name, size))
+        quotient, names, within = self.index(stem, outer)
+        remainder, more, also = self.index(stem, inner)
+        position = quotient * inner + remainder
+        self.digits[position, inner] = (quotient, remainder)
+        return position, [*names, *more], [*within, *also]
+
+    def multiple_and_rest(self, position: Poly, inner: Poly) -> tuple[Poly, Poly] | None:
+        """
+        Quotient and remainder of `multiple * inner + index`, where the index runs over a dim of size `inner`.
+
+        Given c + i by c with i below c, returns 1 and i.
+        """
+        rest = Poly(tuple(t for t in position.terms if divided(Poly((t,)), inner) is None))
+        multiple = divided(position - rest, inner)
+        return (multiple, rest) if multiple is not None and self.sizes.get(rest) == inner else None
+
+    def count(self, size: Poly, before: Poly, step: Poly, reach: Poly) -> Poly:
+        """
+        How many windows fit: the y with `step * (y - 1) + reach < size + before <= step * y + reach`.
+
+        `before` is what padding adds on both sides together, `reach` how far one window extends.
+        """
+        room = size + before - 1 - reach
+        if step.constant == 1:
+            return room + 1
+        key = (room, step)
+        if key not in self.counts:
+            name = fresh("y")
+            self.counts[key] = name
+            y = symbol(name)
+            self.sample[name] = room.at(self.sample) // step.at(self.sample) + 1
+            self.assumed += [Constraint(room - step * (y - 1)), Constraint(step * y - 1 - room), Constraint(y - 1)]
+        return symbol(self.counts[key])

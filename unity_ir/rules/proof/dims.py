@@ -1,0 +1,35 @@
+"""Sizes of dims as polynomials, from an operator's line and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unity_ir.rules.pattern import AttrExpr
+from unity_ir.rules.poly import Poly, number
+from unity_ir.rules.proof.equal import Undecided
+from unity_ir.tdl.bind import Spelled
+from unity_ir.tdl.syntax import Affine, Entry, WrittenIndex, joined_extent
+
+
+def given_number(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
+    """A number of a line: itself, or the value of an attribute. Raises `Undecided` where that is no number."""
+    if isinstance(of, int):
+        return number(of)
+    value = attributes[of.attribute]
+    if isinstance(value, tuple) and of.at is not None:
+        value = value[of.at]
+    if not isinstance(value, Poly):
+        raise Undecided(f"attribute {of.attribute} is no number")
+    return value
+
+
+def dim_size(
+    index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, AttrExpr]
+) -> Poly:
+    """
+    The size of the dim of a result that `index` runs over, from the extents of index variables; that of a window from
+    the attribute that gives it. Raises `Undecided` where that attribute is no number.
+    """
+    if isinstance(index, Affine):
+        return given_number(spelled.windows[index], attributes)
+    return joined_extent(index, extents)

@@ -1,0 +1,233 @@
+"""Expressions of TDL as forms: the value of an expression at symbolic positions of its index variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from unity_ir.rules.pattern import AttrParameter
+from unity_ir.rules.poly import ONE, ZERO, Poly, product, symbol
+from unity_ir.rules.proof.equal import Undecided
+from unity_ir.rules.proof.forms import (
+    REAL,
+    Apply,
+    Constraint,
+    Extreme,
+    Form,
+    Mono,
+    Quantified,
+    Read,
+    apply,
+    as_poly,
+    constant,
+    guarded,
+    of_poly,
+    scaled,
+    summed,
+    times,
+)
+from unity_ir.rules.proof.symbolic_line import SymbolicLine
+from unity_ir.tdl.gather import gather
+from unity_ir.tdl.syntax import (
+    Access,
+    Affine,
+    Binary,
+    Call,
+    Composite,
+    Const,
+    Expr,
+    Name,
+    Segments,
+    Size,
+    Var,
+    accesses,
+    joined_position,
+)
+from unity_ir.tdl.syntax import Reduce as ReduceExpr
+
+
+@dataclass(frozen=True)
+class ExpressionForms:
+    """The values of a line's expressions."""
+
+    line: SymbolicLine
+    divided: Mapping[str, tuple[Poly, Poly]]
+    """The number and size of the piece that is reduced, for each reduced variable of which one piece only is."""
+
+    def form(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
+        """
+        The value of `expr` with its free index variables at the positions `where`.
+
+        Raises `Undecided` for expressions that are no forms, such as opaque functions.
+        """
+        match expr:
+            case Const(value):
+                return constant(Fraction(value).limit_denominator(10**12) if value == int(value) else Fraction(value))
+            case Name(name):
+                return of_poly(where[name]) if name in where else self._attribute(name)
+            case Size(indices):
+                return of_poly(product(self.line.extent(i) for i in indices))
+            case Access():
+                return self._access(expr, where)
+            case Binary(op, left, right):
+                return self._binary(op, self.form(left, where), self.form(right, where))
+            case Call("where", (condition, yes, no)):
+                return self._where(condition, self.form(yes, where), self.form(no, where), where)
+            case Call(function, args):
+                arguments = tuple(self.form(a, where) for a in args)
+                if self.line.context.exact and function == "exp":
+                    # As a product of exponentials it would round otherwise.
+                    return (Mono(Fraction(1), (), frozenset(), (Apply(function, arguments),)),)
+                return apply(function, arguments)
+            case ReduceExpr():
+                return self._reduce(expr, where)
+            case _:
+                raise Undecided(f"{self.line.name}: forms cannot say {type(expr).__name__.lower()}")
+
+    def _attribute(self, name: str) -> Form:
+        value = self.line.attributes.get(name)
+        match value:
+            case Poly():
+                return of_poly(value)
+            case AttrParameter(parameter):
+                return of_poly(symbol(REAL + parameter))
+            case int() | float():
+                return constant(Fraction(value))
+            case _:
+                raise Undecided(f"{self.line.name}: attribute {name} is no number")
+
+    def _access(self, access: Access, where: Mapping[str, Poly]) -> Form:
+        tensor = self.line.tensors[access.tensor]
+        position: list[Poly] = []
+        guards: list[Constraint] = []
+        for index, size in zip(access.indices, tensor.shape, strict=True):
+            match index:
+                case Var(name):
+                    position.append(where.get(name, ZERO) if self.line.extents[name] == ONE else where[name])
+                case Composite(names):
+                    at = joined_position(index, self.line.extents, where.__getitem__)
+                    self._remember(names, at, where)
+                    position.append(at)
+                case Segments(_, active) if active is not None:
+                    position.append(joined_position(index, self.line.extents, where.__getitem__))
+                case _:
+                    at, inside = self._inside(index, size, where)
+                    position.append(at)
+                    guards += inside
+        return guarded(tensor.element(tuple(position)), guards)
+
+    def _remember(self, names: Sequence[str], at: Poly, where: Mapping[str, Poly]) -> None:
+        """Notes the quotient and remainder that a position in a dim of several variables is made of."""
+        inner = product(self.line.extents[n] for n in names[1:])
+        rest = ZERO
+        for n in names[1:]:
+            rest = rest * self.line.extents[n] + where[n]
+        self.line.context.digits[at, inner] = (where[names[0]], rest)
+
+    def _inside(self, index: object, size: Poly, where: Mapping[str, Poly]) -> tuple[Poly, list[Constraint]]:
+        """The position of a window, and the constraints that it lies in the dim."""
+        if not isinstance(index, Affine):
+            raise Undecided(f"{self.line.name}: {index} is no index")
+        terms, at = self.line.terms(index)
+        for factor, variable in terms:
+            at = at + factor * where[variable]
+        return at, [Constraint(at), Constraint(size - 1 - at)]
+
+    def _binary(self, op: str, left: Form, right: Form) -> Form:
+        if self.line.context.exact and (as_poly(left) is None or as_poly(right) is None):
+            return _rounded(op, left, right)
+        match op:
+            case "+":
+                return (*left, *right)
+            case "-":
+                return (*left, *scaled(right, -1))
+            case "*":
+                return times(left, right)
+            case _:
+                return times(left, apply("recip", (right,)))
+
+    def _where(self, condition: Expr, yes: Form, no: Form, where: Mapping[str, Poly]) -> Form:
+        """A condition on indices is a guard; one on values is a factor of which nothing is known."""
+        match condition:
+            case Call(comparison, (a, b)) if comparison in ("gt", "ge", "lt", "le", "eq", "ne"):
+                left, right = self.form(a, where), self.form(b, where)
+                difference = as_poly((*left, *scaled(right, -1)))
+                if difference is not None:
+                    holds, fails = _guards(comparison, difference)
+                    return (*(m for g in holds for m in guarded(yes, g)), *(m for g in fails for m in guarded(no, g)))
+                known = Apply(comparison, (_position(left), _position(right)))
+                factor = (Mono(Fraction(1), (), frozenset(), (known,)),)
+            case Call(function, args):
+                known = Apply(function, tuple(self.form(a, where) for a in args))
+                factor = (Mono(Fraction(1), (), frozenset(), (known,)),)
+            case _:
+                factor = self.form(condition, where)
+        return (*times(factor, yes), *no, *scaled(times(factor, no), -1))
+
+    def _reduce(self, expr: ReduceExpr, where: Mapping[str, Poly]) -> Form:
+        inner = dict(where)
+        binders: list[str] = []
+        domain: list[Constraint] = []
+        for name in expr.names:
+            task, size = self.divided.get(name, (ZERO, self.line.extents[name]))
+            position, own, within = self.line.context.index(name, size)
+            inner[name] = task * size + position
+            binders += own
+            domain += within
+        # A reduction passes over the positions at which a window of its body lies outside.
+        for access in accesses(expr.body):
+            for index, size in zip(access.indices, self.line.tensors[access.tensor].shape, strict=True):
+                if isinstance(index, Affine) and any(t.variable in expr.names for t in index.terms):
+                    free = {t.variable for t in index.terms if t.variable is not None} - self.line.attributes.keys()
+                    if free <= inner.keys():
+                        domain += self._inside(index, size, inner)[1]
+        body = self.form(expr.body, inner)
+        if self.line.context.exact and expr.reducer in ("sum", "prod") and len(expr.names) > 1:
+            # Additions round by their order: a sum over the same elements, columns first, is another.
+            order = Apply("in order", tuple(_position(of_poly(inner[name])) for name in expr.names))
+            body = times((Mono(Fraction(1), (), frozenset(), (order,)),), body)
+        if expr.reducer == "sum" and not (self.line.context.exact and gather(expr) is None):
+            return summed(body, tuple(binders), domain)
+        part = Quantified(tuple(binders), frozenset(domain), body)
+        return (Mono(Fraction(1), (), frozenset(), (Extreme(expr.reducer, (part,)),)),)
+
+
+def _rounded(op: str, left: Form, right: Form) -> Form:
+    """An operation of arithmetic that rounds: a function of which no more is known than what holds to the last bit."""
+    if op == "-":
+        op, right = "+", scaled(right, -1)
+    units = {constant(1): 1, constant(-1): -1}
+    if op == "+" and not (left and right):
+        return left or right
+    if op == "*" and left in units:
+        return scaled(right, units[left])
+    if op in "*/" and right in units:
+        return scaled(left, units[right])
+    return (Mono(Fraction(1), (), frozenset(), (Apply(op, (left, right)),)),)
+
+
+def _position(form: Form) -> Form:
+    """An index that is compared with a value, as the element at that index of a tensor of all indices."""
+    poly = as_poly(form)
+    return form if poly is None else (Mono(Fraction(1), (), frozenset(), (Read("#", (poly,)),)),)
+
+
+def _guards(comparison: str, difference: Poly) -> tuple[list[tuple[Constraint, ...]], list[tuple[Constraint, ...]]]:
+    """The disjoint cases in which `difference` compares so with 0, and those in which it does not."""
+    above, below = Constraint(difference - 1), Constraint(-difference - 1)
+    zero = Constraint(difference, equal=True)
+    not_below, not_above = Constraint(difference), Constraint(-difference)
+    match comparison:
+        case "gt":
+            return [(above,)], [(not_above,)]
+        case "ge":
+            return [(not_below,)], [(below,)]
+        case "lt":
+            return [(below,)], [(not_below,)]
+        case "le":
+            return [(not_above,)], [(above,)]
+        case "eq":
+            return [(zero,)], [(above,), (below,)]
+        case _:
+            return [(above,), (below,)], [(zero,)]
