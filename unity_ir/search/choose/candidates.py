@@ -104,9 +104,9 @@ class Candidate:
         return isfinite(self.emitted)
 
 
-def that_fit(offers: Iterable[Candidate]) -> list[Candidate]:
+def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return the candidates that fit."""
-    return [offer for offer in offers if offer.fits]
+    return [candidate for candidate in candidates if candidate.fits]
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,13 @@ class Baselines:
 
     def __call__(self, question: tuple[Graph, bool]) -> list[Candidate]:
         graph, quick = question
-        offers: list[Candidate] = []
+        candidates: list[Candidate] = []
         with beside(), suppress(OutOfBudget):
             for name, plan in by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
                 needs = needed(*plan, self.optimizer)
                 emitted = as_emitted(plan, self.optimizer) if needs <= self.machine.device.memory else inf
-                offers.append(Candidate(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
-        return offers
+                candidates.append(Candidate(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
+        return candidates
 
 
 @dataclass
@@ -146,20 +146,20 @@ class SimulatedPlans:
             self._seconds[plan[0]] = as_emitted(plan, self.optimizer)
         return self._seconds[plan[0]]
 
-    def plan(self, offer: Candidate) -> Plan:
+    def plan(self, candidate: Candidate) -> Plan:
         """Return the plan of a candidate, priced."""
-        if offer.graph not in self._plans:
-            self._plans[offer.graph] = offer.graph, cost(offer.graph, self.machine, self.optimizer)
-        return self._plans[offer.graph]
+        if candidate.graph not in self._plans:
+            self._plans[candidate.graph] = candidate.graph, cost(candidate.graph, self.machine, self.optimizer)
+        return self._plans[candidate.graph]
 
-    def fastest(self, plans: Sequence[Plan], offers: Sequence[Candidate] = ()) -> Plan:
+    def fastest(self, plans: Sequence[Plan], candidates: Sequence[Candidate] = ()) -> Plan:
         """Return the plan with the least simulated time: the first, unless another that fits is faster."""
         best, *others = plans
         for plan in others:
             if self.seconds(plan) < self.seconds(best) * limits().faster and fits(*plan, self.optimizer):
                 best = plan
-        least, chosen = (self.seconds(best) if others or offers else 0.0), None
-        for offer in offers:
-            if offer.emitted < least * limits().faster:
-                least, chosen = offer.emitted, offer
+        least, chosen = (self.seconds(best) if others or candidates else 0.0), None
+        for candidate in candidates:
+            if candidate.emitted < least * limits().faster:
+                least, chosen = candidate.emitted, candidate
         return best if chosen is None else self.plan(chosen)
