@@ -202,23 +202,14 @@ class Simulation:
         """The number of the reshard of a value to a layout; that of its gradient is the next one."""
         return self._numbers.setdefault((v, layout), 2 * len(self._numbers))
 
-    def _send(self, v: int, group: Group) -> tuple[Task, ...]:
+    def _send(self, v: int, group: Group, back: bool = False) -> tuple[Task, ...]:
+        """Return the tasks of a value's reshard; if `back`, of its gradient's."""
         source, target, _, _ = group
-        key = (v, source, target, False)
+        key = (v, source, target, back)
         found = self._sends.get(key)
         if found is None:
-            number = self.number(v, target)
-            found = self._sends[key] = self.costs.send(self.types[v], source, target, number, self.overlap)
-        return found
-
-    def _send_back(self, v: int, group: Group) -> tuple[Task, ...]:
-        source, target, _, _ = group
-        key = (v, source, target, True)
-        found = self._sends.get(key)
-        if found is None:
-            number = self.number(v, target) + 1
-            found = self.costs.send(self.types[v], dual(target), dual(source), number, self.overlap)
-            self._sends[key] = found
+            number, ends = self.number(v, target) + back, (dual(target), dual(source)) if back else (source, target)
+            found = self._sends[key] = self.costs.send(self.types[v], *ends, number, self.overlap)
         return found
 
     # -- building
@@ -294,7 +285,7 @@ class Simulation:
                 if group[3] is not None:
                     numbers.append(self.number(v, group[1]) + 1)
                 if not self.overlap and group[3] is not None:
-                    out += self._send_back(v, group)
+                    out += self._send(v, group, back=True)
         for k in choice.classes:
             stream = (self.streams.compute(k),)
             out.append((choice.backward, stream, stream, arrivals(numbers, self.streams, k), ()))
@@ -313,7 +304,7 @@ class Simulation:
             if g[3] is not None and g[3][0] == p and (self.overlap or self.producer[v] < 0)
         ]
         for _, v, group in sorted(found):
-            out += self._send_back(v, group)
+            out += self._send(v, group, back=True)
         return out
 
     def _block(self, b: int) -> Block:
