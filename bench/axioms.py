@@ -32,19 +32,21 @@ from unity_ir.rules.proof.prove import prove
 from unity_ir.rules.research.foreign import import_rules
 
 AIM = 0.05
-"""Seconds for a proof, median."""
+"""Aim for the median seconds of a proof."""
 
 TIMEOUT = 3000
-"""Milliseconds that Z3 may look for a proof from the axioms."""
+"""Time limit in milliseconds for a proof by Z3 from the axioms."""
 
 
 def times(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, most and total."""
+    """Return the median, maximum and sum."""
     return {"median": statistics.median(seconds), "most": max(seconds), "total": sum(seconds)}
 
 
 def stated(of: Sequence[Axiom]) -> dict[str, Any]:
-    """What becomes of statements with a verdict."""
+    """
+    Prove axioms whose verdict is known; return how many have each verdict, the times, and those with a wrong verdict.
+    """
     proofs = [prove(a.rule) for a in of]
     wrong = [a.number for a, p in zip(of, proofs, strict=True) if p.verdict != a.verdict]
     return {
@@ -56,7 +58,7 @@ def stated(of: Sequence[Axiom]) -> dict[str, Any]:
 
 
 def followed() -> list[dict[str, Any]]:
-    """Composite rules: by the prover, and from the axioms."""
+    """Prove the composite rules by the prover, and by Z3 from the axioms; return a row for each way."""
     rules = composites()
     found: list[dict[str, Any]] = []
     prove_by_axioms(rules[0], TIMEOUT)  # The axioms are made once.
@@ -72,14 +74,14 @@ def followed() -> list[dict[str, Any]]:
 
 
 def collected(path: Path) -> dict[str, Any]:
-    """What becomes of a collection."""
+    """Prove the rules of a collection; return how many have each verdict, and the times."""
     report = import_rules(path)
     tried = [r.seconds for r in report.rules if r.rule is not None] or [0.0]
     return {"name": path.name, "rules": len(report.rules), **report.counts, **times(tried)}
 
 
 def table(rows: Sequence[dict[str, Any]], machine: str) -> Table:
-    """The results, in words."""
+    """Return the results as a table."""
     out = Table(title=machine)
     out.add_column("", no_wrap=True)
     for heading in ("rules", "proved", "refuted", "open", "other", "ms", "most", "total s"):

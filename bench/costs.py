@@ -1,7 +1,7 @@
 """
-How many configurations of operators are priced in a second.
+Measure how many configurations of operators are priced per second.
 
-    python bench/costs.py [--json FILE]
+python bench/costs.py [--json FILE]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODELS = ["gpt2,layers=2", "bert_large,layers=2", "inception_v3", "nmt", "dlrm",
 
 
 def measure(model: str, machine_name: str) -> dict[str, object]:
-    """Every configuration of every operator of a model, as the search's tables ask for them."""
+    """Price every configuration of every operator of a model, as the search's tables do; return counts and seconds."""
     machine, graph = load(machine_name), from_text(model)
     groups, with_gradient = Spaces(machine, by_count=True).groups, trained(graph)
     asked: list[tuple[object, ...]] = []

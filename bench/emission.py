@@ -1,12 +1,12 @@
 """
-Emitted programs: how long it takes to print them, how long they are, and what groups of operators spare.
+Measure emitted programs: seconds to print them, their lines, and what fused groups of operators save.
 
     python bench/emission.py [--model M] [--machines M ..] [--plans S ..] [--groups M ..] [--json FILE]
 
-Processor seconds from a plan to its program in Triton, and lines of the program; aims for BERT-Large are 10 s and 5,000
-lines. Then, for each model of `--groups` in data parallelism on the first machine, lines of the step, launches, and
-bytes of what all operators read and write, alone and in groups (`lowering/emit/fusing.py`). Exits with code 1 where an
-aim is missed.
+Prints processor seconds from a plan to its Triton program, and the program's lines; aims for BERT-Large are 10 s and
+5,000 lines. Then, for each model of `--groups` in data parallelism on the first machine: lines of the step, launches,
+and bytes read and written by all operators, with operators alone and in groups (`lowering/emit/fusing.py`). Exits with
+code 1 where an aim is missed.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.run import run
 
 SECONDS, LINES = 10.0, 5000
-"""Aims."""
+"""Aims for BERT-Large."""
 
 
 def program_of(plan: Graph, machine: Machine) -> Program:
-    """One rank's step."""
+    """Return one rank's training step of a plan."""
     return lower(fuse_collectives(differentiate(plan, Optimizer(), machine.mesh)), machine)
 
 
 def emission(model: str, where: str, strategy: str) -> dict[str, Any]:
-    """From a plan to its program."""
+    """Measure emission of a model's plan: processor seconds and lines."""
     machine = load(where)
     plan = run(from_text(model), machine, strategy).graph
     start = time.process_time()
@@ -60,7 +60,7 @@ def emission(model: str, where: str, strategy: str) -> dict[str, Any]:
 
 
 def groups(model: str, where: str, fuse: bool) -> dict[str, Any]:
-    """What the operators of data parallelism launch, read and write, on one rank."""
+    """Count what one rank's operators launch, read and write in data parallelism, fused or not."""
     machine = load(where)
     plan = run(from_text(model), machine, "data-parallel").graph
     program = program_of(plan, machine)

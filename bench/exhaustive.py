@@ -1,15 +1,16 @@
 """
-The optimum of the simulated time, proved (FlexFlow, section 8.3): exhaustive search with pruning.
+Prove the minimum of the simulated time (FlexFlow, section 8.3) by exhaustive search with pruning.
 
-Operators are decided in program order. A prefix of them has a forward, at whose end its streams and arrivals have come
-to some time, and a backward, which in program order comes last: whatever happens in between, the iteration ends at the
-latest of (when a stream or gradient reaches it) + (how long it takes from there), as tasks only wait for and add up.
-So to all that is undecided a prefix is two vectors, the times `f` at the end of its forward and the times `m` to go
-from the start of its backward; an iteration takes max over i, j of f[i] + w[i, j] + m[j], with w what is in between.
+Operators are decided in program order. A prefix of them has a forward, which ends with some clock time for each stream
+and arrival, and a backward, which comes last in program order. Tasks only wait for each other and add up, so the
+iteration ends at the latest of (when a stream or gradient reaches the prefix's backward) + (how long it takes from
+there). To the undecided rest, a prefix is thus two vectors: the times `f` at the end of its forward, and the times `m`
+to go from the start of its backward. An iteration takes max over i, j of f[i] + w[i, j] + m[j], where w is the time in
+between.
 
-Hence of two prefixes on which what follows depends alike, one is no better if max(f - f') + max(m - m') <= 0. It is
-dropped, as is every prefix that could not be better than the best plan known: after it come at least the kernels and
-updates of the rest, one after the other, and in between what neighbours wait for of each other.
+Hence a prefix (f', m') is dominated by a prefix (f, m) on which the rest depends alike if max(f - f') + max(m - m') <=
+0. It is dropped, as is every prefix that cannot beat the best plan known: the rest takes at least its kernels and
+updates in sequence, and what neighbours wait for each other.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ Space = Mapping[Node, Sequence[Assignment]]
 
 @dataclass(frozen=True)
 class Proved:
-    """The least time of all plans of a space, and how it was found."""
+    """The minimum time of all plans of a space, and how it was found."""
 
     assignments: Assignments
     seconds: float
-    """Simulated, of an iteration."""
+    """Simulated seconds of an iteration."""
     space: int
-    """Plans there are."""
+    """Number of plans."""
     prefixes: int
-    """Prefixes of plans that were looked at."""
+    """Prefixes of plans that were expanded."""
     took: float
     """Seconds of the search."""
 
 
 def space_of(graph: Graph, machine: Machine, alike: bool = False) -> Space:
-    """All assignments of every operator that pin nothing; if `alike`, those in which all axes do the same."""
+    """Return every operator's assignments that pin nothing; if `alike`, only those with one role for all axes."""
     axes = len(machine.mesh.sizes)
     out: dict[Node, list[Assignment]] = {}
     for node in graph.nodes():
@@ -76,10 +77,10 @@ def exhaustive(
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Proved:
     """
-    The fastest plan of a space of assignments that pin nothing; `known` is a good plan, which is it if none is faster.
+    Return the fastest plan of a space of assignments that pin nothing.
 
-    `progress` is told the operators done, of how many, and the prefixes kept. Raises `UnityError` if it would take more
-    than `seconds`.
+    `known` is a good plan to prune by; it is the result if none is faster. `progress` is called with the operators
+    decided, their total, and the prefixes kept. Raises `UnityError` after `seconds`.
     """
     begin = perf_counter()
     search = _Search(Simulation(graph, machine, known, optimizer), space)
@@ -95,13 +96,13 @@ def exhaustive(
 
 @dataclass(slots=True)
 class _Kept:
-    """Undominated prefixes on which what follows depends alike: rows of times, and whence each came."""
+    """Pareto front of the prefixes on which the rest depends alike: time vectors, with back-pointers."""
 
     forward: np.ndarray
-    """[prefixes, streams and arrivals]"""
+    """[prefix, stream or arrival]: ticks at the end of the forward."""
     backward: np.ndarray
     origin: list[tuple[Any, ...]]
-    """Per row what was decided last, and the origin of the prefix before it."""
+    """Per prefix, the last choices, and the origin of the prefix before."""
 
 
 class _Search:
@@ -124,7 +125,7 @@ class _Search:
         self._ends: dict[int, list[int]] = {}
 
     def _own(self, p: int, c: Choice) -> int:
-        """Ticks of an operator's kernels and of the updates of weights that it reads first."""
+        """Return the ticks of an operator's kernels, and of the updates of weights that it reads first."""
         return c.forward + c.backward + self._updates(p, c)
 
     def _updates(self, p: int, c: Choice) -> int:
@@ -133,7 +134,10 @@ class _Search:
         return sum(s.costs.update(s.values[v], resting(c.needs[i])) for v, i in first.items())
 
     def _between_choices(self, p: int) -> np.ndarray:
-        """[choice of p, choice of the next]: ticks from the one's forward to the other's and back, and the latter's."""
+        """
+        Return [choice of p, choice of the next]: ticks from p's forward to the next operator's and back, with the
+        latter's own.
+        """
         memo: dict[Any, tuple[int, int]] = {}
         one, other = self.choices[p], self.choices[p + 1]
         waits = [[self._between(p, a, b, memo) for b in range(len(other))] for a in range(len(one))]
@@ -141,8 +145,9 @@ class _Search:
 
     def _least(self, p: int, q: int) -> list[list[int]]:
         """
-        [choice of p, choice of q]: ticks from one operator's forward to a later one's and back at least, with all of
-        the latter's: kernels and updates, one after the other, and between neighbours what one waits for of the other.
+        Return [choice of p, choice of q]: a lower bound on the ticks from p's forward to q's and back, with q's own.
+
+        It sums kernels and updates, and what neighbours wait for each other.
         """
         found = self._segments.get((p, q))
         if found is None:
@@ -159,7 +164,7 @@ class _Search:
         return found
 
     def _rest(self, decided: Sequence[tuple[int, int]]) -> int:
-        """Ticks that all after the first of some operators, in order with their choices, take at least."""
+        """Return a lower bound on the ticks of everything after the first of some decided operators."""
         total = 0
         for (p, a), (q, b) in pairwise(decided):
             total += self._least(p, q)[a][b]
@@ -169,7 +174,7 @@ class _Search:
         return total + (self._ends[p][a] if p + 1 < self.count else 0)
 
     def _between(self, p: int, a: int, b: int, memo: dict[Any, tuple[int, int]]) -> int:
-        """Ticks from the end of an operator's forward to the start of the next one's, and back."""
+        """Return the ticks between two neighbours: from one's forward to the next's, and back."""
         s, one, other = self.simulation, self.choices[p][a], self.choices[p + 1][b]
         there = back = 0
         for v, need in zip(s.operands[p + 1], other.needs, strict=True):
@@ -187,7 +192,7 @@ class _Search:
         return there + back
 
     def _involved(self, p: int) -> list[int]:
-        """The operators whose assignments the p-th step depends on: see `_blocks`."""
+        """Return the operators whose assignments step p depends on (see `_blocks`)."""
         s = self.simulation
         found = {p}
         for v in s.results[p]:
@@ -203,8 +208,8 @@ class _Search:
 
     def _blocks(self, p: int) -> tuple[Block, Block, list[int], int]:
         """
-        What the p-th step adds: its forward with the reshards issued around it; what the operator after it sends in
-        its backward, with the p-th's own backward after that; the gradients that are sent now; and ticks of updates.
+        Return what step p adds: its forward with the reshards issued around it; the backward reshards of the operator
+        after it, then its own backward; the gradients that are sent now; and ticks of updates.
         """
         s = self.simulation
         first = (p + 1, *((0,) if p == 0 else ()))
@@ -220,7 +225,7 @@ class _Search:
         return s.forward(p), tail, sent, sum(s.update_of(v)[0] for v in updates)
 
     def _awaited(self, p: int, operators: Iterable[int]) -> list[int]:
-        """The arrivals that operators after the p-th wait for, of those decided."""
+        """Return the arrivals, of decided operators, that operators after p wait for."""
         s = self.simulation
         found: dict[int, None] = {}
         for q in operators:
@@ -230,7 +235,7 @@ class _Search:
         return sorted(found)
 
     def _seen(self, q: int, choice: int, p: int) -> Any:
-        """What steps after the p-th still depend on of an operator."""
+        """Return a key of what steps after p depend on, of operator q's choice."""
         if q > p:
             return choice
         s, picked = self.simulation, self.choices[q][choice]
@@ -243,7 +248,7 @@ class _Search:
         return needs, makes
 
     def run(self, deadline: float | None, progress: Callable[[int, int, int], None] | None) -> dict[Node, Assignment]:
-        """The plan better than `limit`, if there is one; `limit` is then its time."""
+        """Return the best plan below `limit`, which becomes its time; {} if there is none."""
         streams = self.simulation.streams.count
         now: dict[Any, tuple[dict[int, int], _Kept]] = {
             (): ({}, _Kept(np.zeros((1, streams), np.int64), np.zeros((1, streams), np.int64), [()]))
@@ -271,7 +276,7 @@ class _Search:
     def _expand(
         self, p: int, decided: Mapping[int, int], kept: _Kept, new: Sequence[int]
     ) -> Iterator[tuple[dict[int, int], tuple[int, ...]]]:
-        """All choices of the operators decided in a step with which the best prefix may yet be better than known."""
+        """Yield the choices of a step's operators with which the best prefix may still beat `limit`."""
         now = int((kept.forward[:, 0] + kept.backward[:, 0]).min())
 
         def decide(both: dict[int, int], i: int) -> Iterator[dict[int, int]]:
@@ -287,13 +292,13 @@ class _Search:
             yield both, tuple(both[q] for q in new)
 
     def _total(self, p: int, both: Mapping[int, int]) -> int:
-        """Ticks of the p-th operator's kernels and all after it at least."""
+        """Return a lower bound on the ticks of operator p's kernels and everything after."""
         order = sorted(item for item in both.items() if item[0] >= p)
         own = self.choices[p][both[p]]
         return (self._own(p, own) if p == 0 else own.forward + own.backward) + self._rest(order)
 
     def _mirrored(self, decided: Mapping[int, int]) -> bool:
-        """Whether the same plan with equal axes exchanged is looked at instead."""
+        """Return whether this plan is redundant: the same with equal axes exchanged is searched."""
         machine = self.simulation.streams.machine
         sizes, levels = machine.mesh.sizes, machine.axis_levels
         if len(sizes) != 2 or sizes[0] != sizes[1] or levels[0] != levels[1] or machine.links:
@@ -389,7 +394,7 @@ def _order(what: GridRole) -> str:
 
 
 def _undo(block: Block, to_go: list[int], left: dict[int, int]) -> None:
-    """The times to go before a block, of those after it: on streams, and from arrivals it waits for."""
+    """Turn the times to go after a block into those before it, in place: on streams, and from arrivals it waits for."""
     for ticks, after, held, waits, sets in reversed(block):
         most = NEVER
         for stream in held:
@@ -405,7 +410,7 @@ def _undo(block: Block, to_go: list[int], left: dict[int, int]) -> None:
 
 
 def _undominated(rows: list[Any]) -> _Kept:
-    """Given pairs of vectors f and m, the best first, those that no other makes needless."""
+    """Return the Pareto front of pairs of vectors f and m, sorted best first."""
     rows.sort(key=lambda row: row[0][0] + row[1][0])
     forward = np.array([row[0] for row in rows], np.int64)
     backward = np.array([row[1] for row in rows], np.int64)

@@ -1,12 +1,12 @@
 """
-Figures of the papers that follow from shapes alone: what data parallelism moves, and what Tofu keeps on each worker.
+Recompute figures of the papers that follow from shapes: bytes that data parallelism moves, and bytes that Tofu keeps.
 
     python bench/figures.py [--json FILE]
 
-Data parallelism over n devices has the gradient of what samples share summed over all of them; as rings move it, that
-is 2 (n - 1) times its bytes, over all devices. It is the weights; only of two biases that are added there is one sum.
-Tofu keeps 1/k of weights, gradients and history (here Adam's two moments) on each of k workers (its section 5). Both
-are counted from the plans' own moves and pieces, and compared exactly. Exits with code 1 where one differs.
+In data parallelism over n devices, gradients of what all samples share are all-reduced; by rings, that moves 2 (n - 1)
+times their bytes, over all devices. Those are the weights; two biases that are added first need one sum only. Tofu
+keeps 1/k of weights, gradients and history (here Adam's two moments) on each of k workers (its section 5). Both are
+counted from the plans' moves and pieces, and compared exactly. Exits with code 1 where one differs.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ DATA_PARALLEL = {
     "gpt2,batch=64": ("dgx-h100:8", None, ""),
     "mlp": ("p100:16", None, ""),
 }
-"""Model, machine of 64 devices, and the GB per iteration a paper gives."""
+"""Per model, a machine of 64 devices, and the GB per iteration that a paper gives."""
 
 TOFU = ("wresnet,depth=50,width=4", "wresnet,depth=152,width=10,batch=8", "lstm_stack,layers=6", "lstm_stack,layers=10")
 
 
 def weight_bytes(graph: Graph) -> int:
-    """Bytes of all weights, whole."""
+    """Return the bytes of all weights, unsharded."""
     return sum(n.types[0].elements * ELEMENT_BYTES[n.types[0].dtype] for n in graph.weights())
 
 
 def of_weights(graph: Graph) -> set[Value]:
-    """The values that follow from weights alone."""
+    """Return the values that are computed from weights alone."""
     found: set[Value] = set()
     for node in graph.nodes():
         if node.op == "weight" or (node.operands and all(v in found for v in node.operands)):
@@ -58,14 +58,17 @@ def of_weights(graph: Graph) -> set[Value]:
 
 
 def shared_bytes(graph: Graph) -> int:
-    """Bytes of all that samples share: weights as they are read; two biases that are added first are one."""
+    """
+    Return the bytes of all values that samples share: weights as they are read; two biases that are added first count
+    once.
+    """
     found = of_weights(graph)
     read = dict.fromkeys(v for n in graph.nodes() for v in n.operands if v in found and n.results[0] not in found)
     return sum(v.type.elements * ELEMENT_BYTES[v.type.dtype] for v in read)
 
 
 def synchronised(plan: PlanCost, graph: Graph) -> int:
-    """Bytes that sum up the gradients of what follows from weights alone."""
+    """Return the bytes moved to reduce the gradients of values that are computed from weights alone."""
     shared = of_weights(graph)
     moves = [
         (m, r.value.type.dtype)

@@ -1,10 +1,10 @@
 """
-Seconds and memory to generate rules, proofs included, beside what is published.
+Measure seconds and memory to generate rules, with proofs, next to published figures.
 
     python bench/generate.py [--sizes 3 4] [--jobs N] [--json FILE]
 
-Every size is done in a process of its own, over the operators `unity-rules generate` has by default. Exits with code 1
-where an aim is missed.
+Each size runs in a process of its own, over the default operators of `unity-rules generate`. Exits with code 1 where an
+aim is missed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 AIMS = {3: {"seconds": 60.0}, 4: {"seconds": 600.0, "gigabytes": 4.0}}
-"""By size."""
+"""Aims, by size."""
 
 PUBLISHED = "TASO: 5 to 10 minutes to generate, 2 to verify; Unity: 30 minutes for both"
 """TASO's artifact appendix (SOSP'19), up to 3 operators; Unity, section 4 (OSDI'22)."""
 
 
 def measure(size: int, jobs: int) -> dict[str, Any]:
-    """A run in this process."""
+    """Generate rules in this process; return what it took."""
     from unity_ir.rules.research.generate.report import summary
     from unity_ir.rules.research.generate.run import generate
     from unity_ir.rules.research.generate.space import Space
@@ -47,14 +47,14 @@ def measure(size: int, jobs: int) -> dict[str, Any]:
 
 
 def alone(size: int, jobs: int) -> dict[str, Any]:
-    """What `measure` gives in a new process."""
+    """Return `measure`'s result from a new process."""
     command = [sys.executable, __file__, "measure", str(size), str(jobs)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def missed(found: dict[str, Any]) -> list[str]:
-    """The aims a run misses, in words."""
+    """Return the aims that a run misses, as text."""
     have = {"seconds": found["wall"], "gigabytes": found["gigabytes"]}
     aims = AIMS.get(found["size"], {})
     return [f"size {found['size']}: {have[a]:.1f} {a}, aim {most:.0f}" for a, most in aims.items() if have[a] > most]

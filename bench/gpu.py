@@ -45,13 +45,13 @@ MODELS: dict[str, tuple[str, dict[str, int], dict[str, int]]] = {
     "ResNet-50": ("resnet101", {"depth": 50}, {"batch": 4, "image": 32, "classes": 8, "depth": 14, "channels": 8}),
     "DLRM": ("dlrm", {}, {"batch": 8, "tables": 2, "rows": 50, "features": 8, "dense": 8, "bottom": 16, "top": 16}),
 }
-"""Model of the zoo, its keys, and the keys of a tiny one."""
+"""Per title, the zoo's model, its keys, and the keys of a tiny one."""
 CHECKS = [
     ("mnist_mlp", 1, []),
     ("mnist_mlp", 2, ["--search", "--machine=2gpu"]),
     ("digits_2x2", 4, []),
 ]
-"""Example, ranks, and how its plan is made."""
+"""Example, ranks, and the options that make its plan."""
 MODEL_SECONDS, CHECK_SECONDS = 100, 40
 LR = 1e-3
 
@@ -60,7 +60,7 @@ LR = 1e-3
 
 
 def step_part(name: str, out: Path, steps: int, smoke: bool) -> None:
-    """Checks and times one model; the rows so far are in `out` after each implementation."""
+    """Check and time one model; the rows so far are written to `out` after each implementation."""
     import torch
 
     torch.backends.cudnn.allow_tf32 = False  # of no matter to bf16, and float32 is to be exact
@@ -118,8 +118,10 @@ def step_part(name: str, out: Path, steps: int, smoke: bool) -> None:
 
     def off(loss: Any, grads: dict[str, Any]) -> dict[str, float]:
         """
-        How far from PyTorch's float32: the loss, and the gradient that is furthest off, by norms. Gradients that are
-        nothing but noise (of a bias before a softmax) are held against a thousandth of all of them.
+        Return the relative errors to PyTorch's float32: of the loss, and of the worst gradient, by norms.
+
+        Gradients that are only noise (of a bias before a softmax) are compared with a thousandth of the norm of all
+        gradients.
         """
         parts = (float((grads[n].float() - g).norm()) / max(float(g.norm()), total / 1000) for n, g in exact.items())
         return {"loss off": float((loss.float() - exact_loss).abs() / exact_loss.abs()), "gradients off": max(parts)}
@@ -169,7 +171,7 @@ def step_part(name: str, out: Path, steps: int, smoke: bool) -> None:
 
 
 def timed(run: Callable[[], object], device: Any, steps: int) -> dict[str, Any]:
-    """The median of so many steps after some that compile and warm up, in seconds, and the quartiles."""
+    """Return the median seconds of `steps` steps, after warm-up, and the quartiles."""
     import torch
 
     for _ in range(5):
@@ -196,7 +198,7 @@ def timed(run: Callable[[], object], device: Any, steps: int) -> dict[str, Any]:
 
 
 def limited(command: list[str], seconds: float) -> tuple[int | None, str]:
-    """Exit code, None if the limit was hit, and the end of what was said."""
+    """Run a command; return its exit code, None after `seconds`, and the end of its output."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
@@ -212,7 +214,7 @@ def limited(command: list[str], seconds: float) -> tuple[int | None, str]:
 
 
 def checked(example: str, ranks: int, search: list[str], folder: Path, backend: str) -> dict[str, Any]:
-    """`--check` of an emitted example: loss, gradients and weights of some steps equal PyTorch's."""
+    """Run `--check` of an emitted example: loss, gradients and weights of some steps equal PyTorch's."""
     program = folder / f"{example}_{ranks}.py"
     kernels = 'triton{kernels="torch"}' if backend == "gloo" else "triton"
     emit = [sys.executable, "-m", "unity_ir.tools.unity_opt", str(ROOT / "examples" / f"{example}.pcg"), *search]
@@ -225,7 +227,7 @@ def checked(example: str, ranks: int, search: list[str], folder: Path, backend: 
 
 
 def about(smoke: bool) -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Return the GPU and the versions measured with."""
     import torch
     import triton
 
@@ -256,7 +258,7 @@ def about(smoke: bool) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The steps as a table, with PyTorch's time over each, and the checks."""
+    """Print the steps as a table, with ratios to PyTorch's time, and the checks."""
     console = Console(width=160)
     base: dict[str, dict[str, float]] = {}
     for row in report["steps"]:

@@ -1,9 +1,9 @@
 """
-The time to import a 24-layer BERT from PyTorch, torch.export and our own conversion apart.
+Measure the seconds to import a 24-layer BERT from PyTorch: torch.export, and our own conversion.
 
     python bench/import_torch.py [--layers 24] [--json FILE]
 
-The model is transformers' BertForPreTraining at the sizes of BERT-Large with random weights; making it is not timed.
+The model is transformers' BertForPreTraining at the sizes of BERT-Large with random weights; building it is not timed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from unity_ir.frontends.torch.export import export
 from unity_ir.frontends.torch.imported import convert
 
 LIMIT = 15.0
-"""Seconds the import of 24 layers may take, torch.export included."""
+"""Aim for the seconds of importing 24 layers, torch.export included."""
 
 
 def machine() -> str:
-    """The processor and how much of it we have."""
+    """Return the processor, and how many of its cores this process may use."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     name = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
     return f"{name}, {len(os.sched_getaffinity(0))} cores"

@@ -1,13 +1,12 @@
 """
-Joint against sequential optimization, with the same space, algorithm and rules (Unity, section 6.4, Figure 15b), and
-what each rule is worth.
+Compare joint with sequential optimization, over the same space, algorithm and rules (Unity, section 6.4, Figure 15b).
 
     python bench/joint.py [--models M ..] [--gpus N ..] [--limit SECONDS] [--json FILE]
 
-Simulated time of an iteration, every move waited for, of the joint search's plan; by what others are slower: algebra
-before parallelization (`sequential`), no rewrites at all, none of the hybrid rules (nothing divided along the rows of a
-weight, no partial sums past linear operators), and without each rule of the derivation. `library` is by all rules, not
-those of `common` only: below 1, they find what these do not. Of the paper's ratios the text gives the highest, 1.4.
+Prints the simulated time of the joint plan, every move waited for, and how much slower variants are: rewriting before
+parallelizing (`sequential`), no rewrites, no hybrid rules (no sharding along a weight's rows, no partial sums through
+linear operators), and without each rule of the derivation. `library` uses all rules rather than those of `common`; a
+ratio below 1 says that they find a better plan. Of its ratios, the paper's text gives the highest, 1.4.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ VARIANTS = ("sequential", "none", "no hybrids", "library")
 
 
 def one(model: str, where: str) -> dict[str, Any]:
-    """The joint plan of a model and all variants, in this process."""
+    """Return the times of a model's joint plan and of all variants, in this process."""
     from unity_ir.cost.plan import cost
     from unity_ir.machine import load
     from unity_ir.models import from_text
@@ -73,7 +72,7 @@ def one(model: str, where: str) -> dict[str, Any]:
 
 
 def alone(model: str, where: str, limit: float) -> dict[str, Any]:
-    """What `one` gives in a new process."""
+    """Return `one`'s result from a new process."""
     try:
         command = [sys.executable, __file__, "--one", model, where]
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)

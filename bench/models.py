@@ -1,11 +1,11 @@
 """
-Seconds to build every model of the zoo at its full size, and to read its text.
+Measure the seconds to build every model of the zoo at full size, and to read its text.
 
     python bench/models.py [MODEL ..] [--json FILE]
 
-Each is done in a process of its own, so that every cache is cold. Imports are not counted; parsing the operators' lines
-is, for a graph. A compact graph is verified as it is built. Text is parsed into operations, which are verified and made
-a compact graph. Exits with code 1 where an aim is missed.
+Each runs in a process of its own, so that every cache is cold. Imports are not counted; for a graph, parsing the
+operators' TDL lines is. Building a compact graph verifies it. Text is parsed into operations, which are verified and
+converted to a compact graph. Exits with code 1 where an aim is missed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AIMS = {"inception_v3": {"graph": 0.2, "text": 2.0}}
 
 
 def build(name: str, text: Path) -> dict[str, float]:
-    """Seconds to build a model in this process; its text goes to a file."""
+    """Return the seconds to build a model in this process; its text is written to a file."""
     from xdsl.dialects.builtin import ModuleOp
 
     from unity_ir.dialects.convert import from_graph
@@ -43,7 +43,7 @@ def build(name: str, text: Path) -> dict[str, float]:
 
 
 def read(name: str, text: Path) -> dict[str, float]:
-    """Seconds to read a model's text in this process."""
+    """Return the seconds to read a model's text in this process."""
     from xdsl.context import Context
     from xdsl.parser import Parser
     from xdsl.universe import Universe

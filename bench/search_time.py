@@ -1,12 +1,12 @@
 """
-Seconds and memory of one exact layout search, by model and machine.
+Measure the seconds and memory of one exact layout search, by model and machine.
 
     python bench/search_time.py [CASE ..] [--json FILE] [--joint]
 
-Each case is solved in a process of its own, so that every cache is cold. Imports and building the graph are not
-counted. `bounding` is how long the bound took that the gap is from, on machines not searched axis by axis. `rows` are
-the configurations and layouts there are to choose from, and those left when elimination ends it.
-With `--joint` the whole joint search is timed instead. Exits with code 1 where an aim is missed.
+Each case runs in a process of its own, so that every cache is cold. Imports and building the graph are not counted.
+`bounding` is the time of the bound that the gap refers to, on machines that are not searched axis by axis. `rows` are
+configurations and layouts: at first, and those left when elimination solves the rest. With `--joint` the whole joint
+search is timed instead. Exits with code 1 where an aim is missed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNITY: dict[str, tuple[str, dict[str, int]]] = {
     "xdl": ("xdl", {}),
 }
 PER_DEVICE = {"bert": 4, "candle_uno": 256, "dlrm": 1024, "inception_v3": 64, "mlp": 256, "resnext50": 64, "xdl": 1024}
-"""Samples for each device (Unity, section 9): cases such as `mlp-x24` are of as many samples as 24 devices have."""
+"""Samples per device (Unity, section 9): a case such as `mlp-x24` has the samples of 24 devices."""
 CASES: dict[str, tuple[str, dict[str, int], str, float]] = {
     "bert4-8": ("bert_large", BERT4, "dgx-h100", 1.0),
     "bert4-2x2x2": ("bert_large", BERT4, "levels", 3.0),
@@ -50,11 +50,11 @@ CASES: dict[str, tuple[str, dict[str, int], str, float]] = {
     },
     **{f"bert-large-{8 * n}": ("bert_large", {"batch": 64}, f"dgx-h100:{n}", 60.0) for n in (1, 8, 64, 512)},
 }
-"""Model, its keys, machine, seconds it should take at most."""
+"""Per case: model, its keys, machine, and the maximum seconds it should take."""
 
 
 def machine(name: str) -> Machine:
-    """A preset, or three levels of two."""
+    """Return a machine: a preset, or three levels of two devices."""
     if name != "levels":
         return load(name)
     speeds = (("racks", 12.5e9, 5e-6), ("nodes", 50e9, 2.7e-6), ("gpus", 320e9, 0.6e-6))
@@ -62,7 +62,7 @@ def machine(name: str) -> Machine:
 
 
 def measure(case: str, whole: bool) -> dict[str, float | None]:
-    """One case in this process."""
+    """Solve one case in this process; return what it took."""
     from unity_ir.cost.plan import cost
     from unity_ir.pcg.graph import Optimizer
     from unity_ir.rules.algebraic import algebraic

@@ -59,12 +59,12 @@ PAPER = {
     "rnnlm": (2.3, 2.5, 2.7, 3.2, 3.5),
     "nmt": (2.5, 2.7, 3.0, 3.8, 4.1),
 }
-"""Full by delta on 4, 8, 16, 32 and 64 GPUs (FlexFlow, Table 5)."""
+"""Ratios of full to delta simulation on 4, 8, 16, 32 and 64 GPUs (FlexFlow, Table 5)."""
 
 GPUS = (4, 8, 16, 32, 64)
 
 AIMS = {("inception_v3", 64): 10.0, ("nmt", 64): 10.0}
-"""Full by delta, at least."""
+"""Minimum ratios of full to delta simulation."""
 
 EQUAL = [
     ("alexnet,batch=64", "box:4"),
@@ -76,19 +76,19 @@ EQUAL = [
 
 
 OPTIMUM = {"lenet,batch=64": False, "rnnlm,batch=64,steps=2": True}
-"""The models, and whether mesh axes all do the same."""
+"""The models, and whether all mesh axes have one role."""
 
 PAPER_NMT = 2190.0
 """Seconds of FlexFlow's search for NMT on 64 GPUs (Table 5)."""
 
 
 def cluster(gpus: int) -> Machine:
-    """The paper's K80 cluster, 4 GPUs a node."""
+    """Return the paper's K80 cluster, with 4 GPUs per node."""
     return load(f"k80:{gpus // 4}")
 
 
 def equal(changes: int) -> int:
-    """How many of so many changes were not equal, over five models."""
+    """Return how many of `changes` random changes, over five models, simulate differently in full."""
     wrong = 0
     for text, machine_name in EQUAL:
         graph, machine, random = from_text(text), load(machine_name), Random(text)
@@ -113,7 +113,7 @@ def equal(changes: int) -> int:
 def walk(
     graph: Graph, machine: Machine, start: dict[Node, Assignment], state: Simulation, proposals: int
 ) -> tuple[float, list[float]]:
-    """Seconds of so many proposals from `start`, and of a few full simulations on the way."""
+    """Return the seconds of `proposals` proposals from `start`, and of a few full simulations along the way."""
     for node, assignment in start.items():
         state.propose(node, assignment)
         state.accept()
@@ -140,7 +140,7 @@ def walk(
 
 
 def measure(model: str, gpus: int, proposals: int) -> dict[str, Any]:
-    """One cell of the table."""
+    """Return one cell of the table."""
     machine = cluster(gpus)
     batch = gpus * (256 if model == "alexnet" else 64)
     graph = from_text(f"{model},batch={batch}")
@@ -165,7 +165,7 @@ def measure(model: str, gpus: int, proposals: int) -> dict[str, Any]:
 
 
 def search_nmt() -> dict[str, Any]:
-    """The whole search, with its seconds."""
+    """Run the whole search for NMT; return its seconds and results."""
     machine, optimizer = cluster(64), Optimizer()
     graph = from_text("nmt,batch=4096")
     begin, cpu = time.perf_counter(), time.process_time()
@@ -186,7 +186,7 @@ def search_nmt() -> dict[str, Any]:
 
 
 def optimum(text: str, alike: bool) -> dict[str, Any]:
-    """What mcmc finds, and what exhaustive search proves, which prunes by it."""
+    """Return what mcmc finds, and the optimum that exhaustive search proves, pruning by it."""
     graph, machine, optimizer = from_text(text), load("box:4"), Optimizer()
     space = space_of(graph, machine, alike)
     begin = time.perf_counter()
@@ -206,7 +206,7 @@ def optimum(text: str, alike: bool) -> dict[str, Any]:
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
-    """A table of rows that are alike."""
+    """Print rows with the same keys as a table."""
     table = Table(title=title, box=None, title_justify="left")
     shown = [k for k, v in rows[0].items() if not isinstance(v, list)]
     for heading in shown:

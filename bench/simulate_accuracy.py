@@ -1,5 +1,5 @@
 """
-Predicted beside real time of an iteration: emitted plans of small models on 2 and 4 ranks of this machine.
+Compare predicted with real time of an iteration: emitted plans of small models on 2 and 4 ranks of this machine.
 
     python bench/simulate_accuracy.py --plan                      # make the plans; the rest wants a quiet machine
     unity-profile out/accuracy/2/*.pcg --machine=cpu:2 --out out/accuracy/cpu.sqlite --limit 2000
@@ -7,8 +7,8 @@ Predicted beside real time of an iteration: emitted plans of small models on 2 a
     python bench/simulate_accuracy.py [--json FILE]               # run, predict, compare
 
 The programs are plain PyTorch over gloo (`-t triton{kernels=torch}`). A real iteration is forward, backward and update;
-its time is that of the slowest rank, the median over the steps after some to warm up. What is predicted is the cost of
-the same training step on what the profile says of its operators and collectives.
+its time is that of the slowest rank, the median over the steps after warm-up. The prediction is the cost of the same
+training step, from the profile of its operators and collectives.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Row:
     """Seconds."""
     measured: float
     spread: float
-    """Between the quartiles of the steps, as a part of the median."""
+    """Distance between the quartiles of the steps, as a fraction of the median."""
     profiled: float
-    """The part of the predicted time of kernels that was measured rather than estimated."""
+    """Fraction of the predicted kernel time that was measured rather than estimated."""
 
     @property
     def error(self) -> float:
@@ -68,7 +68,7 @@ def machine_name(ranks: int, profile: Path | None, machine: str) -> str:
 
 
 def make_plans(out: Path, machine: str) -> None:
-    """A file for each model, number of ranks and strategy."""
+    """Write a plan for each model, number of ranks and strategy."""
     from xdsl.dialects.builtin import ModuleOp
 
     from unity_ir.dialects.convert import from_graph
@@ -91,7 +91,10 @@ def make_plans(out: Path, machine: str) -> None:
 
 
 def prepare(file: Path, ranks: int, machine: str, folder: Path) -> tuple[float, float, Path]:
-    """Predicted seconds of a plan's training step, how much of its kernels' time was measured, and its program."""
+    """
+    Return the predicted seconds of a plan's training step, the fraction of its kernels' time that was measured, and its
+    program.
+    """
     from dataclasses import replace
 
     from unity_ir.cost.plan import cost
@@ -120,7 +123,7 @@ def prepare(file: Path, ranks: int, machine: str, folder: Path) -> tuple[float, 
 
 
 def real_times(programs: Sequence[Path], ranks: int, steps: int) -> list[list[float]]:
-    """Seconds of each step of each program, the slowest rank's. One launch runs them all, one after the other."""
+    """Return the seconds [program][step] of the slowest rank. One launch runs all programs, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "times.json"
         command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), __file__]
@@ -133,7 +136,7 @@ def real_times(programs: Sequence[Path], ranks: int, steps: int) -> list[list[fl
 
 
 def run_rank(programs: Sequence[Path], steps: int, answer: Path) -> None:
-    """What torchrun starts: time every program on this rank."""
+    """Time every program on this rank; torchrun starts this."""
     import torch
     import torch.distributed as dist
 
@@ -170,18 +173,18 @@ def run_rank(programs: Sequence[Path], steps: int, answer: Path) -> None:
 
 
 def ranks_of(values: Sequence[float]) -> list[float]:
-    """Places by size; equal values share theirs."""
+    """Return the ranks of values by size; equal values share their mean rank."""
     order = sorted(values)
     return [order.index(v) + (order.count(v) - 1) / 2 for v in values]
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """The rank correlation."""
+    """Return Spearman's rank correlation."""
     return statistics.correlation(ranks_of(a), ranks_of(b)) if len(a) > 1 else float("nan")
 
 
 def summary(rows: Sequence[Row]) -> dict[str, object]:
-    """Errors and rank correlations: of all, by model, by model and number of ranks."""
+    """Return errors and rank correlations: of all rows, per model, and per model and number of ranks."""
 
     def of(some: Sequence[Row]) -> dict[str, float]:
         errors = [abs(r.error) for r in some]

@@ -1,11 +1,11 @@
 """
-Plans and programs of the zoo by every strategy, as hashes: what a change that should change nothing is held against.
+Hash the plans and programs of the zoo by every strategy, to check that a refactoring changes none.
 
     python bench/snapshot.py --json before.json          in the tree before
     python bench/snapshot.py --against before.json       in the tree after; exits with code 1 where any differ
 
-The models are shrunken and the machine has 8 devices; `--full` adds the joint search and data parallelism at full size.
-Search seconds of both trees are compared as well, by processor time of this process.
+Models are shrunken and the machine has 8 devices; `--full` adds the joint search and data parallelism at full size. The
+search's processor seconds of both trees are compared, too.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ STRATEGIES = (
     "tofu-no-reduction",
     "random",
 )
-"""Names, and options after a colon."""
+"""Strategies, each with its options after a colon."""
 MACHINE = "dgx-h100"
 
 
 def called(*arguments: str) -> str:
-    """What `unity-opt` says on stderr, and its exit code."""
+    """Run `unity-opt` in this process; return its exit code and what it prints on stderr, as one text."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -61,7 +61,10 @@ def digest(path: Path, said: str) -> str:
 
 
 def snapshot(model: str, strategy: str, machine: str) -> tuple[str, str, float]:
-    """Hashes of the plan and of its program (or of what was said instead), and seconds of the search."""
+    """
+    Return hashes of the plan and of its program (of the messages where there is none), and the search's processor
+    seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         plan, program = Path(folder, "plan.pcg"), Path(folder, "train.py")
         start = time.process_time()

@@ -1,13 +1,12 @@
 """
-Tofu's Table 1, the time of its search, and Figure 10, what its rivals' plans move and take, on its machine.
+Redo Tofu's Table 1, the time of its search, and its Figure 10, its rivals' plans, on its machine.
 
     python bench/tofu.py [--json FILE]
 
-Seconds are of one search in a process of its own, the graph being built and nothing else known; `alone` is without
-coarsening.
-Bytes are predicted by the plans' own moves; times are simulated, every move waited for. The paper measured real
-iterations; it says of them (section 7.3) what is printed beside ours. Exits with code 1 where a search takes more than
-a second.
+Seconds are of one search in a process of its own, with the graph built and nothing else cached; `alone` is without
+coarsening. Bytes are predicted from the plans' moves; times are simulated, every move waited for. The paper measured
+real iterations; its statements about them (section 7.3) are printed next to ours. Exits with code 1 where a search
+takes more than a second.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SEARCHED = {
     "WResNet-152-10": ("wresnet,depth=152,width=10,batch=8", 8.3),
     "RNN-10": ("lstm_stack,layers=10", 66.6),
 }
-"""Models of Table 1, and the paper's seconds with recursion."""
+"""Models of Table 1, with the paper's seconds with recursion."""
 
 COMPARED = {
     "RNN-4-8K": "lstm_stack,layers=4,hidden=8192,batch=512",
@@ -56,7 +55,7 @@ LIMIT = 30
 
 
 def one(model: str, what: str) -> float:
-    """Seconds of a search in this process."""
+    """Return the seconds of a search in this process."""
     graph, machine = from_text(model), load("p2.8xlarge")
     start = time.perf_counter()
     tofu(graph, machine, coarse=what == "tofu")

@@ -1,14 +1,14 @@
 """
-Train on real data on 4 gloo ranks, and beside it the same in plain PyTorch: the losses of every step.
+Train on real data on 4 gloo ranks, and compare every step's loss with plain PyTorch.
 
     python bench/train.py [digits] [gpt] [mixed] [--steps 200] [--json FILE]
 
 digits: LeNet-5 of the zoo on scikit-learn's images of handwritten digits (8 x 8, every pixel as 4 x 4), SGD.
 gpt:    GPT-2 of the zoo, two layers, on the characters of Python's own documentation (`pydoc_data`), Adam.
-mixed:  the same in bf16 with weights in f32, AdamW, beside PyTorch in f32.
+mixed:  the same in bf16 with weights in f32, AdamW; PyTorch in f32.
 
-PyTorch's side is written by hand below, starts from the weights that the program writes before its first step, and
-reads the same batches. Exits with 1 if a loss is further than 1e-3 (mixed: 2e-2) from PyTorch's, as a part of it.
+PyTorch's side is written by hand below. It starts from the weights that the program writes before its first step, and
+reads the same batches. Exits with code 1 if a loss differs from PyTorch's by a relative error above 1e-3 (mixed: 2e-2).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def digits_data() -> dict[str, Any]:
 
 
 def gpt_data() -> dict[str, Any]:
-    """Rows of text, and the same one character later; what is not plain ASCII is a space."""
+    """Return rows of text, and the same shifted by one character; characters that are not plain ASCII become spaces."""
     from pydoc_data.topics import topics
 
     text = "".join(topics[name] for name in sorted(topics))[:400_000]
@@ -127,7 +127,7 @@ def torchrun(path: Path, *options: str) -> str:
 
 
 def plain_losses(case: Case, path: Path, weights: Path, data: Path, steps: int) -> list[float]:
-    """PyTorch's, from the same weights on the same batches."""
+    """Return PyTorch's losses, from the same weights on the same batches."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -146,7 +146,7 @@ def plain_losses(case: Case, path: Path, weights: Path, data: Path, steps: int) 
 
 
 def run(name: str, steps: int, folder: Path, search: str = "data-parallel") -> dict[str, Any]:
-    """Both losses of every step, and how far they are apart at most."""
+    """Return both losses of every step, and their largest relative difference."""
     case = CASES[name]
     path, data, weights = folder / f"{name}.py", folder / f"{name}.npz", folder / f"{name}.safetensors"
     target = f"triton{{kernels=torch optimizer={case.optimizer} lr={case.lr}}}"

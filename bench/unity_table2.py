@@ -1,13 +1,12 @@
 """
-Table 2 of Unity again, for `--search=unity`: seconds of the search with everything, without splitting the graph, and
-without splitting it and keeping nothing from one candidate to the next.
+Redo Unity's Table 2: seconds of `--search=unity` in full, without splitting the graph, and also without caching.
 
     python bench/unity_table2.py [MODEL ..] [--nodes 1,2,4,8] [--limit 60] [--budget N] [--json FILE]
 
-On N nodes of Summit, 6 GPUs each, with the batch of the paper for each GPU. Each search runs in a process of its own
-and is stopped after so many seconds of a core, "> limit"; seconds are those of a core, too. The paper's are of
-ResNeXt-50, in C++. A search costs so many candidates for every operator (`budget`), split or not; `time` is what the
-plan found takes, so what a saved second costs is seen too. The file is written after every search.
+On N nodes of Summit, 6 GPUs each, with the paper's batch per GPU. Each search runs in a process of its own and is
+stopped after `--limit` processor seconds, "> limit"; times are processor seconds. The paper's are of ResNeXt-50, in
+C++. A search prices `budget` candidates per operator, split or not; `time` is that of the plan found, so what a saved
+second costs is seen, too. The file is written after every search.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ PAPER = {
 
 
 def search(model: str, nodes: int, what: str, budget: int) -> dict[str, object]:
-    """One search in this process."""
+    """Run one search in this process; return what it took and found."""
     from unity_ir import machine
     from unity_ir.models import build
     from unity_ir.pcg.graph import Optimizer
@@ -66,7 +65,7 @@ def search(model: str, nodes: int, what: str, budget: int) -> dict[str, object]:
 
 
 def measure(model: str, nodes: int, what: str, budget: int, limit: int) -> dict[str, object]:
-    """The same in a process of its own; no seconds where it takes longer than the limit."""
+    """Run one search in a new process; without seconds where it exceeds the limit."""
     row: dict[str, object] = {"model": model, "nodes": nodes, "gpus": 6 * nodes, "what": what}
     command = [sys.executable, __file__, "search", model, str(nodes), what, str(budget), str(limit)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -77,7 +76,7 @@ def measure(model: str, nodes: int, what: str, budget: int, limit: int) -> dict[
 
 
 def shown(row: dict[str, object], base: float | None, limit: int) -> str:
-    """Given 3.2 s where all took 1.6 s on the fewest GPUs, returns `3.2 s, 2.0x`."""
+    """Return a cell: given 3.2 s where the full search took 1.6 s on the fewest GPUs, returns `3.2 s, 2.0x`."""
     seconds = row.get("seconds")
     if not isinstance(seconds, float):
         return f"> {limit} s"
@@ -117,7 +116,7 @@ def main() -> int:
 
 
 def save(file: Path, limit: int, budget: int, rows: list[dict[str, object]]) -> None:
-    """Write what is known so far."""
+    """Write the results so far."""
     report = {
         "processor": processor(),
         "python": platform.python_version(),

@@ -27,7 +27,10 @@ PRELOADED = [
     "triton",
     "safetensors.torch",
 ]
-"""What programs import, most of it late (torch.optim imports torch._dynamo): once per pool, not once per rank."""
+"""
+Modules that programs import, most of them late; imported once per pool instead of once per rank. (torch.optim imports
+torch._dynamo.)
+"""
 
 
 def _worker(jobs: Any, answers: Any) -> None:

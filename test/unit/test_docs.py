@@ -102,7 +102,7 @@ def test_docs_name_files_that_exist():
 
 
 def test_papers_name_paths_that_exist():
-    """Of the package, or of the repository."""
+    """Every path in papers.md exists, in `unity_ir` or in the repository."""
     named = re.findall(r"`([^`]+)`", (ROOT / "docs" / "papers.md").read_text())
     paths = [name for name in named if "/" in name or name.islower()]
     assert len(paths) > 50

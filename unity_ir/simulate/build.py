@@ -1,11 +1,11 @@
 """
-From a plan to its task graph.
+Build the task graph of one iteration of a plan.
 
-Program order is: forward operators in graph order, backward in reverse, the optimizer's step when everything has
-arrived. With overlap a reshard is issued as soon as its source is made, that of a leaf one operator ahead of its first
-use, and a gradient is synchronised as soon as it is complete. Without, every move is issued right before its first use
-and waited for at once. Halo exchanges are always waited for at once. The emitted program overlaps
-(`lowering.rank.schedule`), halo exchanges too.
+Program order is forward operators in graph order, backward in reverse, then the optimizer's step. With overlap, a
+reshard is issued as soon as its source is made, a leaf's reshard one operator ahead of its first use, and a gradient's
+synchronization as soon as the gradient is complete. Without overlap, every move is issued right before its first use
+and waited for at once. Halo exchanges are always waited for at once, though the emitted program overlaps them, too
+(`lowering.rank.schedule`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def task_graph(
     axes: Sequence[int] | None = None,
 ) -> TaskGraph:
     """
-    The tasks of one iteration of a graph that costs `plan`.
+    Return the tasks of one iteration of a graph whose cost is `plan`.
 
-    `axes` are the mesh axes that tell devices apart: by default those something is pinned on; all of them, and every
-    device is simulated by itself.
+    `optimizer` is used if the graph names none. `axes` are the mesh axes along which devices are simulated separately:
+    by default those that some layout pins; with all axes, every device is simulated separately.
     """
     placement = plan.placement
     if axes is None:
@@ -72,12 +72,14 @@ class _Builder:
         self.costs = {o.node: o for o in plan.operators}
         self.hops = hops(graph, plan, streams, set() if self.explicit else self.with_gradient)
         self.back = len(self.hops.all)
-        """First number of the reshards of gradients."""
+        """The gradient of reshard n is number `back` + n."""
         self.to_send: dict[int, list[Hop]] = {}
         self.to_send_back: dict[int, list[Hop]] = {}
         self.to_sync: dict[int, list[int]] = {}
         self.to_sync_first: list[int] = []
-        """Weights that no operator reads, such as those returned: their gradients are there before any backward."""
+        """
+        Weights that no operator reads, such as those returned: their gradients are complete before the backward begins.
+        """
         self._schedule()
         self.tasks: list[Task] = []
         self.labels: list[Label] = []
@@ -89,7 +91,7 @@ class _Builder:
         self.uses: dict[object, list[int]] = {}
 
     def _schedule(self) -> None:
-        """At which operator reshards begin that begin with none of their own."""
+        """Find the operator before which each reshard is issued that is not issued when its source is made."""
         for hop in self.hops.all:
             if hop.first is not None:
                 self.to_send.setdefault(hop.first[0], []).append(hop)
@@ -164,7 +166,7 @@ class _Builder:
             self._send_on(child)
 
     def _send(self, hop: Hop) -> None:
-        """Bring a value where the reshard leads, unless it is under way."""
+        """Issue a reshard, unless it was issued already."""
         if hop.number in self.sent:
             return
         if hop.parent is not None:
@@ -221,7 +223,7 @@ class _Builder:
         self._send_back(hop)
 
     def _send_back(self, hop: Hop) -> None:
-        """Bring the gradient of what a reshard leads to back to where the reshard starts."""
+        """Issue the reshard of the gradient, from a reshard's target back to its source."""
         if not hop.backward:
             return
         value = hop.reshard.value
@@ -237,7 +239,7 @@ class _Builder:
             self._hold(("gradient", value), self._bytes(value, hop.reshard.source), done)
 
     def _sync(self, i: int) -> None:
-        """Bring the gradient of a weight to where the weight rests, if it has not come there yet."""
+        """Issue the reshard of a weight's gradient to the layout in which the weight rests."""
         found = self.plan.weight_reshards[i]
         value = found.value
         starting = self.hops.starting.get(value, ())
@@ -248,7 +250,7 @@ class _Builder:
         self._hold(("gradient", value), self._bytes(value, found.target), done)
 
     def _weight_gradients(self) -> None:
-        """The same in a graph of the whole step."""
+        """Issue the gradients' reshards of a graph that has its backward and updates."""
         for i, r in enumerate(self.plan.weight_reshards):
             steps = self.streams.steps(r.forward, r.source, r.value.type.dtype)
             hop = self.hops.leading.get(r.value)
@@ -258,7 +260,7 @@ class _Builder:
     # -- update
 
     def _update(self) -> None:
-        """The optimizer's step, when everything has arrived."""
+        """Add the optimizer's step, once all gradients have arrived."""
         weights = [u.weight for u in self.graph.updates] or [r.value for r in self.plan.weight_reshards]
         for value in weights:
             seconds = update_time(value.node, self.optimizer, self.plan.machine)
@@ -295,20 +297,20 @@ class _Builder:
         return range(begin, len(self.tasks))
 
     def _hold(self, buffer: object, size: int | None, tasks: range) -> None:
-        """Tasks use a buffer; a size makes it."""
+        """Record that tasks use a buffer; with `size` in bytes, that they allocate it."""
         if size is not None:
             self.sizes[buffer] = size
         self.uses.setdefault(buffer, []).extend(tasks)
 
     def _read(self, hop: Hop, tasks: range) -> None:
-        """Tasks read where a reshard leads."""
+        """Record that tasks read a reshard's result."""
         at = hop
         while at is not None and not at.forward:
             at = at.parent
         self._hold(hop.root if at is None else ("copy", at.number), None, tasks)
 
     def _read_gradient(self, hop: Hop, tasks: range) -> None:
-        """Tasks make a part of the gradient of what a reshard leads to."""
+        """Record that tasks write a part of the gradient of a reshard's result."""
         at = hop
         while at is not None and not at.backward:
             at = at.parent

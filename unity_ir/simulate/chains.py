@@ -1,8 +1,8 @@
 """
-A reshard's moves as tasks on streams.
+Turn a reshard's moves into tasks on streams.
 
-A task is issued when the compute streams of its devices have come to it in program order, as NCCL's stream waits for
-the current stream; it starts when also what it reads has arrived and its ports are free.
+A task is issued when the compute streams of its devices reach it in program order, as NCCL's stream waits for the
+current one. It starts once its input has arrived and its ports are free.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from unity_ir.simulate.streams import Step, Streams
 
 Key = int
-"""That something has arrived at a class: the number of a reshard (there, or back) times the classes, plus the class."""
+"""An arrival: the number of a reshard (or of its gradient's) times the number of device classes, plus the class."""
 
 Task = tuple[int, tuple[int, ...], tuple[int, ...], tuple[Key, ...], tuple[Key, ...]]
-"""Ticks, the streams it comes after, those of them it holds, the arrivals it waits for, those it brings about."""
+"""Ticks, the streams it is issued after, those of them it occupies, the arrivals it waits for, and those it causes."""
 
 
 def arrivals(numbers: Sequence[int], streams: Streams, of: int) -> tuple[Key, ...]:
-    """The arrivals of numbered reshards at one class."""
+    """Return the arrival keys of reshards, by their numbers, at device class `of`."""
     return tuple(n * streams.classes + of for n in numbers)
 
 
@@ -32,11 +32,11 @@ def chain(
     levels: tuple[int, ...] = (),
 ) -> list[tuple[str, Task]]:
     """
-    The tasks of a reshard of this number, each with its move's kind.
+    Return the tasks of reshard `number`, one per move and group of device classes, each with its move's kind.
 
-    `sources` are the reshards it reads the arrivals of, and `levels` those that the collective crossed that made its
-    operand, if one did: a local move is done on the streams that made its operand. Without `overlap` every collective
-    holds the compute streams, too.
+    `sources` are the reshards whose results it reads. `levels` are those crossed by the collective that made its
+    operand, if one did: local moves run on the streams that made their operand. Without `overlap`, every collective
+    occupies the compute streams, too.
     """
     out: list[tuple[str, Task]] = []
     reads = sources
@@ -55,7 +55,10 @@ def chain(
 
 
 def stall(streams: Streams, steps: Sequence[Step], sources: Sequence[int]) -> list[tuple[str, Task]]:
-    """The tasks of moves that are waited for at once, such as halo exchanges: they hold the compute streams."""
+    """
+    Return the tasks of moves that occupy the compute streams until they end, such as halo exchanges; the first wait for
+    the reshards `sources`.
+    """
     found = chain(streams, steps, 0, sources, overlap=False)
     first = len(steps[0][3]) if steps else 0
     return [

@@ -1,4 +1,4 @@
-"""Which assignments an operator may have, one at random."""
+"""Enumerate the roles of mesh axes that an operator allows, check assignments, and draw one at random."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def _roles(analysis: Analysis) -> tuple[GridRole, ...]:
 
 
 def fits(node: Node, assignment: Assignment, mesh: Mesh) -> bool:
-    """Whether a serial compute node can have an assignment: degrees divide sizes, and integers are not in addends."""
+    """
+    Return whether an assignment fits a serial compute node: degrees divide sizes, and no integer is a partial sum.
+    """
     return _fits(node.op, tuple(v.type for v in node.operands), node.attributes, node.types, assignment, mesh)
 
 
@@ -79,15 +81,17 @@ def _holds(type: TensorType, layout: tuple[int, ...], mesh: Mesh) -> bool:
 
 
 SPLIT = 1 / 8
-"""How often a level's first axis does something else than its others."""
+"""Probability that a level's first axis has another role than its other axes."""
 
 
 def random_assignment(
     node: Node, machine: Machine, random: Random, pinned: float = 0.0, axes: Sequence[int] | None = None
 ) -> Assignment:
     """
-    An assignment of a serial compute node: mostly all axes of a level alike. On a mesh of few axes each is drawn by
-    itself. `pinned` is how often an axis is pinned, of `axes` or of all.
+    Draw an assignment that fits a serial compute node, mostly with one role for all axes of a level.
+
+    On a mesh of at most `FINE_AXES` axes, each axis is drawn by itself. `pinned` is the probability that an axis is
+    pinned at a random coordinate; `axes` are those it applies to, by default all.
     """
     may = roles(node)
     mesh = machine.mesh

@@ -1,4 +1,4 @@
-"""Price single operators and reshards of a serial graph under any assignment, each once."""
+"""Price operators and reshards of a serial graph under any assignment, in ticks, each once."""
 
 from __future__ import annotations
 
@@ -19,21 +19,27 @@ from unity_ir.simulate.streams import Classes, Step, Streams, ticks
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An operator under an assignment: what it reads and makes, and its own ticks and exchanges."""
+    """The cost of an operator under an assignment."""
 
     assignment: Assignment
     needs: tuple[Layout, ...]
+    """The layout in which it reads each operand, ..."""
     makes: tuple[Layout, ...]
+    """... and makes each result."""
     forward: int
+    """Ticks of the forward kernels, ..."""
     backward: int
+    """... and of the backward ones."""
     halos: tuple[tuple[str, Task], ...]
     halos_back: tuple[tuple[str, Task], ...]
+    """Halo exchanges before the forward, and of gradients after the backward: kinds of moves, and tasks."""
     classes: Classes
+    """Device classes that run it."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of one machine, optimizer and classes of devices."""
+    """Memo of costs on one machine, for one optimizer and one set of device classes."""
 
     streams: Streams
     optimizer: Optimizer
@@ -42,7 +48,10 @@ class Costs:
     _updates: dict[Any, int] = field(default_factory=dict[Any, int])
 
     def choice(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
-        """A serial compute node under an assignment; `needs` says of which operands the gradient is wanted."""
+        """
+        Return the cost of a serial compute node under an assignment; `needs` says, per operand, whether its gradient is
+        wanted.
+        """
         same = tuple(node.operands.index(v) for v in node.operands)
         key = (node.op, node.attributes, tuple(v.type for v in node.operands), same, needs, assignment)
         found = self._choices.get(key)
@@ -53,7 +62,7 @@ class Costs:
     def _choose(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
         machine = self.streams.machine
         reads = tuple(operand_layout(node.analysis, i, assignment) for i in range(len(node.operands)))
-        # What is read twice in one layout is read once.
+        # An operand read twice in one layout is read from memory once.
         places = list(zip(node.operands, reads, strict=True))
         done = work(
             node.op,
@@ -83,7 +92,7 @@ class Costs:
         )
 
     def steps(self, type: TensorType, source: Layout, target: Layout) -> tuple[Step, ...]:
-        """The moves of a value of a serial type from one layout to another."""
+        """Return the moves of a value of a serial type between layouts, as steps; renamed roles are left out."""
         key = (type.shape, type.dtype, source, target)
         found = self._steps.get(key)
         if found is None:
@@ -93,12 +102,15 @@ class Costs:
         return found
 
     def send(self, type: TensorType, source: Layout, target: Layout, number: int, overlap: bool) -> tuple[Task, ...]:
-        """The tasks of a reshard of this number."""
+        """
+        Return the tasks of the reshard `number` of a value of a serial type; without `overlap` they occupy compute
+        streams.
+        """
         steps = self.steps(type, source, target)
         return tuple(task for _, task in chain(self.streams, steps, number, (), overlap))
 
     def update(self, value: Value, layout: Layout) -> int:
-        """Ticks of the optimizer's step of a weight that rests in a layout."""
+        """Return the ticks of the optimizer's step for a weight that rests in a layout."""
         key = (value.type.shape, value.type.dtype, layout)
         if key not in self._updates:
             machine = self.streams.machine
@@ -108,5 +120,5 @@ class Costs:
 
 
 def stripped(tasks: Sequence[tuple[str, Task]]) -> tuple[Task, ...]:
-    """The tasks without their names."""
+    """Return tasks without the kinds of their moves."""
     return tuple(task for _, task in tasks)

@@ -1,13 +1,13 @@
 """
-Delta simulation (FlexFlow, section 5.3): the time of a plan after one operator's assignment changes.
+Delta simulation (FlexFlow, section 5.3): update the makespan of a plan after one operator's assignment changes.
 
-The task graph is a row of blocks: one for the forward of every operator, with the reshards issued around it, then one
-for the backward of each in reverse. What goes on from one block to the next is a *state*: how far each port and each
-arrival lies behind the compute stream's clock (of a second class of devices, how far it is off the first). Nothing
-later can start before that clock, so what lies before it is the same as what lies at it. A block leads from a state to
-a state, and by so much onwards in time, whatever the time is. So a changed block is computed anew, and those after it
-only until a state is as it was: from there on all goes on as before, so much earlier or later. Times are whole ticks,
-so this is exact.
+The task graph is cut into a sequence of blocks: one for the forward of every operator, with the reshards issued around
+it, then one for the backward of each in reverse. The *state* between two blocks says how far each port and each arrival
+is ahead of the compute stream's clock (with several classes of devices, of the first class's). Nothing later can start
+before that clock, so whatever lies before it counts as being at it. A block maps a state to the next state and advances
+the clock, independently of the absolute time. So a changed block is simulated anew, and those after it only until a
+state equals the one before the change; later blocks are merely shifted. Times are integer ticks, so the result equals
+that of a full simulation.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from unity_ir.simulate.costs import Choice, Costs
 from unity_ir.simulate.streams import Classes, Streams
 
 PROPOSED = 30_000
-"""Work of a proposal, ..."""
+"""Work charged to the budget for a proposal, ..."""
 
 LENGTH = 1_000
-"""... and for every operator of the plan."""
+"""... plus this for every operator of the plan."""
 
 BEGUN = 100_000
-"""Work of an operator of a plan that proposals begin from."""
+"""Work charged for every operator of a new simulation."""
 
 Use = tuple[int, int]
-"""An operator, by its position, and which of its operands."""
+"""The position of an operator among the compute nodes, and the index of an operand."""
 
 Group = tuple[Layout, Layout, Use, Use | None]
-"""Users that share a reshard: its source and target, the first use, and the one whose backward is last, if any."""
+"""
+A reshard that its users share: source, target, first use, and the use whose backward comes last (None without
+gradient).
+"""
 
 Pending = dict[Key, int]
 
@@ -49,11 +52,12 @@ Block = list[Task]
 
 class Simulation:
     """
-    A serial forward graph with an assignment for every operator, and the time of one iteration.
+    Simulates one iteration of a serial forward graph in which every operator has an assignment.
 
-    Leaves rest where their first use reads them; users that read a value in one layout share the reshard; what it all
-    costs is what `cost.plan` says of `realised()`. `axes` are the mesh axes that assignments may tell devices apart by.
-    What a simulation of the same, `like`, knows of costs is not computed again.
+    Leaves rest where their first use reads them; users that read a value in one layout share its reshard; costs are
+    those of `cost.plan` for `realised()`. `assignments` has every compute node. `overlap` as in `build.task_graph`.
+    `axes` are the mesh axes on which assignments may be pinned: devices are simulated separately along them. `like` is
+    a simulation of the same graph, machine and axes, whose memo of costs is shared.
     """
 
     def __init__(
@@ -82,13 +86,13 @@ class Simulation:
         self.lags: list[tuple[int, ...]] = [()] * (2 * count)
         self.pending: list[Pending] = [{}] * (2 * count)
         self.sums: list[int] = [0] * (1 + self.streams.classes)
-        """Ticks all blocks advance, and of the updates on each class."""
+        """The clock's advance over all blocks, in ticks; then the ticks of updates on each device class."""
         self._undo: list[tuple[list[Any], int, Any]] = []
         self._open = False
         self._rebuild()
 
     def _index(self, graph: Graph, like: Simulation | None) -> None:
-        """Values and operators by number."""
+        """Number values and operators, in graph order."""
         with_gradient = trained(graph)
         self.position = {n: p for p, n in enumerate(self.nodes)}
         nodes = graph.nodes()
@@ -115,39 +119,39 @@ class Simulation:
 
     @property
     def makespan(self) -> int:
-        """Ticks of an iteration."""
+        """The ticks of an iteration."""
         if len(self.sums) == 2:
             return self.sums[0] + max(self._end) + self.sums[1]
         return self.sums[0] + self._last(self._end, self.sums[1:])
 
     @property
     def _end(self) -> tuple[int, ...]:
-        """How far behind each stream is after the last block; a graph may have no operators."""
+        """How far each stream is ahead of the clock after the last block; 0 for a graph without operators."""
         return self.lags[-1] if self.lags else (0,) * (self.streams.classes * self.streams.width)
 
     @property
     def assignments(self) -> dict[Node, Assignment]:
-        """The assignment of every operator."""
+        """The assignment of every compute node."""
         return {n: c.assignment for n, c in zip(self.nodes, self.choices, strict=True)}
 
     def assignment(self, node: Node) -> Assignment:
-        """The assignment of an operator."""
+        """Return the assignment of an operator."""
         return self.choices[self.position[node]].assignment
 
     def realised(self) -> Graph:
-        """The plan as a parallel graph with views."""
+        """Return the plan as a parallel graph with views."""
         return materialise(self.graph, self.assignments, self.streams.machine.mesh)
 
     def ticks(self, node: Node) -> int:
-        """Ticks of an operator's own kernels, forward and backward."""
+        """Return the ticks of an operator's kernels, forward and backward."""
         choice = self.choices[self.position[node]]
         return choice.forward + choice.backward
 
     def propose(self, node: Node, assignment: Assignment) -> int:
         """
-        The makespan (ticks) with another assignment of one operator; then `accept` or `reject`.
+        Change the assignment of one operator; return the makespan in ticks. Call `accept` or `reject` next.
 
-        Raises `UnityError` where the assignment does not fit the operator; the plan is then as it was.
+        Raises `UnityError` where the assignment does not fit the operator; the plan is then unchanged.
         """
         assert not self._open, "accept or reject the last proposal first"
         spend(PROPOSED + LENGTH * len(self.nodes))
@@ -162,18 +166,18 @@ class Simulation:
         return self.makespan
 
     def accept(self) -> None:
-        """Keep what was proposed."""
+        """Keep the proposed assignment."""
         self._undo.clear()
         self._open = False
 
     def reject(self) -> None:
-        """Go back to before what was proposed."""
+        """Undo the proposal."""
         for kept, i, old in reversed(self._undo):
             kept[i] = old
         self.accept()
 
     def _last(self, clocks: Sequence[int], updates: Sequence[int]) -> int:
-        """When the last class has done its updates."""
+        """Return the ticks at which the last device class ends its updates, given the clock of every stream."""
         width = self.streams.width
         return max(max(clocks[k * width : (k + 1) * width]) + update for k, update in enumerate(updates))
 
@@ -199,32 +203,23 @@ class Simulation:
         return found
 
     def number(self, v: int, layout: Layout) -> int:
-        """The number of the reshard of a value to a layout; that of its gradient is the next one."""
+        """Return the number of the reshard of value `v` to a layout; that of its gradient is the next number."""
         return self._numbers.setdefault((v, layout), 2 * len(self._numbers))
 
-    def _send(self, v: int, group: Group) -> tuple[Task, ...]:
+    def _send(self, v: int, group: Group, back: bool = False) -> tuple[Task, ...]:
+        """Return the tasks of a value's reshard; if `back`, of its gradient's."""
         source, target, _, _ = group
-        key = (v, source, target, False)
+        key = (v, source, target, back)
         found = self._sends.get(key)
         if found is None:
-            number = self.number(v, target)
-            found = self._sends[key] = self.costs.send(self.types[v], source, target, number, self.overlap)
-        return found
-
-    def _send_back(self, v: int, group: Group) -> tuple[Task, ...]:
-        source, target, _, _ = group
-        key = (v, source, target, True)
-        found = self._sends.get(key)
-        if found is None:
-            number = self.number(v, target) + 1
-            found = self.costs.send(self.types[v], dual(target), dual(source), number, self.overlap)
-            self._sends[key] = found
+            number, ends = self.number(v, target) + back, (dual(target), dual(source)) if back else (source, target)
+            found = self._sends[key] = self.costs.send(self.types[v], *ends, number, self.overlap)
         return found
 
     # -- building
 
     def groups_of(self, v: int) -> list[Group]:
-        """The reshards of a value, in the order of their first use."""
+        """Return the reshards of value `v`, in the order of their first use."""
         uses = self.uses[v]
         if not uses:
             return []
@@ -248,7 +243,7 @@ class Simulation:
         return [(source, need, use, last.get(need)) for need, use in first.items() if need != source]
 
     def forward(self, p: int) -> Block:
-        """The forward of an operator, with the reshards issued around it."""
+        """Return the block of an operator's forward, with the reshards issued around it."""
         out: Block = []
         if self.overlap:
             for q in (0, 1) if p == 0 else (p + 1,):
@@ -274,7 +269,7 @@ class Simulation:
         return out
 
     def _ahead(self, p: int, values: Iterable[int], out: Block) -> None:
-        """Issue the reshards whose first use is by an operator."""
+        """Issue the reshards of some values whose first use is by operator `p`."""
         found = [(g[2], v, g) for v in values for g in self.groups[v] if g[2][0] == p]
         for _, v, group in sorted(found):
             out += self._send(v, group)
@@ -283,7 +278,7 @@ class Simulation:
         return [*self.backward_kernel(p), *self.backward_sends(p)]
 
     def backward_kernel(self, p: int) -> Block:
-        """The backward of an operator, and what is waited for around it."""
+        """Return the tasks of an operator's backward kernel, with the reshards and arrivals it waits for."""
         out: Block = []
         if not self.backward[p]:
             return out
@@ -294,7 +289,7 @@ class Simulation:
                 if group[3] is not None:
                     numbers.append(self.number(v, group[1]) + 1)
                 if not self.overlap and group[3] is not None:
-                    out += self._send_back(v, group)
+                    out += self._send(v, group, back=True)
         for k in choice.classes:
             stream = (self.streams.compute(k),)
             out.append((choice.backward, stream, stream, arrivals(numbers, self.streams, k), ()))
@@ -302,7 +297,7 @@ class Simulation:
         return out
 
     def backward_sends(self, p: int) -> Block:
-        """The gradients that are complete once an operator's backward is done."""
+        """Return the tasks that reshard the gradients that are complete after an operator's backward."""
         out: Block = []
         if not self.backward[p]:
             return out
@@ -313,7 +308,7 @@ class Simulation:
             if g[3] is not None and g[3][0] == p and (self.overlap or self.producer[v] < 0)
         ]
         for _, v, group in sorted(found):
-            out += self._send_back(v, group)
+            out += self._send(v, group, back=True)
         return out
 
     def _block(self, b: int) -> Block:
@@ -321,7 +316,7 @@ class Simulation:
         return self.forward(b) if b < count else self._backward(2 * count - 1 - b)
 
     def _places(self, v: int, group: Group) -> Iterable[int]:
-        """The blocks in which a reshard is issued, there and back."""
+        """Yield the blocks in which a reshard and that of its gradient are issued or waited for."""
         _, _, (first, _), last = group
         producer = self.producer[v]
         if not self.overlap:
@@ -335,14 +330,14 @@ class Simulation:
             yield end - last[0]
 
     def update_of(self, v: int) -> tuple[int, Classes]:
-        """Ticks of the update of a weight, and where it is done."""
+        """Return the ticks of a weight's update, and the device classes that do it; (0, ()) for other values."""
         if not self.updated[v]:
             return 0, ()
         if self.uses[v]:
             p, i = self.uses[v][0]
             rest = resting(self.choices[p].needs[i])
         else:
-            # What only is a result lies everywhere (`materialise`).
+            # A weight that is only an output is replicated (`materialise`).
             rest = (REPEAT,) * len(self.streams.machine.mesh.sizes)
         return self.costs.update(self.values[v], rest), self.streams.where(rest)
 
@@ -364,7 +359,7 @@ class Simulation:
         self.accept()
 
     def full(self) -> int:
-        """The same makespan by full simulation: every block is built, and every task of it simulated."""
+        """Return the makespan by full simulation, in which every block is built and simulated anew."""
         for v in range(len(self.values)):
             self.groups[v] = self.groups_of(v)
         clocks = [0] * self.streams.count
@@ -406,7 +401,7 @@ class Simulation:
         self._run(changed)
 
     def _run(self, changed: Sequence[int]) -> None:
-        """Simulate the changed blocks, and after each those that follow, until the state is as it was."""
+        """Simulate the changed blocks, and after each the following ones until a state is the same as before."""
         count = len(self.blocks)
         total = self.sums[0]
         at = 0
@@ -433,8 +428,10 @@ class Simulation:
 
     def _state(self, clocks: list[int], pending: Pending) -> tuple[tuple[int, ...], Pending]:
         """
-        What goes on, by the clock of the first compute stream: a port that is free before its compute stream, or an
-        arrival before all of them, lets nothing start earlier than one that is free just then.
+        Return the state after a block: clocks and arrivals, relative to the clock of the first compute stream.
+
+        A port that is free before its compute stream, or an arrival before all of them, delays nothing, as one at the
+        clock.
         """
         now = clocks[0]
         if self.streams.classes == 1:
@@ -449,7 +446,7 @@ class Simulation:
 
 
 def do(block: Block, clocks: list[int], pending: Pending) -> None:
-    """Every task of a block: see `simulate.full`."""
+    """Run the tasks of a block: advance `clocks` [stream] and `pending` arrivals in place (see `simulate.full`)."""
     for ticks, after, held, waits, sets in block:
         end = clocks[after[0]]
         for stream in after:

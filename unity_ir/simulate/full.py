@@ -1,4 +1,4 @@
-"""Full simulation (FlexFlow, section 5.2): when every task of a task graph starts and ends."""
+"""Full simulation (FlexFlow, section 5.2): compute when every task of a task graph starts and ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unity_ir.simulate.tasks import Ints, TaskGraph
 
 @dataclass(frozen=True)
 class Timeline:
-    """When the tasks of a task graph start and end, in ticks."""
+    """The times of a task graph's tasks, in ticks."""
 
     tasks: TaskGraph
     ends: Ints
@@ -24,7 +24,7 @@ class Timeline:
 
     @property
     def makespan(self) -> int:
-        """Ticks until the last task ends."""
+        """The ticks until the last task ends."""
         return int(self.ends.max(initial=0))
 
     @property
@@ -32,12 +32,14 @@ class Timeline:
         return self.makespan / TICKS
 
     def busy(self, stream: int) -> int:
-        """Ticks a stream is held."""
+        """Return the ticks for which a stream is occupied."""
         held = self.tasks.held
         return int(self.tasks.ticks[held.owners[held.flat == stream]].sum())
 
     def critical_path(self) -> list[int]:
-        """The tasks, first to last, each of which starts when the one before it ends, and that end with the whole."""
+        """
+        Return a chain of tasks without gaps that ends with the last task: each starts when the one before it ends.
+        """
         path = [int(self.ends.argmax())] if len(self.ends) else []
         while path:
             before = [p for p in self.tasks.before[path[-1]] if self.ends[p] == self.starts[path[-1]]]
@@ -49,8 +51,8 @@ class Timeline:
 
 def simulate(tasks: TaskGraph) -> Timeline:
     """
-    Every task starts as soon as those it comes after have ended: what it reads, and, as streams are first in first
-    out, the task before it on each of its streams.
+    Return the timeline in which every task starts as soon as the tasks before it have ended: those that make its inputs
+    and, as streams are first in first out, the previous one on each of its streams.
     """
     ends: list[int] = []
     before: list[int] = tasks.before.flat.tolist()

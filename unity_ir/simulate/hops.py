@@ -1,4 +1,7 @@
-"""The reshards of a plan as trees: each starts where a value is made, a leaf rests, or another one has ended."""
+"""
+Arrange the reshards of a plan as trees: each starts where a value is made, where a leaf rests, or where another reshard
+ends (a relay).
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from unity_ir.pcg.sharding import dual
 from unity_ir.simulate.streams import Step, Streams
 
 Use = tuple[int, int]
-"""An operator, by its position among the compute nodes, and which of its operands."""
+"""The position of an operator among the compute nodes, and the index of an operand."""
 
 
 @dataclass(slots=True)
 class Hop:
-    """A reshard among the others."""
+    """A reshard, and its place in the tree of its value's reshards."""
 
     reshard: Reshard
     number: int
@@ -27,11 +30,11 @@ class Hop:
     parent: Hop | None = None
     children: list[Hop] = field(default_factory=list["Hop"])
     uses: list[Use] = field(default_factory=list[Use])
-    """The operators that read where it leads."""
+    """The uses that read its result."""
     first: Use | None = None
-    """The first use of it, or of what is resharded from it."""
+    """The first use of its result, or of a result below it in the tree."""
     last: Use | None = None
-    """The use whose backward comes last, of those that have one."""
+    """The use, of those with a backward, whose backward comes last."""
 
     @property
     def depth(self) -> int:
@@ -39,32 +42,41 @@ class Hop:
 
     @property
     def root(self) -> Value:
-        """The value that the reshards of its tree are of: a leaf's, or what an operator made."""
+        """The value that its tree starts from: a leaf, or an operator's result."""
         return self.reshard.value if self.parent is None else self.parent.root
 
     @property
     def arrives(self) -> tuple[int, ...]:
-        """The reshards to wait for before reading it."""
+        """
+        The numbers of the reshards to wait for before reading its result: itself, or, if it only renames roles, its
+        parent.
+        """
         if self.forward:
             return (self.number,)
         return () if self.parent is None else self.parent.arrives
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """The levels its last collective crossed; () if it is made by a kernel."""
+        """The levels that its last collective crossed; () if its result is made by a kernel."""
         return _crossed(self.forward) or (() if self.parent is None else self.parent.levels)
 
     def gradients(self, numbers: int) -> tuple[int, ...]:
-        """The reshards to wait for before reading the gradient it brings back; `numbers` is what they count from."""
+        """
+        Return the reshards to wait for before reading the gradient at its source; reshard n's gradient has number
+        `numbers` + n.
+        """
         return (numbers + self.number,) if self.backward else self.below(numbers)
 
     def below(self, numbers: int) -> tuple[int, ...]:
-        """The same of those that start where it ends."""
+        """
+        Return the reshards to wait for before reading the gradient at its target: those of the reshards that start
+        there.
+        """
         return tuple(n for child in self.children for n in child.gradients(numbers))
 
     @property
     def gradient_levels(self) -> tuple[int, ...]:
-        """The levels the last collective crossed that made the gradient it brings back."""
+        """The levels crossed by the last collective that made the gradient at its source."""
         return _crossed(self.backward) or self.levels_below
 
     @property
@@ -78,21 +90,21 @@ def _crossed(steps: Sequence[Step]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Hops:
-    """The reshards of a plan: all, those of each value, and the halo exchanges of each operator."""
+    """All reshards of a plan, and indices to find them by."""
 
     all: list[Hop]
     starting: dict[Value, list[Hop]]
-    """Those that start at a value which is a leaf's or an operator's, in the order of their first use."""
+    """The reshards that start at a leaf or an operator's result, in the order of their first use."""
     reading: dict[Node, list[Hop]]
-    """Those an operator reads, one per operand."""
+    """The reshards that an operator reads, one per operand."""
     leading: dict[Value, Hop]
-    """Those that lead to a value that a parallel operator names."""
+    """The reshard whose result a parallel operator names."""
     exchanges: dict[int, list[Reshard]]
-    """Halo exchanges, by the position of the operator they go before."""
+    """Halo exchanges, by the position of the compute node they precede."""
 
 
 def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: set[Node]) -> Hops:
-    """The reshards of a plan as trees."""
+    """Return the reshards of a plan as trees; `with_gradient` are the nodes that have a backward."""
     nodes = graph.nodes()
     order = [n for n in nodes if n.is_compute]
     position = {n: i for i, n in enumerate(order)}
@@ -142,7 +154,7 @@ def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: set[Node
 
 
 def _next_compute(nodes: Sequence[Node], position: dict[Node, int]) -> dict[Node, int]:
-    """For every node the position of the first compute node from it on."""
+    """Return, for every node, the position of the first compute node from it on."""
     found: dict[Node, int] = {}
     at = len(position)
     for node in reversed(nodes):

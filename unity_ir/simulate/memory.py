@@ -1,4 +1,4 @@
-"""Bytes a device holds over the time of an iteration."""
+"""Compute the bytes that a device holds over the time of an iteration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unity_ir.simulate.tasks import Ints
 
 @dataclass(frozen=True)
 class Curve:
-    """From each of `ticks` on, `bytes` are held; the first is 0, and what is held all the time is in all of them."""
+    """Bytes held over time: `bytes[i]` from `ticks[i]` on. The first tick is 0."""
 
     ticks: Ints
     bytes: Ints
@@ -24,8 +24,10 @@ class Curve:
 
 def memory(timeline: Timeline, of: int = 0) -> Curve:
     """
-    What a device of a class holds: weights, optimizer state and inputs all the time; what an operator or a reshard
-    makes, and gradients, from the start of the task that makes it to the end of the last that reads it.
+    Return the bytes that a device of class `of` holds over time.
+
+    Weights, optimizer state and inputs are held throughout; results of operators and reshards, and gradients, from the
+    start of the task that makes them to the end of the last that reads them.
     """
     tasks = timeline.tasks
     width = tasks.streams.width

@@ -1,4 +1,4 @@
-"""Print the simulated iteration for `--stats`."""
+"""Summarise the simulated iteration for `--stats`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from unity_ir.simulate.memory import memory
 
 
 def simulated(graph: Graph, plan: PlanCost, optimizer: Optimizer | None = None) -> Simulated:
-    """The simulated iteration of a graph that costs `plan`."""
+    """
+    Return the simulated times of an iteration, overlapped and not, and its peak memory, for a graph whose cost is
+    `plan`.
+    """
     overlapped = simulate(task_graph(graph, plan, optimizer))
     waiting = simulate(task_graph(graph, plan, optimizer, overlap=False))
     return Simulated(overlapped.seconds, waiting.seconds, peak(graph, plan, optimizer, overlapped))
@@ -21,9 +24,10 @@ def simulated(graph: Graph, plan: PlanCost, optimizer: Optimizer | None = None) 
 
 def peak(graph: Graph, plan: PlanCost, optimizer: Optimizer | None = None, timeline: Timeline | None = None) -> int:
     """
-    Bytes a device holds at most, overlapped; `timeline` is the simulated iteration, if it is there.
+    Return the peak memory of an overlapped iteration: the most bytes a device holds at once.
 
-    A forward part of which is computed again is simulated as the whole step, where it is plain when that happens.
+    `timeline` is the simulated iteration, if it is known. A forward with recomputed operators is simulated as the
+    differentiated step, where it is explicit when they run.
     """
     if not graph.updates and not_kept(graph):
         graph = differentiate(graph, graph.optimizer or optimizer or Optimizer(), plan.machine.mesh)

@@ -1,10 +1,10 @@
 """
-Who does what where: classes of devices, their streams, and what a move holds of them.
+Define the streams that tasks are scheduled on, and the streams that a move occupies.
 
-Programs are SPMD: devices that no operator tells apart do the same at the same time, so one class of them is simulated
-and stands for all, exactly. Devices differ along the mesh axes that some operator or value is pinned on.
+Programs are SPMD: devices that no operator distinguishes do the same at the same time, so one *class* of them is
+simulated and stands for all, exactly. Devices differ along the mesh axes that some operator or value is pinned on.
 
-Every class has a compute stream, and a port to each level of links. A move holds the ports of all levels it crosses.
+Every class has a compute stream, and a port to each level of links. A move occupies the ports of all levels it crosses.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, is_pinned, pinned_at, pins
 
 TICKS = 10**12
-"""Ticks per second. Times are whole picoseconds, so that equal means equal."""
+"""Ticks per second. Times are whole picoseconds, so that sums are exact."""
 
 Classes = tuple[int, ...]
 
 Step = tuple[str, int, tuple[int, ...], tuple[Classes, ...]]
-"""One move: its kind, ticks, the levels it crosses, and the groups of classes that do it, each group together."""
+"""A move: its kind, its ticks, the levels it crosses, and the device classes of each group that exchanges data."""
 
 
 LONGEST = 10_000.0
-"""Seconds a task may take: ends of hundreds of such are within 64 bits of ticks."""
+"""Maximum seconds of a task, so that sums of hundreds of tasks fit 64 bits of ticks."""
 
 
 def ticks(seconds: float) -> int:
-    """Given 1e-9 returns 1000. Raises `UnityError` for more seconds than a task can take."""
+    """Return seconds as ticks: given 1e-9, returns 1000. Raises `UnityError` for more than `LONGEST` seconds."""
     if not seconds <= LONGEST:
         raise UnityError(
             f"simulate: a task takes {seconds:.3g} s; check the machine's figures: {LONGEST:.0f} are the most"
@@ -45,7 +45,7 @@ def ticks(seconds: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """The classes of a machine's devices that `axes` of its mesh tell apart, and the numbers of their streams."""
+    """The streams of a machine whose devices are simulated separately along the mesh axes `axes`."""
 
     machine: Machine
     axes: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class Streams:
 
     @property
     def width(self) -> int:
-        """Streams of each class: compute, then a port per level."""
+        """Number of streams of each class: compute, then a port per level."""
         return 1 + len(self.machine.levels)
 
     @property
@@ -68,19 +68,19 @@ class Streams:
         return self.classes * self.width
 
     def compute(self, of: int) -> int:
-        """The compute stream of a class."""
+        """Return the number of a class's compute stream."""
         return of * self.width
 
     def port(self, of: int, level: int) -> int:
-        """The stream of a class's port to a level of links."""
+        """Return the number of the stream of a class's port to a level of links."""
         return of * self.width + 1 + level
 
     def name(self, stream: int) -> str:
-        """`compute`, or the level's name."""
+        """Return a stream's name: `compute`, or the name of its port's level."""
         return "compute" if (kind := stream % self.width) == 0 else self.machine.levels[kind - 1].name
 
     def class_of(self, device: int) -> int:
-        """The class of a device."""
+        """Return the class of a device, by its number."""
         at = self.machine.mesh.coordinates(device)
         found = 0
         for axis, size in zip(self.axes, self.sizes, strict=True):
@@ -92,12 +92,12 @@ class Streams:
         return tuple(product(*(range(size) for size in self.sizes)))
 
     def where(self, roles: Sequence[GridRole]) -> Classes:
-        """The classes that take part in an operator or hold a value, by what each mesh axis does."""
+        """Return the classes that take part in an operator, or hold a value, given the role of each mesh axis."""
         fixed = [(self.axes.index(axis), pin) for axis, pin in pins(roles)]
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
-        """Return the step of a move from a layout: its ticks, levels, and groups of device classes."""
+        """Return the step of a move that starts from the layout `before`."""
         pinned, end = pins(before), move.target if is_pinned(move.target) else None
         key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
         found = self._steps.get(key)
@@ -126,7 +126,7 @@ class Streams:
         return move.kind, ticks(self.machine.move_time(move, dtype)), levels, tuple(groups)
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
-        """Return the steps of a reshard's moves, without those that only rename roles."""
+        """Return the steps of a reshard's moves from the layout `source`, without those that only rename roles."""
         out: list[Step] = []
         at = source
         for move in moves:

@@ -1,4 +1,4 @@
-"""The task graph of one iteration (FlexFlow, section 5.1): arrays, in program order."""
+"""Define the task graph of one iteration (FlexFlow, section 5.1): arrays, in program order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORWARD, FORWARD_MOVE, BACKWARD, BACKWARD_MOVE, SYNC, UPDATE = range(len(KINDS))
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Label a task: an index into `KINDS`, an operator or a kind of move, and the value it makes or moves."""
+    """What a task is: an index into `KINDS`, the operator or kind of move, and the value it makes or moves."""
 
     kind: int
     what: str
@@ -28,7 +28,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of numbers, flat: list i is `flat[at[i]:at[i + 1]]`."""
+    """Lists of integers, flattened: list i is `flat[at[i]:at[i + 1]]`."""
 
     flat: Ints
     at: Ints
@@ -41,12 +41,12 @@ class Lists:
 
     @property
     def owners(self) -> Ints:
-        """For every number, which list it is of."""
+        """For every entry of `flat`, the list it is in."""
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.at))
 
 
 def flat(lists: Iterable[Sequence[int]]) -> Lists:
-    """Given [[3], [1, 2]] returns flat [3, 1, 2] at [0, 1, 3]."""
+    """Flatten lists: given [[3], [1, 2]], returns `Lists` with flat [3, 1, 2] and at [0, 1, 3]."""
     kept = list(lists)
     at = np.cumsum([0, *map(len, kept)], dtype=np.int64)
     return Lists(np.array([n for each in kept for n in each], dtype=np.int64), at)
@@ -54,24 +54,26 @@ def flat(lists: Iterable[Sequence[int]]) -> Lists:
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Tasks in program order."""
+    """The tasks of one iteration in program order, and the buffers they use."""
 
     streams: Streams
     ticks: Ints
     before: Lists
     """
-    The tasks a task waits for, all earlier in order: those that make what it reads, those its devices have been issued
-    before it, and the one before it on each stream it holds.
+    Per task, the earlier tasks it waits for: those that make its inputs, the last one issued on each of its devices'
+    compute streams, and the previous one on each stream it occupies.
     """
     held: Lists
-    """The streams a task holds."""
+    """Per task, the streams it occupies."""
     labels: tuple[Label, ...]
     bytes: Ints
-    """The size of every buffer, on each device that has it."""
+    """Per buffer, its bytes on each device that has it."""
     uses: Lists
-    """The tasks between the first and the last of which, on each class, the buffer is alive."""
+    """
+    Per buffer, the tasks that use it: on each class it is held from the start of the first to the end of the last.
+    """
     always: tuple[int, ...]
-    """Bytes a device of each class holds all the time."""
+    """Per class, the bytes that a device holds throughout the iteration."""
 
     def __len__(self) -> int:
         return len(self.ticks)

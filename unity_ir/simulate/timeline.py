@@ -1,4 +1,4 @@
-"""A simulated iteration as a picture (SVG): a row for each stream of each class of devices, and the memory held."""
+"""Draw a simulated iteration (SVG): a row for each stream of each class of devices, and the memory held."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from unity_ir.simulate.tasks import KINDS
 from unity_ir.simulate.trace import name
 
 COLOURS = ("#4c78a8", "#9ecae9", "#f58518", "#ffbf79", "#54a24b", "#b279a2")
-"""One for each of `KINDS`."""
+"""The colour of each of `KINDS`."""
 
 LEFT, WIDTH, ROW, GAP, MEMORY = 130, 1000, 26, 8, 60
 """Sizes in pixels."""
 
 MAX_CLASSES = 16
-"""Most classes of devices shown; further ones are left out."""
+"""Maximum number of device classes drawn; further ones are left out."""
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:
-    """The picture as text."""
+    """Return the picture as SVG text."""
     streams = timeline.tasks.streams
     shown = min(streams.classes, MAX_CLASSES)
     body: list[str] = []
@@ -56,7 +56,7 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
 
 
 def seconds(ticks: int) -> str:
-    """Given 1.5e9 returns `1.500 ms`."""
+    """Return ticks as text: given 1.5e9, returns `1.500 ms`."""
     for unit, scale in (("s", 1), ("ms", 10**3), ("us", 10**6)):
         if ticks * scale >= TICKS:
             break
@@ -68,7 +68,7 @@ def _x(timeline: Timeline, ticks: int) -> float:
 
 
 def _tasks(timeline: Timeline, stream: int, y: int) -> Iterator[str]:
-    """A bar for each task; neighbours of one kind too thin to be seen are one bar."""
+    """Yield a bar for each task of a stream; neighbours of one kind that are too narrow to see share a bar."""
     tasks = timeline.tasks
     held = tasks.held
     run: tuple[float, float, int, list[str]] | None = None

@@ -1,7 +1,7 @@
 """
-A simulated iteration as a trace that Chrome's `about:tracing` and Perfetto open: the trace event format, in JSON.
+Write a simulated iteration in the trace event format (JSON), for Perfetto and Chrome's `about:tracing`.
 
-Every device is a process, and each of its streams a thread; what it holds in memory is a counter.
+Every device is a process, each of its streams a thread, and the memory it holds a counter.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ COLOURS = (
     "rail_animation",
     "rail_idle",
 )
-"""The viewer's names of colours, one for each of `KINDS`."""
+"""The viewer's colour name of each of `KINDS`."""
 
 MAX_DEVICES = 64
-"""Most devices shown one by one; of larger machines, one device of each class is shown."""
+"""Maximum number of devices shown one by one; of larger machines, one device of each class is shown."""
 
 
 def trace(timeline: Timeline, title: str) -> str:
-    """The trace as text; times in it are microseconds."""
+    """Return the trace as JSON text; times in it are microseconds."""
     events = list(_events(timeline))
     text = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
     return f'{{"displayTimeUnit":"ms","otherData":{{"title":{json.dumps(title)}}},"traceEvents":[\n{text}\n]}}\n'
 
 
 def rows(timeline: Timeline) -> list[tuple[str, int]]:
-    """The devices that are shown, each by a name and its class."""
+    """Return the devices shown, as (name, class)."""
     streams = timeline.tasks.streams
     devices = streams.machine.devices
     if devices <= MAX_DEVICES:
@@ -50,7 +50,7 @@ def rows(timeline: Timeline) -> list[tuple[str, int]]:
 
 
 def name(label: Label) -> str:
-    """An operator, or a move and what it moves: `all_reduce of conv1.weight`."""
+    """Return a task's name: the operator, or the move and its value: `all_reduce of conv1.weight`."""
     node = label.value.node
     if label.what.removesuffix(" backward") == node.op:
         return label.what

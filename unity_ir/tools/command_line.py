@@ -1,4 +1,6 @@
-"""What the tools' command lines have in common: options given once, one way to end, streams that may be closed."""
+"""
+Share between tools how options are parsed, how errors become exit codes, and how closed standard streams are handled.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from unity_ir.errors import UnityError, UnityReport
 from unity_ir.messages import one_line, tell
 
 TRACEBACK = "UNITY_IR_TRACEBACK"
-"""The environment variable under which an internal error is raised, to see where it comes from."""
+"""The environment variable that, if set, lets internal errors raise, to show their traceback."""
 
 
 class Once(Action):
-    """An option that may be given once: the second would take the place of the first without a word."""
+    """Argparse action that refuses an option given twice; argparse would silently take the last."""
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
@@ -35,7 +37,7 @@ class Once(Action):
 
 
 class Parser(ArgumentParser):
-    """A parser that raises `UnityError` for what it does not take, and for options given twice."""
+    """Argument parser that raises `UnityError` for a wrong command line; its options may be given once (`Once`)."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -48,16 +50,22 @@ class Parser(ArgumentParser):
 def exit_code(
     parser: Parser, work: Callable[[Namespace], int], argv: Sequence[str] | None, interrupted: str = ""
 ) -> int:
-    """Run a tool on its options: see `outcome`. Of Ctrl-C `interrupted` is said."""
+    """
+    Parse `argv` (by default the process's arguments), call `work` with the options, and return the exit code, as
+    `outcome`.
+
+    `interrupted` is the message for Ctrl-C, after the tool's name.
+    """
     return outcome(parser.prog, lambda: work(parser.parse_args(argv)), interrupted)
 
 
 def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted") -> int:
     """
-    The exit code of a tool's work.
+    Call `work`; return its exit code, or that of the exception it raises.
 
-    What is wrong with the input is one line on stderr and 1; Ctrl-C, SIGTERM and SIGHUP are 130, and what is said of
-    them is `interrupted`. Any other exception is a bug: one line that says so, unless `TRACEBACK` is set.
+    Exceptions caused by the input print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP print
+    `interrupted`: exit code 130. Any other exception is a bug and prints `internal error`, or is raised if `TRACEBACK`
+    is set.
     """
     try:
         _open_streams()
@@ -91,13 +99,13 @@ def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted"
 
 
 def _described(error: Exception) -> str:
-    """`KeyError: 'x' at build.py:103`"""
+    """Return an exception as text, with where it was raised: `KeyError: 'x' at build.py:103`."""
     where = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)[-1:]]
     return " at ".join([f"{type(error).__name__}: {one_line(str(error))[:100]}", *where])
 
 
 class _Closed(TextIOBase):
-    """Standard output or input that the caller has closed. Nothing written to it is an error."""
+    """Stand-in for standard output or input that the caller has closed; using it raises `OSError`."""
 
     def __init__(self, name: str):
         self._name = name
@@ -121,14 +129,16 @@ class _Closed(TextIOBase):
 
 
 class _Nowhere(TextIOBase):
-    """Closed stderr: what is said is lost, as the caller wants it."""
+    """Stand-in for closed stderr; drops what is written."""
 
     def write(self, text: str, /) -> int:
         return len(text)
 
 
 def _open_streams() -> None:
-    """Stand-ins for closed standard streams, so that no file that is opened gets their numbers, and what is said."""
+    """
+    Replace closed standard streams by stand-ins, and open their file descriptors, so that no other file gets them.
+    """
     with suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass

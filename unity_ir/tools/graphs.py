@@ -1,4 +1,4 @@
-"""What tools read graphs from."""
+"""Read graphs for tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from unity_ir.pcg.graph import Graph
 
 
 def read_graphs(name: str) -> list[Graph]:
-    """The functions of a file, or a model of the zoo. Raises `UnityError`, also where there is no function."""
+    """
+    Return the graphs of a `.pcg` file's functions, or that of a model of the zoo (`bert_large,layers=1`).
+
+    Raises `UnityError` for wrong text, and for a file without functions.
+    """
     if not name.endswith((".pcg", ".mlir")):
         from unity_ir.models import from_text
 

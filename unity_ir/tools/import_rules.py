@@ -1,4 +1,4 @@
-"""`unity-rules import`: reads a rule collection of TASO's or FlexFlow's, and says what each rule is worth."""
+"""`unity-rules import`: reads a rule collection of TASO or FlexFlow, and reports which of its rules are proved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unity_ir.rules.trust import digest
 
 
 def import_options(parser: ArgumentParser) -> None:
-    """The options of `unity-rules import`."""
+    """Add the options of `unity-rules import` to a parser."""
     parser.add_argument("collection", type=Path, help="a rule collection (JSON)")
     parser.add_argument("--all", action="store_true", help="list every rule, not only those that are not proved")
     parser.add_argument("--seed", type=int, default=0, help="of the values tried (default: %(default)s)")
@@ -28,11 +28,11 @@ def import_options(parser: ArgumentParser) -> None:
 
 
 PROVED = ("proved", "almost everywhere")
-"""Verdicts on rules that are written."""
+"""The verdicts whose rules are written to the output file."""
 
 
 def import_collection(options: Namespace) -> int:
-    """Runs `unity-rules import`. Raises `UnityError` where the file is no collection."""
+    """Run `unity-rules import`; return the exit code. Raises `UnityError` where the file is no rule collection."""
     report = import_rules(options.collection, options.seed)
     if options.output is not None:
         proved = [_recorded(r, r.rule) for r in report.rules if r.verdict in PROVED and r.rule is not None]

@@ -1,4 +1,4 @@
-"""`unity-rules list`, `show`, `prove` and `check`: the rules of the library or of a file, and what holds of them."""
+"""`unity-rules list`, `show`, `prove` and `check`: print and prove the rules of the library or of a file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _list_options(parser: ArgumentParser) -> None:
 
 
 def _list(options: Namespace) -> int:
-    """Prints every rule in a line: before -> after."""
+    """Print every rule in a line: before -> after."""
     if options.operator is not None and options.operator not in _known_operators():
         raise UnityError(f"unity-rules: no operator {options.operator!a}; docs/operator_table.md has them all")
     table = Table(box=None, pad_edge=False)
@@ -73,7 +73,7 @@ def _show_options(parser: ArgumentParser) -> None:
 
 
 def _show(options: Namespace) -> int:
-    """Prints a rule as text, what it does in a line, and whether it is proved."""
+    """Print a rule as text, a summary in a line, and whether it is proved."""
     known = library.group(_rules(options.file))
     for case in library.find(options.rule, known).cases:
         print(rule_text(case))
@@ -83,7 +83,7 @@ def _show(options: Namespace) -> int:
 
 
 CLAIM = "for all sizes, degrees, attributes and element types at which both sides are well typed, gradients included"
-"""What is proved of a rule."""
+"""The statement that a proof proves."""
 
 
 def _words(proof: Proof) -> str:
@@ -99,7 +99,9 @@ def _prove_options(parser: ArgumentParser) -> None:
 
 
 def _prove(options: Namespace) -> int:
-    """Proves the rules of a file. The exit code is 1 if any may not be applied before a graph is differentiated."""
+    """
+    Prove the rules of a file. The exit code is 1 if any of them may not be applied before a graph is differentiated.
+    """
     proofs = [(rule, prove(rule)) for rule in library.read(options.file)]
     for rule, proof in proofs:
         print(f"{rule.name}: {_words(proof)}")
@@ -121,7 +123,7 @@ def _check_options(parser: ArgumentParser) -> None:
 
 
 def _check(options: Namespace) -> int:
-    """Proves the library again, and the obligation behind every parallelization rule of every operator."""
+    """Prove the library again, and the obligation behind every parallelization rule of every operator."""
     console = Console(stderr=True)
     begin = perf_counter()
     found: dict[str, list[tuple[str, Proof]]] = {"rules of the library": [], "parallelization of operators": []}

@@ -1,4 +1,4 @@
-"""The command line of `unity-opt`: its own options, and what is said of options of passes, targets and the search."""
+"""Define the command line of `unity-opt`, and check the options of passes, targets and searches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unity_ir.errors import UnityError
 
 
 def add_arguments(parser: ArgumentParser) -> list[Action]:
-    """Add the options beside those of xDSL's driver. Returns them."""
+    """Add this project's options to those of xDSL's driver; return their argparse actions."""
     return [
         parser.add_argument(
             "--model",
@@ -89,12 +89,20 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
 
 
 def expanded(argv: Sequence[str]) -> list[str]:
-    """`--search` alone means the default strategy; argparse would take the next word, a file, for one."""
+    """
+    Return the command line with `--search` alone spelled out as the default strategy; argparse would take the next
+    word, a file, as its value.
+    """
     return ["--search=joint" if word == "--search" else word for word in argv]
 
 
 def check_repeated(flag: str, text: str) -> None:
-    """Refuse an argument of a pass or target that is given twice: xDSL takes the last. Raises `ArgSpecParseError`."""
+    """
+    Check that no argument of a pass or target is given twice in `text`, the value of option `flag`; xDSL takes the
+    last.
+
+    Raises `UnityError`, and `ArgSpecParseError` for text that is no pipeline.
+    """
     lexer = PipelineLexer(text)
     seen: set[str] = set()
     previous = None
@@ -110,7 +118,11 @@ def check_repeated(flag: str, text: str) -> None:
 
 
 def check_arguments(given: str, spec: ArgSpec, kind: Any) -> None:
-    """Refuse what a pass or target has no argument for, or what is not of the argument's type, by its name."""
+    """
+    Check that the arguments in `spec` are fields of the pass or target class `kind`, and have their types.
+
+    Raises `UnityError`, whose text begins with `given`, the option and its value.
+    """
     known = [field.name for field in fields(kind) if field.init and field.name != "name"]
     hints = get_type_hints(kind)
     for name, values in spec.parameters.items():
@@ -131,15 +143,20 @@ _KINDS = (
     ({int, float}, "a number"),
     ({str}, "a word"),
 )
-"""What an argument's types are called."""
+"""How error messages name the types of arguments."""
 
 
 _COMMON = {"optimizer": str, "work": float, "seconds": float}
-"""Options of every search, and their types."""
+"""Options of every search, with their types."""
 
 
 def search_options(text: str) -> dict[str, str | int | float | bool]:
-    """Given `joint,optimizer=adam` returns what pcg-search takes. Raises `UnityError` for what it does not."""
+    """
+    Parse the value of `--search` into options of pcg-search: given `joint,optimizer=adam`, returns `{"strategy":
+    "joint", "optimizer": "adam"}`.
+
+    Raises `UnityError` for unknown options and wrong values.
+    """
     from unity_ir.search.strategy import all_strategies, option_types
 
     name, *settings = text.split(",")
@@ -171,7 +188,7 @@ def _option(key: str, kind: type, value: str) -> str | int | float | bool:
 
 
 def seconds(text: str) -> float:
-    """What `--budget` says. Raises `UnityError` for what is no number above 0."""
+    """Parse the value of `--budget`, seconds. Raises `UnityError` unless it is a number above 0."""
     try:
         found = float(text)
     except ValueError:

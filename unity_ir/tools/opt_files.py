@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, all of them or none."""
+"""Write several files atomically: each whole, and all of them or none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unity_ir.errors import UnityError
 
 
 class Kept(StringIO):
-    """Text that is still there after closing, which the driver does even when it failed."""
+    """String buffer whose text survives `close`, which the driver calls even after an error."""
 
     def close(self) -> None:
         pass
@@ -20,8 +20,10 @@ class Kept(StringIO):
 
 def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
     """
-    Files beside those to write that have their texts, by those' paths. Raises `UnityError`, and leaves none, if one
-    cannot be written.
+    Write texts to temporary files next to their targets; return the temporary paths by target.
+
+    `texts` are by target path; those for pipes and terminals are not staged. Raises `UnityError`, and leaves no file,
+    if one cannot be written.
     """
     staged: dict[str, str] = {}
     path = ""
@@ -48,7 +50,12 @@ def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_files(texts: Mapping[str, str], staged: dict[str, str]) -> None:
-    """Give what is staged its names, after which it is not any more. Raises `UnityError` where that fails."""
+    """
+    Rename the files in `staged` to their targets, and empty it; write texts that are not staged (to pipes and
+    terminals) directly.
+
+    Raises `UnityError` where that fails.
+    """
     for path, text in texts.items():
         try:
             if path in staged:
@@ -62,7 +69,7 @@ def write_files(texts: Mapping[str, str], staged: dict[str, str]) -> None:
 
 
 def _umask() -> int:
-    """The permissions new files do not get."""
+    """Return the process's umask."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

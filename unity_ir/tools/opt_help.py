@@ -1,7 +1,7 @@
 """
-`unity-opt --help`: this project's options, passes and targets, a line each; `--help-all` shows xDSL's as well.
+Print `unity-opt --help`: this project's options, passes and targets, a line each; `--help-all` adds xDSL's.
 
-No pass is imported for it: a pass's line is the first of its module's docstring, read from the source.
+A pass's line is the first of its module's docstring, read from the source, so that no pass is imported.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ COMMON = {
     "--help": "print this",
     "--help-all": "print every option in full, and xDSL's passes and targets, too",
 }
-"""Options of xDSL's driver that most need, and help."""
+"""Options of xDSL's driver that most users need, with help."""
 
 
 class HelpAll(Action):
-    """Print the help that argparse makes of every option, and exit."""
+    """Argparse action that prints the full help, with every option, and exits."""
 
     def __init__(self, full: Callable[[], str], **kwargs: Any):
         super().__init__(nargs=0, **kwargs)
@@ -55,14 +55,14 @@ class HelpAll(Action):
 
 
 def add_help(parser: ArgumentParser, own: Sequence[Action]) -> None:
-    """Give a parser the short `--help`, in which `own` stand, and `--help-all`."""
+    """Give a parser a short `--help`, which lists the actions `own`, and `--help-all`."""
     full = parser.format_help
     parser.add_argument("--help-all", action=HelpAll, full=full, help="show this")
     parser.format_help = lambda: short_help(own)
 
 
 def short_help(own: Sequence[Action]) -> str:
-    """The text of `--help`: of each option's help what comes before a semicolon."""
+    """Return the text of `--help`; of each option's help, the part before a semicolon."""
     options = {f"{a.option_strings[0]} {a.metavar or ''}".rstrip(): (a.help or "").partition(";")[0] for a in own}
     parts = (
         USAGE,
@@ -76,9 +76,10 @@ def short_help(own: Sequence[Action]) -> str:
 
 def summary(path: str) -> str:
     """
-    The first line of the docstring of `module:class`'s module, without the name it begins with.
+    Return the first line of the docstring of a pass's module, without the pass's name.
 
-    Given `unity_ir.passes.erase:Erase`, returns `the serial graph that a parallel one stands for`.
+    `path` is `module:class`. Given `unity_ir.passes.erase:Erase`, returns `the serial graph that a parallel one stands
+    for`.
     """
     spec = find_spec(path.partition(":")[0])
     assert spec is not None

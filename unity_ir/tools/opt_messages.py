@@ -1,4 +1,4 @@
-"""What is wrong with a module, in one line that names the place."""
+"""Turn parse and verification errors into one line that names the place."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from xdsl.utils.lexer import Input, Span
 from unity_ir.messages import one_line, printable
 
 _STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"|"')
-"""A comment, a whole string, or the quote of a broken one."""
+"""Matches a comment, a terminated string, or the opening quote of an unterminated one."""
 
 
 def check_strings(text: str, name: str) -> None:
-    """Find strings that do not end: xDSL's lexer takes a time exponential in their length."""
+    """
+    Raise `ParseError` for an unterminated string in the text of file `name`: xDSL's lexer takes exponential time on
+    one.
+    """
     for match in _STRING.finditer(text):
         if match[0] == '"':
             raise ParseError(Span(*match.span(), Input(text, name)), "the string has no end, or an unknown escape")
 
 
 def name_operation(module: ModuleOp, error: VerifyException) -> str:
-    """What does not verify, beginning with the operation: xDSL's own rules do not name it."""
+    """Return a verification error as text that begins with the operation, which xDSL's own verifiers do not name."""
     text = one_line(str(error))
     missing = re.fullmatch(r"(?:\S+: )?property '(\S+)' expected in operation '(\S+)'", text)
     if missing is not None:
@@ -40,7 +43,7 @@ def name_operation(module: ModuleOp, error: VerifyException) -> str:
 
 
 def parse_error(error: ParseError, known: Iterable[str]) -> str:
-    """`file:line:col: message`, with near names, of those `known`, for an operation there is not."""
+    """Return a parse error as `file:line:col: message`; for an unknown operation, with similar names among `known`."""
     message = one_line(error.msg)
     if message == "Could not parse entire input!":
         message = "expected an operation"

@@ -1,8 +1,8 @@
 """
-Modules from text, and their verification: whatever is wrong is a `ParseError`, a `VerifyException` or a `UnityError`.
+Parse and verify modules; any fault of the text raises `ParseError`, `VerifyException` or `UnityError`.
 
-xDSL raises other exceptions where text does not hold together in a way its dialects do not look for: those are errors
-of the text, too. What this package itself raises beside the three is a bug, and stays an exception.
+xDSL raises other exceptions, too, for inconsistent text that its dialects do not check; they are turned into errors of
+the text here. Other exceptions that this package itself raises are bugs, and stay exceptions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from unity_ir.tools.opt_messages import check_strings
 
 
 class _Lexer(MLIRLexer):
-    """
-    Strings with escapes are text wherever their bytes are UTF-8: xDSL prints `"é"` as `"\\C3\\A9"`, and reads that as
-    bytes, which no name or key of an attribute may be.
+    r"""
+    Lexer that decodes escaped strings as UTF-8 where possible.
+
+    xDSL prints `"é"` as `"\C3\A9"` and reads that back as bytes, which are invalid in names and keys of attributes.
     """
 
     def lex(self) -> MLIRToken:
@@ -55,8 +56,10 @@ def read_module(
     context: Context, data: bytes, name: str, implicit: bool = True, raise_verify: bool = False
 ) -> ModuleOp:
     """
-    The module of a text, which is not verified. `implicit` allows operations without a module around them;
-    `raise_verify` leaves attributes that do not verify as `VerifyException`.
+    Return the module that a text contains, parsed but not verified. `name` is the file name for error messages.
+
+    `implicit` allows operations without a module around them. `raise_verify` lets attributes that do not verify raise
+    `VerifyException`.
     """
     try:
         text = data.decode()
@@ -103,7 +106,12 @@ def check_structure(module: ModuleOp) -> None:
 
 @contextmanager
 def as_xdsl(done: str) -> Generator[None]:
-    """An exception that xDSL's own code raises on a module is an error of the module."""
+    """
+    Turn exceptions that xDSL's own code raises in the `with` statement into a `DiagnosticException`.
+
+    `done` is a participle that says what was done to the module, such as `verified`. Errors that have a message for
+    users already are raised as they are.
+    """
     try:
         with warnings.catch_warnings():
             # They would be lines beside the message.
@@ -122,7 +130,10 @@ def as_xdsl(done: str) -> Generator[None]:
 
 
 def of_xdsl(error: Exception) -> bool:
-    """Whether an exception was raised by xDSL's code, or by a library it called, with none of ours in between."""
+    """
+    Return whether an exception was raised by xDSL's code, or by a library it called, with no code of this package
+    between.
+    """
     trace, ours = error.__traceback__, False
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
@@ -135,6 +146,9 @@ def of_xdsl(error: Exception) -> bool:
 
 
 def described(error: Exception) -> str:
-    """`KeyError: 'x'`, or the name alone, as for assertions, which hold whole modules."""
+    """
+    Return an exception as text: `KeyError: 'x'`; of an assertion only its name, since its message may hold a whole
+    module.
+    """
     text = "" if isinstance(error, AssertionError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,8 +1,8 @@
 """
-The commands, before anything slow is imported: Ctrl-C, SIGTERM and SIGHUP during imports end in one line, too.
+Define the entry points of the commands: Ctrl-C, SIGTERM and SIGHUP end them in one line even during imports.
 
-Imports can be interrupted anywhere, and what is raised there comes out as all sorts of errors. Nothing has been begun
-by then, so the process ends at once.
+An interrupted import raises all sorts of errors. No work has begun by then, so the process exits at once. This module
+imports nothing slow.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from types import FrameType
 from typing import Any
 
 INTERRUPTED = 130
-"""The exit code of what was interrupted."""
+"""The exit code of an interrupted tool."""
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 def unity_opt() -> int:
-    """`unity-opt`"""
+    """Run `unity-opt`; return its exit code."""
     return _run("unity-opt")
 
 
 def unity_profile() -> int:
-    """`unity-profile`"""
+    """Run `unity-profile`; return its exit code."""
     return _run("unity-profile")
 
 
 def unity_tune() -> int:
-    """`unity-tune`"""
+    """Run `unity-tune`; return its exit code."""
     return _run("unity-tune")
 
 
 def unity_aot() -> int:
-    """`unity-aot`"""
+    """Run `unity-aot`; return its exit code."""
     return _run("unity-aot")
 
 
 def unity_rules() -> int:
-    """`unity-rules`"""
+    """Run `unity-rules`; return its exit code."""
     return _run("unity-rules")
 
 
 def _run(tool: str) -> int:
-    """Import a tool and run it. While it works, signals are its own (`interrupts.handled`)."""
+    """Import a tool and run it; return its exit code. The tool handles signals itself (`interrupts.handled`)."""
 
     def end(number: int, frame: FrameType | None) -> None:
         if sys.stderr is not None:

@@ -1,11 +1,11 @@
 """
-`unity-aot`: compiles every kernel of models' programs for GPUs that need not be there, and says which do not suit them.
+`unity-aot`: compiles every kernel of models' programs for GPUs that need not be present, and checks their resources.
 
     unity-aot bert_large dlrm --types bf16 --targets cuda:90
 
-A kernel must compile, keep everything in registers, fit shared memory, and hold the matrix and copy instructions that
-its launch expects. Exits with code 1 where one does not, where kernels were left out for lack of time, or where a model
-has no program on any of the machines.
+A kernel must compile, keep everything in registers, fit shared memory, and contain the matrix and copy instructions
+that its launch expects. Exits with code 1 where one does not, where time ran out before all were compiled, or where a
+model has no program on any of the machines.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ from unity_ir.tools.command_line import Parser, exit_code
 PLANS = ("data-parallel", "expert", "joint")
 TYPES = ("f32", "bf16")
 MACHINES = ("dgx-h100", "dgx-h100:8")
-"""A mixture of experts' weights and their states in float32 are more than 8 H100s hold."""
+"""The second machine is for mixtures of experts: their weights and optimizer states in float32 exceed 8 H100s."""
 
 
 @dataclass
 class Asked:
-    """Every distinct kernel, the programs it is in, and which programs there are not."""
+    """The distinct kernels to compile, and the programs they are from."""
 
     jobs: dict[str, Job] = field(default_factory=dict[str, Job])
     models: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
-    """The models each kernel is of, by its key."""
+    """Per kernel key, the models that use it."""
     programs: list[str] = field(default_factory=list[str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
-    """Programs that there are not, and why not on the last machine tried."""
+    """Per program that could not be made, the error on the last machine tried."""
     without: list[str] = field(default_factory=list[str])
-    """Models of which there is no program."""
+    """Models without a program on any machine."""
 
     def add(self, other: Asked) -> None:
-        """What else is asked for."""
+        """Add the kernels and programs of another collection."""
         for name, job in other.jobs.items():
             self.jobs[name] = merged(self.jobs[name], job) if name in self.jobs else job
             self.models.setdefault(name, {}).update(other.models[name])
@@ -84,7 +84,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kernel on a target."""
+    """A kernel compiled for a target: its resources or error, and the checks it fails."""
 
     job: Job
     models: tuple[str, ...]
@@ -102,8 +102,10 @@ def ask(
     processes: int = 1,
 ) -> Asked:
     """
-    The kernels of the programs of models: each plan, on the first of `machines` that has one, each element type, with
-    the updates of Adam in the last. Several `processes` take a model each.
+    Collect the kernels of models' programs.
+
+    Each plan is made on the first of `machines` where it fits, in each element type; the last type's programs include
+    Adam's updates. `processes` work on different models in parallel.
     """
     asked = Asked()
     one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)
@@ -146,7 +148,10 @@ def _ask(model: str, plans: Sequence[str], types: Sequence[str], machines: Seque
 
 
 def _planned(asked: Asked, graph: Graph, model: str, plan: str, on: Sequence[Machine]) -> tuple[Graph, Machine] | None:
-    """A plan on the first machine that has one, and that machine; None where none has."""
+    """
+    Return a model's plan on the first machine that has one, and that machine; None, and an entry in `refused`,
+    otherwise.
+    """
     refusal = ""
     for machine in on:
         try:
@@ -158,7 +163,7 @@ def _planned(asked: Asked, graph: Graph, model: str, plan: str, on: Sequence[Mac
 
 
 def compiled(asked: Asked, targets: Sequence[str], options: Namespace) -> Iterator[Row]:
-    """The rows of each target, as they are done."""
+    """Compile the kernels for each target; yield their rows as they are done, until `options.seconds` are over."""
     cache, end = Cache(options.cache), monotonic() + options.seconds
     for target in targets:
         for name, outcome in compile_jobs(asked.jobs, target, cache, options.jobs, end - monotonic()):
@@ -170,7 +175,10 @@ def compiled(asked: Asked, targets: Sequence[str], options: Namespace) -> Iterat
 
 
 def summary(rows: Sequence[Row], count: int) -> list[dict[str, object]]:
-    """For every target: kernels, the most registers and shared memory that one takes, instructions, what is wrong."""
+    """
+    Return, per target, the number of kernels, the most registers and shared memory of any, instructions, and
+    violations.
+    """
     found: list[dict[str, object]] = []
     for target in dict.fromkeys(row.target for row in rows):
         own = [row for row in rows if row.target == target]
@@ -196,12 +204,12 @@ def summary(rows: Sequence[Row], count: int) -> list[dict[str, object]]:
 
 
 def by_check(rows: Sequence[Row]) -> dict[str, int]:
-    """How many kernels each check finds something wrong with."""
+    """Return, per check, the number of kernels that fail it."""
     return {check: sum(any(w.startswith(check) for w in row.wrong) for row in rows) for check in CHECKS}
 
 
 def by_model(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """For every model and target: kernels, violations, and of which checks those are."""
+    """Return, per model and target, the number of kernels and of violations, and the checks violated."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         for model in row.models:
@@ -219,7 +227,7 @@ def by_model(rows: Sequence[Row]) -> list[dict[str, object]]:
 
 
 def launch(one: Compiled) -> str:
-    """Element types, tile sizes, warps: `bf16 bf16 128x128x64, 8 warps`."""
+    """Return a launch as text: element types, tile sizes, warps: `bf16 bf16 128x128x64, 8 warps`."""
     types = dict.fromkeys(t.lstrip("*") for t in one.signature.values() if t.startswith("*"))
     tiles = [str(v) for n, v in one.constants.items() if n.isupper() and isinstance(v, int) and v is not True and v > 1]
     return f"{' '.join(types)} {'x'.join(tiles)}, {one.num_warps} warps"
@@ -242,7 +250,7 @@ def described(row: Row) -> dict[str, object]:
 
 
 def show(rows: Sequence[Row], asked: Asked, every: bool) -> None:
-    """Tables on the terminal: a column for every target, then models, then what is wrong (or every kernel)."""
+    """Print a column per target, a table of models, and the kernels with violations, or, with `every`, all kernels."""
     console = Console(width=None if sys.stdout.isatty() else 200)
     found = summary(rows, len(asked.jobs))
     if found:
@@ -265,7 +273,7 @@ def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
 
 
 def report(rows: Sequence[Row], asked: Asked, options: Namespace) -> dict[str, object]:
-    """What a file of results holds."""
+    """Return the content of the file of results."""
     return {
         "triton": triton_version(),
         "unity-ir": __version__,
@@ -315,7 +323,7 @@ def _parser() -> Parser:
 
 
 def check(options: Namespace) -> int:
-    """Collect, compile, report."""
+    """Collect the kernels, compile and check them, and report; return the exit code."""
     targets = _list(list(SHARED_LIMITS), "target", options.targets)
     types = _list(("f32", "bf16", "f16"), "element type", options.types)
     plans = _list(tuple(all_strategies()), "plan", options.plans)

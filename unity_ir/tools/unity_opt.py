@@ -57,21 +57,25 @@ if TYPE_CHECKING:
 
 
 class UnityOpt(xDSLOptMain):
-    """xDSL's driver. Raises `UnityError`, `ParseError`, `DiagnosticException` or `OSError` for what a user can mend."""
+    """
+    xDSL's driver with this project's options.
+
+    Raises `UnityError`, `ParseError`, `DiagnosticException` or `OSError` for errors that a user can fix.
+    """
 
     version_format = f"unity-opt {__version__} (xDSL {{xdsl_version}})"
 
     output: StringIO | None = None
-    """What goes into the file of `-o`, which is written only when all went well."""
+    """The content of the file of `-o`, which is written only if everything succeeds."""
 
     imported: Imported | None = None
-    """What `--from-torch` has read."""
+    """The model that `--from-torch` imported."""
 
     derivation: str | None = None
-    """What goes into the file of `--derivation-out`."""
+    """The content of the file of `--derivation-out`."""
 
     pictures: Mapping[str, str] = MappingProxyType({})
-    """What goes into the files of `--trace` and `--timeline`, by name."""
+    """The contents of the files of `--trace` and `--timeline`, by file name."""
 
     def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
         arg_parser.register("action", None, Once)
@@ -194,14 +198,16 @@ class UnityOpt(xDSLOptMain):
 
     @property
     def trains_with(self) -> str | None:
-        """The optimizer that `pcg-differentiate` or the target is given: what the plan has to have memory for."""
+        """
+        Return the optimizer given to `pcg-differentiate` or to the target, whose state the plan must have memory for.
+        """
         given = [s for s in parse_pipeline(self.args.passes) if s.name == "pcg-differentiate"]
         given += [parse_spec(self.args.target)] if self.args.target.startswith("triton") else []
         names = (name for spec in given for name in spec.parameters.get("optimizer", ()))
         return next((name for name in names if isinstance(name, str)), None)
 
     def check_files(self) -> None:
-        """Refuse to write two things to one file, or a picture over the input."""
+        """Raise `UnityError` where two outputs have the same file, or a picture that of the input."""
         written = {
             "--trace": self.args.trace,
             "--timeline": self.args.timeline,
@@ -224,7 +230,7 @@ class UnityOpt(xDSLOptMain):
             seen[path] = flag
 
     def check_target(self) -> None:
-        """Refuse wrong arguments of a target now, rather than after a search."""
+        """Check the target's arguments before the search rather than after it."""
         spec = parse_spec(self.args.target)
         factory: Any = self.available_targets[spec.name]
         if spec.parameters and not signature(factory).parameters:
@@ -236,7 +242,7 @@ class UnityOpt(xDSLOptMain):
                 raise UnityError(f"unity-opt: -t {self.args.target}: {error}") from error
 
     def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
-        """Do what verifies a module; an error begins with the operation."""
+        """Run `work`, which verifies a module; its errors begin with the operation."""
         try:
             with as_xdsl("changed or verified"):
                 work(module)
@@ -259,7 +265,10 @@ class UnityOpt(xDSLOptMain):
             self.pictures = self.draw(prog)
 
     def machine(self, module: ModuleOp, graph: Graph) -> Machine:
-        """The machine to cost a function on; without one, the smallest plain box that holds its pieces."""
+        """
+        Return the machine to price a function on: that of `--machine` or of the module, else the smallest plain box
+        that holds its pieces.
+        """
         from unity_ir import machine
         from unity_ir.dialects.machine import module_machine
         from unity_ir.pcg.sharding import devices_of
@@ -283,7 +292,7 @@ class UnityOpt(xDSLOptMain):
             print(text, file=sys.stderr)
 
     def draw(self, module: ModuleOp) -> Mapping[str, str]:
-        """What `--trace` and `--timeline` show of the module's function."""
+        """Return the pictures that `--trace` and `--timeline` ask for of the module's only function, by file name."""
         from unity_ir.cost.plan import cost
         from unity_ir.dialects.convert import pcg_functions, to_graph
         from unity_ir.simulate.build import task_graph
@@ -336,7 +345,7 @@ class UnityOpt(xDSLOptMain):
 
 
 def print_misfit(error: BaseException | None) -> None:
-    """What the plan costs that a search has found and that does not fit, if that is what is wrong."""
+    """Print the costs of the plan in a `DoesNotFit` error; do nothing for other errors."""
     from unity_ir.cost import stats
     from unity_ir.search.run import DoesNotFit
     from unity_ir.simulate.report import simulated
@@ -347,7 +356,7 @@ def print_misfit(error: BaseException | None) -> None:
 
 
 def derivation_text(module: ModuleOp) -> str:
-    """The derivations of a module's functions, as a file has them. Raises `UnityError` where no search has left one."""
+    """Return the derivations of a module's functions as text. Raises `UnityError` where no search has left one."""
     from unity_ir.dialects.convert import pcg_functions
 
     found = {func.sym_name.data: _certificate(func)[0] for func in pcg_functions(module)}
@@ -358,7 +367,7 @@ def derivation_text(module: ModuleOp) -> str:
 
 
 def _certificate(func: FuncOp) -> tuple[list[str] | None, float | None]:
-    """The derivation and the bound a search has left on a function."""
+    """Return the derivation and the bound that a search has left on a function."""
     derivation, bound = func.attributes.get("pcg.derivation"), func.attributes.get("pcg.bound")
     steps = [str(step.data) for step in derivation if isinstance(step, StringAttr)] if _is_array(derivation) else None
     return steps, bound.value.data if isinstance(bound, FloatAttr) else None
@@ -370,9 +379,9 @@ def _is_array(attribute: Attribute | None) -> TypeGuard[ArrayAttr[Attribute]]:
 
 def main(argv: list[str] | None = None) -> int:
     """
-    Run the tool. Returns the exit code.
+    Run the tool on `argv`; return the exit code.
 
-    Whatever is wrong with the input is one line on stderr and exit code 1; any exception is a bug.
+    Errors in the input print one line on stderr: exit code 1. Any other exception is a bug.
     """
     return outcome("unity-opt", lambda: _run(expanded(sys.argv[1:] if argv is None else argv)))
 

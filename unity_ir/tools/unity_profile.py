@@ -1,11 +1,11 @@
 """
-`unity-profile`: measures what a search asks for, on the machine it runs on.
+`unity-profile`: measures kernels and collectives on the machine it runs on, for the cost model.
 
     unity-profile model.pcg --machine=cpu:2 --out cpu.sqlite
 
-The distinct kernels of the plans found for the models first, then those of all configurations of their operators, in
-random order, as far as `--limit` and `--seconds` go; and collectives, over sizes. What a profile has is not measured
-again, so one that was stopped goes on.
+First the distinct kernels of the plans found for the models, then those of all configurations of their operators, in
+random order, as far as `--limit` and `--seconds` allow; and collectives, over sizes. Kernels that the profile has are
+not measured again, so a stopped run can be continued.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
     from unity_ir.lowering.measure.operators import Call, Job
 
 ELEMENTS = tuple(4**k for k in range(5, 12))
-"""Of the pieces that collectives are measured on: 4 kB to 16 MB."""
+"""Elements of the pieces that collectives are measured on: 4 kB to 16 MB in f32."""
 
 
 class Asked:
-    """The kernels to measure, each once, the most wanted first; and what runs them."""
+    """The distinct kernels to measure, most important first, each with the call that runs it."""
 
     def __init__(self) -> None:
         self.jobs: dict[Kernel, Call] = {}
         self.refused: dict[str, str] = {}
-        """By operator, why it cannot be measured."""
+        """Per operator that cannot be measured, the reason."""
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
     def add(self, node: Node) -> None:
@@ -99,7 +99,10 @@ class Asked:
 
 
 def ask(graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int) -> Asked:
-    """What a search on a machine asks for; `limit` is how many kernels are wanted at most."""
+    """
+    Collect at most `limit` kernels that a search on a machine prices, those of plans first; the others in an order
+    drawn from `seed`.
+    """
     asked = Asked()
     for graph in graphs:
         for step in _steps(graph, machine, optimizers):
@@ -126,7 +129,7 @@ def _is_planned(graph: Graph) -> bool:
 
 
 def _steps(graph: Graph, machine: Machine, optimizers: Sequence[Optimizer]) -> Iterator[Graph]:
-    """Training steps of the graph's plan, or else of the plans a search finds."""
+    """Yield the training steps of the graph, if it is placed, or of the plans that a search finds for it."""
     plans: list[Graph] = [graph] if _is_planned(graph) else []
     if not plans:
         for strategy in ("joint", "data-parallel"):
@@ -141,7 +144,10 @@ def _steps(graph: Graph, machine: Machine, optimizers: Sequence[Optimizer]) -> I
 def _configurations(
     graph: Graph, machine: Machine
 ) -> Iterator[tuple[Node, tuple[bool, ...], tuple[tuple[str, int], ...]]]:
-    """Every operator in every configuration that its table has, with whether the gradients of its operands count."""
+    """
+    Yield every operator in every configuration of its table: node, whether each operand's gradient is computed, and
+    degrees by index variable.
+    """
     spaces = Spaces(machine)
     with_gradient = trained(graph)
     for node in graph.nodes():
@@ -156,7 +162,7 @@ def _configurations(
 
 
 def collectives(ranks: int) -> list[tuple[str, int, int]]:
-    """(kind, members, elements) of those to measure."""
+    """Return the collectives to measure on `ranks` ranks, as (kind, members, elements)."""
     members = [m for m in range(2, ranks + 1) if ranks % m == 0]
     return [(kind, m, size) for m in members for size in ELEMENTS for kind in PROFILED]
 
@@ -165,7 +171,7 @@ def collectives(ranks: int) -> list[tuple[str, int, int]]:
 
 
 def describe(device: str, machine: Machine) -> dict[str, str]:
-    """What a profile says about itself."""
+    """Return the description of a profile: device, machine, versions."""
     import torch
 
     try:
@@ -197,7 +203,7 @@ def _processor() -> str:
 
 
 def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> int:
-    """Add to a profile what it lacks; returns how many were added."""
+    """Measure the kernels and collectives that a profile lacks; return the number added."""
     from unity_ir.lowering.measure.operators import Collective, Ranks
 
     have = {(row.operator, row.sizes) for row in file.kernels(ranks)}
@@ -253,7 +259,7 @@ def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> 
 
 
 def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
-    """The curves of the kinds that were measured often enough."""
+    """Return the fitted curve of each kind of kernel that was measured often enough."""
     samples: dict[str, list[Measurement]] = {}
     for row in file.kernels(ranks):
         if row.dtype in device.flops:
@@ -263,7 +269,7 @@ def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
 
 
 def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
-    """Latency and bandwidth of each collective in groups of each size, by a name such as `all_reduce-2`."""
+    """Return latency and bandwidth of each collective per group size, by names such as `all_reduce-2`."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in file.collectives(ranks):
         points.setdefault(f"{row.kind}-{row.members}", []).append((row.bytes, row.seconds))
@@ -271,7 +277,7 @@ def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
 
 
 def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: Mapping[str, str], ranks: int) -> str:
-    """Curves, how well they fit, and where they are from, as TOML; for people also the lines of collectives."""
+    """Return curves, their errors and their origin as TOML, with the lines of collectives as comments."""
     text = [
         f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",
         "",
@@ -299,7 +305,7 @@ def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: M
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file as a whole."""
+    """Replace a file atomically."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)
@@ -335,7 +341,7 @@ def _parser() -> Parser:
 
 
 def profile(options: Namespace) -> int:
-    """Measure, fit, and say what was done."""
+    """Measure, fit, and print a summary; return the exit code."""
     import torch
 
     # Not a number is not above 0 either.
@@ -393,7 +399,7 @@ def _print(found: Mapping[str, Fit], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
+    """Run the tool on `argv`; return the exit code. Errors in the input print one line on stderr: exit code 1."""
     return exit_code(_parser(), profile, argv)
 
 

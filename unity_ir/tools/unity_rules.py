@@ -33,7 +33,7 @@ from unity_ir.tools.import_rules import import_collection, import_options
 from unity_ir.tools.library_rules import SUBCOMMANDS as LIBRARY
 
 OPERATORS = "matmul,add,mul,relu,concat,split,transpose"
-"""Those of `generate` where none are named."""
+"""The operators of `generate` by default."""
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def _generate(options: Namespace) -> int:
 
 
 def _print(report: GenerationReport, seconds: float) -> None:
-    """The counts of a run beside the published ones."""
+    """Print the counts of a run next to the published ones."""
     table = Table(title=f"{', '.join(report.space.operators)}: size {report.space.size}, {seconds:.1f} s")
     table.add_column("stage")
     for heading in ("here", "TASO", "Unity"):
@@ -104,7 +104,9 @@ SUBCOMMANDS: Mapping[str, tuple[str, Callable[[ArgumentParser], None], Callable[
     **LIBRARY,
     "import": ("read a collection of TASO's or FlexFlow's rules, and prove them", import_options, import_collection),
 }
-"""By name: what it does, its options, and the function that does it and returns the exit code."""
+"""
+Per subcommand, its help, the function that adds its options, and the function that runs it and returns the exit code.
+"""
 
 
 def _parser() -> Parser:
@@ -117,7 +119,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
+    """Run the tool on `argv`; return the exit code. Errors in the input print one line on stderr: exit code 1."""
     again = "stopped; with the same --state it goes on from there"
     return exit_code(_parser(), lambda options: SUBCOMMANDS[options.command][2](options), argv, again)
 

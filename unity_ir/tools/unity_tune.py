@@ -1,13 +1,13 @@
 """
-`unity-tune`: measures Triton's and PyTorch's implementation of every operator of models' programs, on the GPU at hand.
+`unity-tune`: measures Triton's and PyTorch's implementation of every operator of models' programs, on this GPU.
 
     unity-tune bert_large,layers=1 --types bf16 --out h200.json
     unity-tune plan.pcg --machine=dgx-h200 --out h200.json
     unity-opt plan.pcg -t 'triton{tune="h200.json"}'
     unity-opt model.pcg --search --machine=dgx-h200,profile=h200.json
 
-What a table has is not measured again, so one that was stopped goes on. Without a GPU Triton is its interpreter, whose
-time says nothing, so there is nothing to choose: programs for CPUs are all PyTorch, `-t triton{kernels=torch}`.
+Operators that the table has are not measured again, so a stopped run can be continued. Without a GPU, Triton is
+interpreted and its times are meaningless: programs for CPUs use PyTorch only, `-t triton{kernels=torch}`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def programs(
     models: Sequence[str], types: Sequence[str], plan: str, machine: str, mixed: str | None = None
 ) -> Iterator[Program]:
     """
-    The training steps of models of the zoo or of files, in each element type, or in their own if none is given; then in
-    precision mixed with `mixed`. What is parallel already is taken as it is, all else as `plan` has it.
+    Yield one rank's training steps of models of the zoo or of `.pcg` files.
+
+    Each in every one of the element types, or in its own if none is given; then in mixed precision with the type
+    `mixed`. Placed graphs keep their plan; others get that of the strategy `plan` on the machine.
     """
     on = load(machine)
 
@@ -71,9 +73,10 @@ def programs(
 
 def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
     """
-    Add to a table what it lacks, for so many seconds; `refused` gets, by key and implementation, why some have no time.
+    Measure the candidates that a table lacks, for at most `seconds`, and add them.
 
-    An operator of which PyTorch's implementation was not measured is not in the table: there would be no choice.
+    `refused` gets, per key and implementation, why there is no time. Operators without a time for PyTorch are left out
+    of the table, which is for choosing between the two.
     """
     end = monotonic() + seconds
     for task in wanted:
@@ -91,7 +94,7 @@ def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: 
 
 
 def describe(machine: str) -> dict[str, str]:
-    """What a table says about itself, and of which machine's device; without a GPU, that there is none."""
+    """Return the description of a table: the GPU it is measured on, and the machine whose device it is."""
     import torch
     import triton
 
@@ -123,7 +126,7 @@ def _parser() -> Parser:
 
 
 def work(options: Namespace, measure: Measure | None = None) -> int:
-    """Measure, write, and say what was found. `measure` stands in for the GPU."""
+    """Measure, write the table, and print a summary; return the exit code. `measure` stands in for the GPU in tests."""
     import torch
 
     from unity_ir.lowering.measure.implementations import OnGPU, tuning_tasks
@@ -162,7 +165,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
 
 
 def show(table: Table) -> None:
-    """How often each implementation is the faster, and by how much it can be."""
+    """Print how often each implementation is faster, and by how much at most."""
     shown = Shown(title="faster implementations", title_justify="left")
     for heading in ("implementation", "operators", "most times as fast"):
         shown.add_column(heading)
@@ -174,7 +177,7 @@ def show(table: Table) -> None:
 
 
 def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> int:
-    """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
+    """Run the tool on `argv`; return the exit code. Errors in the input print one line on stderr: exit code 1."""
     return exit_code(_parser(), lambda options: work(options, measure), argv)
 
 

@@ -46,7 +46,7 @@ def runtime_functions() -> dict[str, list[str]]:
 
 
 def lacks(row: Collective) -> Iterator[str]:
-    """What a row still needs, and where it goes."""
+    """Yield what a row of the table of collectives still lacks, and the file to add it to."""
     if row.crosses_links:
         yield from (f"{row.name} has no entry in {place}" for place, table in TABLES.items() if row.name not in table)
         if row.received is None:

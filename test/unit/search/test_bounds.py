@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Optimizer, erase
-from unity_ir.search.exact import solver as exact
 from unity_ir.search.exact.axis_groups import first_cuts, groups_for, solve
 from unity_ir.search.exact.elimination import Factor, Memo, Projection, every, minimise, minimise_within, plain
 from unity_ir.search.exact.factor_graph import DenseCost, Edge, FactorGraph, port, undominated
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.solver import Solver
+from unity_ir.search.exact.solver import FactorGraphBuilder, Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.axes import Floats
 from unity_ir.search.layouts.limits import limited, limits
@@ -184,9 +183,11 @@ def test_messages_find_what_elimination_finds(machine: Machine, seed: int):
     random = Random(seed)
     graph = random_cnn(random, 2) if seed % 4 == 0 else random_graph(random, random.randint(1, 6), dims=(2, 4, 6, 12))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "undominated", lambda seconds, ends: np.ones(len(seconds), dtype=bool))
+        patch.setattr(
+            "unity_ir.search.exact.solver.undominated", lambda seconds, ends: np.ones(len(seconds), dtype=bool)
+        )
         solver = Solver(Spaces(machine), SGD)
-        expected = plain_minimum(exact.FactorGraphBuilder(solver, graph).problem())
+        expected = plain_minimum(FactorGraphBuilder(solver, graph).problem())
     found = Solver(Spaces(machine), SGD).solve(graph)
     assert found.seconds == found.bound == pytest.approx(expected, abs=1e-12)
     with limited(whole_entries=0, pruned_entries=2000):

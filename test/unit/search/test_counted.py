@@ -22,19 +22,16 @@ from unity_ir.search.bounds import axis_counts
 from unity_ir.search.bounds.assign_axes import assign_axes
 from unity_ir.search.bounds.ordered_axes import with_axis_order
 from unity_ir.search.bounds.refine import refine_rows
-from unity_ir.search.exact import solver as exact
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exact.elimination import Factor, every, minimise_within
 from unity_ir.search.exact.factor_graph import between, port
 from unity_ir.search.exact.shared_moves import with_shared_moves
-from unity_ir.search.exact.solver import Solver
+from unity_ir.search.exact.solver import FactorGraphBuilder, Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.exact.two_way import TwoWayCost
-from unity_ir.search.layouts import space as space_module
-from unity_ir.search.layouts.axes import count_equal_axes as counted_groups
-from unity_ir.search.layouts.axes import role_counts
+from unity_ir.search.layouts.axes import count_equal_axes, role_counts
 from unity_ir.search.layouts.limits import limited, limits
-from unity_ir.search.layouts.space import LayoutSpace, Spaces
+from unity_ir.search.layouts.space import FREE_MOVE, LayoutSpace, Spaces
 from unity_ir.search.run import run
 
 SGD = Optimizer()
@@ -124,7 +121,7 @@ def test_a_counted_plan_spelled_out_computes_the_same_and_is_not_below_its_sum(m
 @settings(max_examples=60)
 def test_stepwise_as_from_the_table_of_all_pairs(machine: Machine, shape: list[int], training: bool, seed: int):
     random = np.random.default_rng(seed)
-    space = LayoutSpace(machine, counted_groups(machine), tuple(shape), "f32")
+    space = LayoutSpace(machine, count_equal_axes(machine), tuple(shape), "f32")
     made, needs = (port(random.integers(low, len(space), size=random.integers(1, 40))) for low in (0, -1))
     table, steps = between(space, made, needs, training), TwoWayCost(made, needs, space, training)
     of_made, of_needs = (random.random(len(p.layouts)) * 1e-3 for p in (made, needs))
@@ -140,7 +137,7 @@ def test_cheapest_moves_from_some_layouts_are_those_of_all_and_never_too_dear_in
     levels: tuple[int, ...], merged: tuple[int, ...] | None
 ):
     machine = boxes(*levels, overhead=1e-6)
-    groups = counted_groups(machine)
+    groups = count_equal_axes(machine)
     space = LayoutSpace(machine, groups, (48, 12, 8), "f32", merged)
     count = len(space.from_layouts(np.arange(1))[0])
     with limited(dense_paths=10**9):
@@ -153,7 +150,7 @@ def test_cheapest_moves_from_some_layouts_are_those_of_all_and_never_too_dear_in
         with limited(scattered=scattered):
             found = space.from_layouts(some)
         first = np.array([int(np.flatnonzero(there == i)[0]) for i in range(count)])
-        free = space_module.FREE_MOVE
+        free = FREE_MOVE
         np.testing.assert_allclose(found, expected[np.ix_(first[some], first)], rtol=1e-9, atol=2 * free)
         single = np.array(space.least(some, some), dtype=np.float64)
         exact = found if single.shape == (count, count) else found[:, some]
@@ -186,11 +183,13 @@ def test_rows_left_of_a_finer_problem_have_its_best_choice(machine: Machine, see
     graph = random_graph(Random(seed), Random(seed).randint(1, 4), dims=DIMS)
     plain = Spaces(machine, by_count=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "undominated", lambda seconds, ends: np.ones(len(seconds), dtype=bool))
-        least = exact.FactorGraphBuilder(Solver(plain, SGD), graph).solve().seconds
+        patch.setattr(
+            "unity_ir.search.exact.solver.undominated", lambda seconds, ends: np.ones(len(seconds), dtype=bool)
+        )
+        least = FactorGraphBuilder(Solver(plain, SGD), graph).solve().seconds
         coarse, rows = None, None
         for merge in (2, 1, 0):
-            terms = exact.FactorGraphBuilder(Solver(replace(plain, merge=merge), SGD, stepwise=merge > 0), graph)
+            terms = FactorGraphBuilder(Solver(replace(plain, merge=merge), SGD, stepwise=merge > 0), graph)
             problem = terms.problem()
             if coarse is not None:
                 problem = problem.among(refine_rows(coarse, rows, terms))
@@ -207,7 +206,7 @@ def test_rows_left_of_a_finer_problem_have_its_best_choice(machine: Machine, see
 @pytest.mark.parametrize("levels", [(), (2,), (3, 2), (4,), (12,), (2, 4)])
 @pytest.mark.parametrize("roles", [1, 3, 5])
 def test_layouts_are_found_by_their_counts(levels: tuple[int, ...], roles: int):
-    groups = counted_groups(boxes(*levels))
+    groups = count_equal_axes(boxes(*levels))
     counts = role_counts(groups, roles)
     assert len(np.unique(counts.reshape(len(counts), -1), axis=0)) == len(counts)
     assert np.all(counts.sum(axis=2) == [g.count for g in groups])
@@ -217,7 +216,7 @@ def test_layouts_are_found_by_their_counts(levels: tuple[int, ...], roles: int):
 
 def orders(graph, machine: Machine) -> float:
     """The least sum where orders of counted axes are told apart."""
-    terms = exact.FactorGraphBuilder(Solver(Spaces(machine, by_count=True), SGD, stepwise=True), graph)
+    terms = FactorGraphBuilder(Solver(Spaces(machine, by_count=True), SGD, stepwise=True), graph)
     found = with_axis_order(terms, terms.problem())
     assert found is not None
     sizes = {v: len(rows) for v, rows in enumerate(found[0].rows)}

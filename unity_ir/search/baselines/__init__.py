@@ -1,5 +1,6 @@
-"""Plans that people write by hand.
+"""
+Make plans as people write them by hand.
 
 `follow` applies a rule and propagates layouts to all other operators; `batch_dims` finds the dims of the samples;
-`data_parallel` and `expert` are built on both. `random_plan` draws a legal plan, for tests and calibration.
+`data_parallel` and `expert` use both. `random_plan` draws a legal plan, for tests and calibration.
 """

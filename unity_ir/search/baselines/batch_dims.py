@@ -1,10 +1,10 @@
 """
-Along which dim of each input the samples of a batch run: found in the graph, since tables have no such dim, and ids of
-several tables may have it second.
+Find the dim of each input along which the samples of a batch run: tables have none, and ids of several tables may have
+it second.
 
-Dims that one index variable goes along, in any operator, are one class. The samples' class is in no weight, and no
-operator has two variables of it (as attention has two of positions); of such classes it is the one most operators have,
-the outermost where several are in as many.
+Dims that share an index variable in any operator form one class. The samples' class occurs in no weight, and no
+operator has two variables of it (as attention has two of positions). Of the classes left it is the one that occurs in
+the most operators; of equals, the outermost.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class _Classes:
         return dim
 
     def join(self, one: Dim, other: Dim) -> None:
-        """Make the classes of two dims one."""
+        """Merge the classes of two dims."""
         self._above[self.of(one)] = self.of(other)
 
 
 def batch_dims(graph: Graph) -> Mapping[Value, int]:
     """
-    For each input with samples, the dim along which they run; of a graph in which none runs through, the first.
+    Return, for each input that has samples, the dim along which they run; if no class qualifies, dim 0 of every input.
 
-    Given tokens [b, s] and a table of angles [s, e] returns 0 for the tokens, and nothing for the table.
+    Given tokens [b, s] and a table of angles [s, e], returns 0 for the tokens and nothing for the table.
     """
     classes = _Classes()
     variables = {node: _variables(node) for node in graph.nodes() if node.is_compute}
@@ -58,12 +58,12 @@ def batch_dims(graph: Graph) -> Mapping[Value, int]:
     if not may:
         return {n.result: 0 for n in graph.inputs if n.result.shape}
     samples = classes.of(max(may, key=lambda dim: operators[classes.of(dim)]))
-    # Of an input with several such dims the outermost.
+    # Reversed, so that the outermost of an input's dims overwrites the others.
     return {value: i for value, i in reversed(inputs) if classes.of((value, i)) == samples}
 
 
 def _variables(node: Node) -> dict[str, list[Dim]]:
-    """The dims that each index variable of an operator goes along."""
+    """Return the dims of operands and results that each index variable of an operator runs along."""
     found: dict[str, list[Dim]] = {}
     analysis = node.analysis
     for parameter, value in zip(analysis.bound.operands, node.operands, strict=True):

@@ -21,8 +21,8 @@ def data_parallel(graph: Graph, machine: Machine) -> Graph:
 
 def fsdp(graph: Graph, machine: Machine) -> Graph:
     """
-    Return data parallelism with every weight sharded as far as its sizes allow (ZeRO-3): gathered for use, its gradient
-    scattered.
+    Return data parallelism with every weight sharded as far as its sizes allow (ZeRO-3, FSDP): weights are gathered for
+    use, and their gradients reduce-scattered.
 
     Raises `UnityError` if the batch is not divisible.
     """
@@ -57,7 +57,7 @@ def _by_samples(strategy: str, graph: Graph, machine: Machine, sharded: bool) ->
 
 
 def in_pieces(value: Value, mesh: Mesh) -> Layout:
-    """Return a layout with as many pieces as a value's sizes allow, along its first dims first."""
+    """Return a layout that shards a value on as many mesh axes as its sizes allow, along its first dims first."""
     left = list(value.type.shape)
     layout: list[int] = []
     for size in mesh.sizes:

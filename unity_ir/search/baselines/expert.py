@@ -1,10 +1,10 @@
 """
-What experts do by hand, each with its best degrees: the baselines of Unity's and FlexFlow's evaluations.
+Make the plans that experts write by hand, each with its best degrees: the baselines of Unity's and FlexFlow's papers.
 
-    megatron     transformers: products by columns, then by rows, on some axes; samples on the others (Megatron-LM)
-    neo          tables by columns or by rows, all else by samples (Neo, for DLRM and XDL)
-    weird_trick  convolutions by samples, dense layers by columns (Krizhevsky, 2014)
-    by_layer     layers of a recurrent network on devices of their own in a node, samples across nodes (Wu et al., 2016)
+megatron     transformers: matrix products by columns, then by rows, on inner axes; samples on the others (Megatron-LM)
+neo          embedding tables by columns or by rows, everything else by samples (Neo, for DLRM and XDL) weird_trick
+convolutions by samples, dense layers by columns (Krizhevsky, 2014) by_layer     each layer of a recurrent network on
+devices of its own, samples across nodes (Wu et al., 2016)
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def expert(
     graph: Graph, machine: Machine, optimizer: Optimizer, price: Callable[[Graph], PlanCost] | None = None
 ) -> Graph:
     """
-    The fastest of the plans an expert would consider for a graph of its kind, among those that fit; else the smallest.
+    Return the fastest of the plans an expert would consider for a graph of its kind that fit the memory; if none fits,
+    the smallest.
 
-    `price` may know what some plans cost, by default `cost.plan`.
+    `price` returns a plan's cost, by default `cost.plan.cost`; callers pass one that memoises.
     """
     plans = list(dict.fromkeys(_plans(graph, machine)))
     costs = [cost(plan, machine, optimizer) if price is None else price(plan) for plan in plans]
@@ -40,7 +41,7 @@ def expert(
 
 
 def _plans(graph: Graph, machine: Machine) -> Iterator[Graph]:
-    """The plans of all rules, of which there is always one; where the budget ends, those until then."""
+    """Yield the plans of all templates for the graph, at least one; fewer where the budget ends."""
     for template in _templates(graph):
         for plan in template(graph, machine):
             yield plan
@@ -63,11 +64,11 @@ def _templates(graph: Graph) -> list[Template]:
     return [megatron, weird_trick]
 
 
-# --- what the rules ask
+# --- questions that the templates ask about operators
 
 
 def weighted(node: Node) -> int | None:
-    """The operand that is the matrix of a dense layer, of a weight that others than the batch index."""
+    """Return the operand of a dense layer that is its weight matrix; None for other operators."""
     if not node.is_compute or node.op.startswith("conv") or table(node) is not None:
         return None
     weights = [i for i, v in enumerate(node.operands) if v.node.op == "weight" and len(v.type.shape) > 1]
@@ -88,7 +89,9 @@ def matrices(graph: Graph) -> dict[Node, int | None]:
 
 
 def table(node: Node) -> int | None:
-    """The operand whose rows an operator picks by ids."""
+    """
+    Return the operand of an embedding that is its table, whose rows are looked up by ids; None for other operators.
+    """
     if not node.is_compute:
         return None
     bound = node.analysis.bound
@@ -98,13 +101,13 @@ def table(node: Node) -> int | None:
 
 
 def recurrent(graph: Graph) -> bool:
-    """Whether operators share weights, as unrolled steps do."""
+    """Return whether several weights are read by more than two operators, as in an unrolled recurrent network."""
     users = graph.users()
     return sum(len(users.get(n.result, ())) > 2 for n in graph.weights()) > 1
 
 
 def column(node: Node, operand: int) -> str | None:
-    """The variable of a weight's columns: in the weight and in the result."""
+    """Return the index variable of a weight's columns, which is in the result, too."""
     analysis = node.analysis
     made = set(analysis.result_dims[0])
     dims = analysis.operand_dims[analysis.bound.operands[operand].name]
@@ -112,7 +115,7 @@ def column(node: Node, operand: int) -> str | None:
 
 
 def row(node: Node, operand: int) -> str | None:
-    """The variable of a weight's rows: summed over."""
+    """Return the index variable of a weight's rows, which is summed over."""
     analysis = node.analysis
     made = set(analysis.result_dims[0])
     dims = analysis.operand_dims[analysis.bound.operands[operand].name]
@@ -120,7 +123,10 @@ def row(node: Node, operand: int) -> str | None:
 
 
 def batched(graph: Graph, mesh: Mesh, axes: range) -> Callable[[Value], Layout | None]:
-    """Inputs divided along their samples over some axes, as far as it goes; tables are repeated."""
+    """
+    Return a `Rest` that shards inputs along their samples over `axes`, as far as sizes divide; all else is up to
+    `follow`.
+    """
     dims = batch_dims(graph)
 
     def rest(value: Value) -> Layout | None:
@@ -140,7 +146,9 @@ def batched(graph: Graph, mesh: Mesh, axes: range) -> Callable[[Value], Layout |
 
 
 def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
-    """For every number of inner axes on which products are divided."""
+    """
+    Yield Megatron's plan for every number of inner axes that shard matrix products; samples are on the outer ones.
+    """
     mesh, dense = machine.mesh, matrices(graph)
     for data in range(len(mesh.sizes) + 1):
 
@@ -157,7 +165,9 @@ def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
 
 def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
-    """Tables by columns, by rows, or by columns as far as they go."""
+    """
+    Yield Neo's plan for every number of inner axes that shard tables by columns; the outer axes shard them by rows.
+    """
     mesh = machine.mesh
     for columns in range(len(mesh.sizes) + 1):
 
@@ -171,7 +181,7 @@ def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
 
 def weird_trick(graph: Graph, machine: Machine) -> Iterator[Graph]:
-    """Dense layers by columns on every number of inner axes, those of few columns by samples."""
+    """Yield Krizhevsky's plan for every number of inner axes that shard dense layers by columns."""
     mesh, dense = machine.mesh, matrices(graph)
     for data in range(len(mesh.sizes) + 1):
 
@@ -183,7 +193,7 @@ def weird_trick(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
 
 def by_layer(graph: Graph, machine: Machine) -> Iterator[Graph]:
-    """For every number of inner axes along which layers are placed."""
+    """Yield a plan for every number of inner axes along which layers are pinned to devices of their own."""
     mesh = machine.mesh
     layers = _layers(graph)
     count = max(layers.values(), default=0) + 1
@@ -200,7 +210,10 @@ def by_layer(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
 
 def _layers(graph: Graph) -> dict[Node, int]:
-    """The layer of every operator: the module its weights belong to, in the order of use, or that of its operands."""
+    """
+    Return the layer number of every operator: that of its weights' module, in the order of use, else the deepest of its
+    operands.
+    """
     modules: dict[str, int] = {}
     depth: dict[Node, int] = {}
     for node in graph.nodes():
@@ -214,5 +227,7 @@ def _layers(graph: Graph) -> dict[Node, int]:
 
 
 def _by_samples(graph: Graph, mesh: Mesh, choose: Callable[[Node, int, str | None], GridRole | None]) -> Graph:
-    """All else by samples: what a rule divides otherwise comes back to samples right after."""
+    """
+    Apply a rule; results it shards otherwise are resharded to samples, and all other operators follow the samples.
+    """
     return follow(graph, mesh, choose, batched(graph, mesh, range(len(mesh.sizes))), settle=0)

@@ -1,8 +1,8 @@
 """
-Plans by hand: a rule says what some operators do with each mesh axis, and all others follow their operands.
+Make a plan from a rule for some operators; all others follow the layouts of their operands.
 
-An operator follows the index variable along which what flows into it is divided; where that is none, or not one, or
-the sizes do not divide, it is repeated. Partial sums are summed up where they are made.
+An operator follows the index variable along which its operands are sharded. Where there is none, or several, or sizes
+do not divide, it is replicated. Partial sums are reduced where they are made.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ from unity_ir.simulate.choices import fits
 
 Choose = Callable[[Node, int, str | None], GridRole | None]
 """
-What an operator does with an axis, given the variable it would follow there; None to follow. A choice that does not
-fit is not taken.
+Given an operator, a mesh axis and the variable it would follow there, returns the operator's role; None to follow. A
+role that does not fit is ignored.
 """
 
 Rest = Callable[[Value], Layout | None]
-"""Where a leaf rests; None for an input that is repeated, and a weight that rests where it is first used."""
+"""
+Given a leaf, returns the layout it rests in; None to replicate an input, or to rest a weight where it is first used.
+"""
 
 
 def follow(graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: int | None = None) -> Graph:
     """
-    The parallel graph of a serial one by a rule.
+    Return the parallel graph of a serial one by a rule.
 
-    What is divided along another dim than `settle` comes back to that dim once made, if it has one that fits.
+    `choose` gives operators' roles, `rest` leaves' layouts. With `settle`, results that are sharded along other dims
+    are resharded along that dim, as far as sizes divide.
     """
     outputs = set(graph.outputs)
     layouts: dict[Value, Layout] = {}
@@ -67,7 +70,9 @@ def follow(graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: int | N
 
 
 def _resting(value: Value, made: Layout, mesh: Mesh, settle: int | None) -> Layout:
-    """Where a value rests that an operator makes: without addends, and without other dims than `settle`."""
+    """
+    Return the layout to which an operator's result is resharded: no partial sums, and no sharded dim but `settle`.
+    """
     whole = tuple(REPEAT if r in (SUM, COPY) else r for r in made)
     if settle is None or all(r in (settle, REPEAT) for r in made) or settle >= len(value.type.shape):
         return whole
@@ -92,7 +97,7 @@ def _assignment(node: Node, mesh: Mesh, layouts: Mapping[Value, Layout], choose:
 
 
 def _followed(node: Node, axis: int, layouts: Mapping[Value, Layout]) -> str | None:
-    """The variable along which the operands that flow are divided, if it is one."""
+    """Return the variable along which an axis shards the operands, if there is exactly one."""
     found: set[str | None] = set()
     for parameter, value in zip(node.analysis.bound.operands, node.operands, strict=True):
         layout = layouts.get(value)
@@ -102,6 +107,6 @@ def _followed(node: Node, axis: int, layouts: Mapping[Value, Layout]) -> str | N
 
 
 def _pinned(node: Node, axis: int, layouts: Mapping[Value, Layout]) -> int | None:
-    """Where the operands that flow are pinned, if all are."""
+    """Return the role by which an axis pins all operands; None if they are not all pinned alike."""
     roles = {layouts[v][axis] for v in node.operands if v in layouts}
     return roles.pop() if len(roles) == 1 and all(map(is_pinned, roles)) else None

@@ -1,4 +1,4 @@
-"""Random legal plans: what tests and calibrations run beside the good ones."""
+"""Draw random legal plans, for tests and calibration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unity_ir.search.layouts.space import Spaces
 
 
 def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
-    """A parallel graph of a serial one with every configuration, resting layout and relay drawn at random."""
+    """Return a parallel graph of a serial one, with every configuration, resting layout and relay drawn at random."""
     solver = Solver(
         Spaces(machine, first_cuts(machine, min(limits().exact_axes, len(machine.mesh.sizes)))), Optimizer()
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import product
+from itertools import pairwise, product
 from math import factorial, prod
 
 import numpy as np
@@ -28,6 +28,7 @@ from unity_ir.search.layouts.axes import AxisGroup, Counts, Floats, Ints
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.operator_table import OperatorTable
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
+from unity_ir.search.layouts.transitions import PricedMoves
 
 
 class OrderedSpace:
@@ -68,8 +69,8 @@ class OrderedSpace:
         return np.searchsorted(self._codes, self._code(into[roles]))
 
     @cached_property
-    def _moves(self) -> list[tuple[Ints, Ints, Floats]]:
-        """All moves, the cheapest between each two layouts, in sets without a common target."""
+    def _moves(self) -> PricedMoves:
+        """All moves, the cheapest between each two layouts."""
         sources, targets, seconds = self.space.moves
         edges = self._of[targets] * len(self._codes) + self._of[sources]
         some = np.lexsort((seconds, edges))
@@ -79,29 +80,20 @@ class OrderedSpace:
         target, source, seconds = target[apart], source[apart], seconds[some][apart]
         nth = np.arange(len(target)) - np.searchsorted(target, target)
         order = np.argsort(nth, kind="stable")
-        sets = np.split(order, np.flatnonzero(np.diff(nth[order])) + 1)
-        return [(source[at], target[at], seconds[at]) for at in sets]
+        ends = [0, *(np.flatnonzero(np.diff(nth[order])) + 1).tolist(), len(order)]
+        lie = tuple(slice(start, stop) for start, stop in pairwise(ends))
+        return PricedMoves(len(self._codes), source[order], target[order], seconds[order], lie)
 
     def steps(self, sources: Ints) -> int:
         """Estimate the additions of one round of relaxing moves from some layouts."""
-        return len(sources) * sum(len(source) for source, _, _ in self._moves)
+        return len(sources) * len(self._moves.sources)
 
     def fill(self, sources: Ints) -> None:
-        """Compute the distances from some layouts to all (Bellman-Ford)."""
+        """Compute the distances from some layouts to all."""
         missing = np.unique(sources[~self._filled[sources]])
-        # [target, source]
-        to_all = np.full((len(self._codes), len(missing)), np.inf)
-        to_all[missing, np.arange(len(missing))] = 0.0
-        less = len(missing) > 0
-        while less:
-            before = to_all.copy()
-            for source, target, seconds in self._moves:
-                found = to_all[source]
-                found += seconds[:, None]
-                to_all[target] = np.minimum(found, to_all[target], out=found)
-            less = not np.array_equal(before, to_all)
-        self._seconds[missing] = to_all.T
-        self._filled[missing] = True
+        if len(missing):
+            self._seconds[missing] = self._moves.cheapest(missing)
+            self._filled[missing] = True
 
     def least(self, sources: Ints, targets: Ints) -> Floats:
         """Return seconds [source, target] of the cheapest moves. Call `fill` with the sources before."""

@@ -1,8 +1,8 @@
 """
-Price and simulate the plans by hand as candidates, so that no baseline is faster than what a search returns.
+Price and simulate the baselines as candidates, so that no baseline is faster than the plan a search returns.
 
-The exact search adds seconds up. An emitted program overlaps communication with kernels as far as dependences allow;
-the simulator accounts for that, and plans are compared by its time.
+The exact search sums seconds, as if every move were waited for. An emitted program overlaps communication with kernels
+as far as dependences allow; plans are compared by simulated time, which accounts for that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
 
 ByHand = Callable[[Graph, Machine, Optimizer, Callable[[Graph], PlanCost]], Graph]
-"""Makes a plan by hand; the last argument prices plans."""
+"""Makes the parallel graph of a serial one; the last argument returns a plan's cost."""
 
 BY_HAND: Mapping[str, ByHand] = {
     "data-parallel": lambda graph, machine, _, __: data_parallel(graph, machine),
@@ -35,19 +35,20 @@ BY_HAND: Mapping[str, ByHand] = {
     "expert": expert,
     "tofu": lambda graph, machine, _, __: tofu(graph, machine),
 }
-"""Plans by hand, by strategy name."""
+"""The baselines, by strategy name."""
 
 QUICK = ("data-parallel", "fsdp")
-"""Those that search no degrees."""
+"""The baselines that are made without a search."""
 
 
 Plan = tuple[Graph, PlanCost]
+"""A parallel graph and its cost."""
 
 
 def by_hand(
     graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = BY_HAND
 ) -> Iterator[tuple[str, Plan]]:
-    """Yield the distinct plans by hand of a serial graph, with strategy name and cost."""
+    """Yield the distinct baselines of a serial graph, each with its strategy's name and its cost."""
     known: dict[Graph, PlanCost] = {}
     made = set[Graph]()
 
@@ -86,7 +87,7 @@ def on_parts(priced: PlanCost) -> bool:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan by hand, its seconds and its bytes."""
+    """A baseline, its seconds and its bytes."""
 
     graph: Graph
     name: str
@@ -104,16 +105,17 @@ class Candidate:
         return isfinite(self.emitted)
 
 
-def that_fit(offers: Iterable[Candidate]) -> list[Candidate]:
+def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return the candidates that fit."""
-    return [offer for offer in offers if offer.fits]
+    return [candidate for candidate in candidates if candidate.fits]
 
 
 @dataclass(frozen=True)
 class Baselines:
     """
-    Makes the baselines of a serial graph; the flag asks for `QUICK` ones only. Answers are small, so a worker can send
-    them.
+    Given a serial graph and a flag, makes its baselines; if the flag is set, the `QUICK` ones only.
+
+    A question and its answer are small, so that a worker process can make them.
     """
 
     machine: Machine
@@ -121,18 +123,18 @@ class Baselines:
 
     def __call__(self, question: tuple[Graph, bool]) -> list[Candidate]:
         graph, quick = question
-        offers: list[Candidate] = []
+        candidates: list[Candidate] = []
         with beside(), suppress(OutOfBudget):
             for name, plan in by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
                 needs = needed(*plan, self.optimizer)
                 emitted = as_emitted(plan, self.optimizer) if needs <= self.machine.device.memory else inf
-                offers.append(Candidate(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
-        return offers
+                candidates.append(Candidate(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
+        return candidates
 
 
 @dataclass
 class SimulatedPlans:
-    """Memo of plans' simulated time and cost."""
+    """Memo of the simulated time of plans, and of the cost of candidates."""
 
     machine: Machine
     optimizer: Optimizer
@@ -146,20 +148,23 @@ class SimulatedPlans:
             self._seconds[plan[0]] = as_emitted(plan, self.optimizer)
         return self._seconds[plan[0]]
 
-    def plan(self, offer: Candidate) -> Plan:
+    def plan(self, candidate: Candidate) -> Plan:
         """Return the plan of a candidate, priced."""
-        if offer.graph not in self._plans:
-            self._plans[offer.graph] = offer.graph, cost(offer.graph, self.machine, self.optimizer)
-        return self._plans[offer.graph]
+        if candidate.graph not in self._plans:
+            self._plans[candidate.graph] = candidate.graph, cost(candidate.graph, self.machine, self.optimizer)
+        return self._plans[candidate.graph]
 
-    def fastest(self, plans: Sequence[Plan], offers: Sequence[Candidate] = ()) -> Plan:
-        """Return the plan with the least simulated time: the first, unless another that fits is faster."""
+    def fastest(self, plans: Sequence[Plan], candidates: Sequence[Candidate] = ()) -> Plan:
+        """
+        Return the plan with the least simulated time: the first, unless another one that fits is faster by
+        `limits().faster`.
+        """
         best, *others = plans
         for plan in others:
             if self.seconds(plan) < self.seconds(best) * limits().faster and fits(*plan, self.optimizer):
                 best = plan
-        least, chosen = (self.seconds(best) if others or offers else 0.0), None
-        for offer in offers:
-            if offer.emitted < least * limits().faster:
-                least, chosen = offer.emitted, offer
+        least, chosen = (self.seconds(best) if others or candidates else 0.0), None
+        for candidate in candidates:
+            if candidate.emitted < least * limits().faster:
+                least, chosen = candidate.emitted, candidate
         return best if chosen is None else self.plan(chosen)

@@ -1,9 +1,9 @@
 """
-Place parallel branches on disjoint parts of the machine (Unity, section 5.2), where that lowers the simulated time.
+Place parallel branches on disjoint parts of the machine where that lowers the simulated time (Unity, section 5.2).
 
-The layout search has every operator on all devices, so two branches run one after the other. Here they are pinned at
-different coordinates of some axes, and the simulator decides. Only one plan is changed, place after place, which keeps
-it short: most operators are best left on all devices.
+The layout search puts every operator on all devices, so two branches run one after the other. Here branches are pinned
+at different coordinates of some axes, one place of the graph after another, and a change is kept if the simulated time
+drops. Only one plan is changed, to keep the search short: most operators are best left on all devices.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def place_branches(
     places: Sequence[Mapping[Value, Layout]] = ({}, {}),
 ) -> Plan | None:
     """
-    Return a faster plan than `plan` with some branches on parts of the machine; None if none was found.
+    Return a faster plan than `plan`, with some branches on parts of the machine; None if none was found.
 
-    `places` are the layouts where the plan's values rest and are relayed, if known.
+    `graph` is the serial graph of `plan`. `places` are the layouts in which the plan's values rest, and in which they
+    are relayed, if known.
     """
     sites = _sites(series_parallel.decompose(Flow(graph)))
     if not sites:
@@ -57,7 +58,7 @@ def place_branches(
 
 
 def _sites(region: Region) -> list[list[tuple[Node, ...]]]:
-    """Return the branches of every place with several, the outer ones first."""
+    """Return, for every parallel region, the operators of each branch; outer regions first."""
     match region:
         case series_parallel.Sequence(left, _, right):
             return [*_sites(left), *_sites(right)]
@@ -79,7 +80,10 @@ def _branches(region: Region) -> Iterator[Region]:
 
 
 def _parts(machine: Machine) -> list[tuple[int, ...]]:
-    """Return sets of axes that cut the machine into parts: innermost axes of each level, while there are few parts."""
+    """
+    Return sets of mesh axes to cut the machine along: the innermost axes of each level, up to `limits().branch_parts`
+    parts.
+    """
     sizes, out = machine.mesh.sizes, dict[tuple[int, ...], None]()
     for end in reversed(range(len(sizes))):
         if end + 1 < len(sizes) and machine.axis_levels[end] == machine.axis_levels[end + 1]:
@@ -100,7 +104,10 @@ def _pinned(
     axes: tuple[int, ...],
     left: int,
 ) -> tuple[Mapping[Node, Assignment], int]:
-    """Return the assignments with branches pinned on `axes` wherever that helps, and the number of proposals made."""
+    """
+    Return the assignments with branches pinned on `axes` wherever that helps, and the number of proposals made, at most
+    `left`.
+    """
     if not left:
         return assignments, 0
     simulation = Simulation(graph, machine, assignments, optimizer, axes=axes)
@@ -148,7 +155,9 @@ def _assign(simulation: Simulation, node: Node, assignment: Assignment) -> None:
 def _dealt(
     site: Sequence[tuple[Node, ...]], parts: Sequence[tuple[int, ...]], simulation: Simulation
 ) -> dict[Node, tuple[int, ...]]:
-    """Return a part for every operator: the longest branch first, each on the part with the least to do."""
+    """
+    Return a part of the machine for every operator: the longest branch first, each on the part with the least work.
+    """
     ticks = [sum(simulation.ticks(n) for n in branch) for branch in site]
     busy = [0] * len(parts)
     out: dict[Node, tuple[int, ...]] = {}
@@ -166,7 +175,9 @@ def _written(
     after: Mapping[Node, Assignment],
     places: Sequence[Mapping[Value, Layout]],
 ) -> Iterator[Graph]:
-    """Yield the plans of changed assignments: untouched values rest and are relayed as before; then as if new."""
+    """
+    Yield the plans of changed assignments: first with untouched values resting and relayed as before, then with none.
+    """
     changed = {n for n, assignment in after.items() if assignment != before[n]}
     if not changed:
         return

@@ -1,11 +1,11 @@
 """
 Place equal operators side by side, each on a part of the machine: embedding tables, towers, experts.
 
-The exact search has all devices do the same. Here a plan, the exact one or one by hand, gets equal independent
-operators pinned in turn along the innermost axes; the fastest few are improved by a short MCMC chain
-(`search/flexflow/mcmc.py`) on simulated time. Where that does not pay, operators unlike all others are tried in every
-way, one by one; in large graphs only the first ones, such as a transformer's embedding: their gradients are moved last,
-when no kernels are left to overlap.
+The exact search puts every operator on all devices. Here equal independent operators of a plan are pinned in turn along
+the innermost axes; a short MCMC chain (`search/flexflow/mcmc.py`) improves the fastest few by simulated time. If no
+placement is worth that, operators that are unlike all others are tried under every assignment, one by one; in large
+graphs only the first ones, such as a transformer's embedding: their gradients are reduced last, with no kernels left to
+overlap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from unity_ir.simulate.streams import TICKS
 
 
 def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
-    """Return a plan with operators side by side, and its cost; None if none is likely to be faster than `plan`."""
+    """
+    Return a plan with operators side by side, and its cost; None if none is likely to be faster than `plan`, the
+    parallel graph of `graph`.
+    """
     if machine.devices == 1:
         return None
     large = sum(n.is_compute for n in graph.nodes()) > limits().sibling_operators
@@ -68,8 +71,9 @@ def _one_by_one(
     graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, odd: Sequence[Node]
 ) -> tuple[float, Assignments]:
     """
-    Improve a plan by the best assignment of each odd operator in turn, axes of a level alike; return seconds and
-    assignments.
+    Give each of the operators `odd` its best assignment in turn, with one role for all axes of a level.
+
+    Returns the simulated seconds and the assignments.
     """
     simulation = Simulation(graph, machine, assignments_of(plan, machine), optimizer)
     best = simulation.makespan
@@ -92,8 +96,9 @@ def _one_by_one(
 
 def _odd(graph: Graph, large: bool) -> list[Node]:
     """
-    Return the operators with weight matrices that are unlike all others. In a large graph, only those that read nothing
-    with a gradient and much of the weights.
+    Return the operators with weight matrices that no other operator equals.
+
+    In a large graph, only those without operands that have a gradient, and with a large share of the weights.
     """
     nodes = [n for n in graph.nodes() if n.is_compute and _has_matrix(n)]
     kinds = Counter(map(_kind, nodes))
@@ -138,7 +143,7 @@ def _alike(graph: Graph) -> list[list[Node]]:
 def _plans(
     graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, sets: Sequence[Sequence[Node]]
 ) -> Iterator[Assignments]:
-    """Yield the plan and those by hand, each with one set spread over inner axes and its roles on the outer ones."""
+    """Yield the assignments of the plan and of baselines, each with one set of operators spread over inner axes."""
     rests = [assignments_of(plan, machine)]
     for by_hand in (lambda: data_parallel(graph, machine), lambda: expert(graph, machine, optimizer)):
         try:

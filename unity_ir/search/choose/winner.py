@@ -34,17 +34,18 @@ from unity_ir.search.result import SearchResult
 @contextmanager
 def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer) -> Generator[Chooser]:
     """
-    Yield, as a context manager, what picks the final plan after a search. On large machines (more than
-    `limits().exact_axes` mesh axes) baselines and bounds are computed in two forked processes meanwhile; else when they
-    are asked for.
+    Yield a `Chooser` for the search of the graph `serial`, as a context manager to run the search in.
+
+    On large machines (more than `limits().exact_axes` mesh axes) two forked processes compute baselines and bounds
+    beside the search; on others they are computed when asked for.
     """
-    bounds, hands = Bounds(machine, optimizer), Baselines(machine, optimizer)
+    bounds, baselines = Bounds(machine, optimizer), Baselines(machine, optimizer)
     large = len(machine.mesh.sizes) > limits().exact_axes
     with ExitStack() as stack:
-        by_hand = stack.enter_context(ForkedWorker(hands, beside=large))
+        by_hand = stack.enter_context(ForkedWorker(baselines, beside=large))
         as_it_was = by_hand.ask((serial, True)) if strategy == "joint" else None
         if large:
-            # What both processes need is found before there are two.
+            # Both processes need them, and the second fork inherits them.
             kernels_found(serial)
         bounding = stack.enter_context(ForkedWorker(bounds, bounds.ahead(serial), beside=large))
         yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, as_it_was)
@@ -52,26 +53,35 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
 
 @dataclass(frozen=True)
 class Chooser:
-    """Chooses the final plan; baselines and bounds may be computed in worker processes."""
+    """
+    Chooses the final plan: the fastest by simulated time among what was found and its alternatives, with a lower bound.
+
+    The alternatives, each compared by a method: plans of the same graph with weight moves overlapped, by hand, or on
+    parts of the machine (`_chosen`); plans of the graph that is fastest on one device (`_with_rival`) and of the graph
+    without rewrites (`_with_unrewritten`). `by_hand` and `bounding` may run in worker processes.
+    """
 
     strategy: str
     serial: Graph
+    """The graph without rewrites."""
     machine: Machine
     emitted: SimulatedPlans
     by_hand: ForkedWorker[tuple[Graph, bool], list[Candidate]]
+    """Makes the baselines of a serial graph."""
     bounding: ForkedWorker[KnownPlan, tuple[float, Graph | None]]
+    """Computes a lower bound, given a plan, and maybe a faster plan."""
     as_it_was: Callable[[], list[Candidate]] | None
-    """Baselines of the graph without rewrites."""
+    """Returns the baselines of the graph without rewrites."""
 
     def result(self, found: JointPlan) -> SearchResult:
-        """Return the result for a plan found: the fastest candidate by simulated time, with its bound."""
-        source = cache(lambda: self.source(found))
-        result = _choose_and_bound(found, self, source)
+        """Return the result for a plan found; where Ctrl-C or the budget ends this, the best until then."""
+        unrewritten = cache(lambda: self._unrewritten(found))
+        result = self._choose(found, unrewritten)
         try:
             if not result.interrupted:
-                result = _with_rival(result, found, self)
+                result = self._with_rival(result, found)
             if self.as_it_was is not None and result.derivation and not result.interrupted:
-                result = _compare_unrewritten(result, source(), that_fit(self.as_it_was()), self)
+                result = self._with_unrewritten(result, unrewritten(), that_fit(self.as_it_was()))
         except KeyboardInterrupt:
             result = replace(result, interrupted=True)
         return result
@@ -82,124 +92,131 @@ class Chooser:
         explored = now.explored + other.explored
         return replace(now if best[0] is now.graph else other, explored=explored, interrupted=other.interrupted)
 
-    def source(self, found: JointPlan) -> list[Plan]:
-        """Return the plan of the graph without rewrites, if the found one has rewrites and memory is not short."""
-        if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
-            return []
-        plan = realise(self.serial, found.source, found.solver)
-        priced = plan, cost(plan, self.machine, self.emitted.optimizer)
-        self.emitted.seconds(priced)
-        return [priced] if fits(*priced, self.emitted.optimizer) else []
-
-    def instead(self, refused: Refused) -> SearchResult:
+    def best_baseline(self, refused: Refused) -> SearchResult:
         """Return the fastest plan by hand that fits, where the search found none. Raises `refused` if there is none."""
         known = self.by_hand.ask((self.serial, False))()
-        offers = that_fit(known)
-        if not offers:
-            smallest = min(known, key=lambda o: o.needs, default=None)
+        candidates = that_fit(known)
+        if not candidates:
+            smallest = min(known, key=lambda c: c.needs, default=None)
             raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)
-        best = self.emitted.plan(min(offers, key=lambda o: o.emitted))
+        best = self.emitted.plan(min(candidates, key=lambda c: c.emitted))
         found = self.bounding.ask(KnownPlan(self.serial, best[1].time))()
         _, _, bound = bounded(best, found, self.emitted.optimizer)
         return SearchResult(self.strategy, *best, (), bound)
 
+    def _priced(self, graph: Graph) -> Plan:
+        return graph, cost(graph, self.machine, self.emitted.optimizer)
 
-def _with_rival(result: SearchResult, found: JointPlan, settle: Chooser) -> SearchResult:
-    """Return the result, or that of the graph that is fastest on one device, if its plan simulates faster."""
-    rival, emitted = found.rival if found.price == 0 else None, settle.emitted
-    if rival is None:
-        return result
-    now, other = (result.graph, result.cost), (rival.graph, cost(rival.graph, settle.machine, emitted.optimizer))
-    if emitted.fastest([now, other]) is now and len(result.cost.operators) > limits().rival_operators:
-        return result
-    rivals = [rival]
-    if not rival.solver.spaces.axis_by_axis:
-        # How axes are best cut into groups for the graph as it was says little about this one.
-        own = joint(rival.rewritten, settle.machine, (), emitted.optimizer, like=settle.serial)
-        rivals += [replace(own, derivation=rival.derivation)] if own.graph != rival.graph else []
-    for other in rivals:
-        settled = _choose_and_bound(other, settle)
-        better = emitted.fastest([(result.graph, result.cost), (settled.graph, settled.cost)])
-        if better[0] is not result.graph:
-            result = replace(settled, explored=result.explored)
-        result = replace(result, interrupted=settled.interrupted)
-    return result
+    def _choose(self, found: JointPlan, meanwhile: Callable[[], object] = lambda: None) -> SearchResult:
+        """
+        Return the result for a plan found, among all plans of the same serial graph.
 
+        `meanwhile` runs while the worker makes baselines.
+        """
+        own = self._priced(found.graph)
+        result = SearchResult(self.strategy, *own, found.derivation, found.bound, found.explored, joint=found)
+        if found.interrupted or self.machine.devices == 1:
+            return replace(result, interrupted=found.interrupted)
+        try:
+            return self._chosen(result, own, found, meanwhile)
+        except KeyboardInterrupt:
+            return replace(result, interrupted=True)
 
-def _compare_unrewritten(
-    result: SearchResult, source: Sequence[Plan], offers: Sequence[Candidate], settle: Chooser
-) -> SearchResult:
-    """Return the result, or a plan of the graph without rewrites, found or by hand, if it simulates faster."""
-    emitted, now = settle.emitted, (result.graph, result.cost)
-    best = emitted.fastest([now, *source], offers)
-    if best is now:
-        return result
-    least = min([*source, *map(emitted.plan, sorted(offers, key=lambda o: o.seconds)[:1])], key=lambda p: p[1].time)
-    found = settle.bounding.ask(KnownPlan(settle.serial, least[1].time))()
-    plan, priced, bound = bounded(least, found, emitted.optimizer)
-    proved = None if plan is best[0] else priced
-    return SearchResult(result.strategy, *best, (), bound, result.explored, proved=proved)
+    def _chosen(
+        self, result: SearchResult, own: Plan, found: JointPlan, meanwhile: Callable[[], object]
+    ) -> SearchResult:
+        """
+        Complete the result of `own`, the plan found.
 
-
-def _choose_and_bound(
-    found: JointPlan, settle: Chooser, meanwhile: Callable[[], object] = lambda: None
-) -> SearchResult:
-    """
-    Return the fastest by simulated time of what was found, baselines and plans on parts, with its bound.
-
-    `meanwhile` runs while the worker makes baselines.
-    """
-    emitted, machine = settle.emitted, settle.machine
-    optimizer = emitted.optimizer
-    own = found.graph, cost(found.graph, machine, optimizer)
-    result = SearchResult(
-        settle.strategy, *own, found.derivation, found.bound, found.explored, interrupted=found.interrupted
-    )
-    result = replace(result, joint=found)
-    if found.interrupted or machine.devices == 1:
-        return result
-    try:
+        1. Ask the workers for a bound, unless the search found one, and for baselines.
+        2. Simulate the plan found, and those with a part of its weight moves overlapped.
+        3. Take the fastest of them and of the baselines, or a faster one with operators on parts of the machine.
+        4. The bound is of sums of seconds, so the plan of the least sum is given with it as `proved`. Where bounding
+           finds a plan of a lesser sum, choose again with that one.
+        """
         bounding = None
         if found.bound is None:
-            bounding = settle.bounding.ask(KnownPlan(found.rewritten, own[1].time, own[1].memory_bytes, found.price))
-        by_hand = settle.by_hand.ask((found.rewritten, False))
-        others = [own, *plans_with_hidden_moves(found, machine, optimizer)]
-        for plan in others:
-            emitted.seconds(plan)
+            bounding = self.bounding.ask(KnownPlan(found.rewritten, own[1].time, own[1].memory_bytes, found.price))
+        by_hand = self.by_hand.ask((found.rewritten, False))
+        plans = [own, *plans_with_hidden_moves(found, self.machine, self.emitted.optimizer)]
+        for plan in plans:
+            self.emitted.seconds(plan)
         meanwhile()
-        offers = that_fit(by_hand())
-        proved, bound = own, found.bound
+        candidates = that_fit(by_hand())
+        proved = own if bounding is None else self._least_sum(own, candidates)
+        first = self.emitted.fastest([proved, *plans], candidates)
+        best = self._on_parts(first, found)
         if bounding is not None:
-            least = min((o for o in offers if not o.on_parts), key=lambda o: o.seconds, default=None)
-            proved = own if least is None or own[1].time <= least.seconds else emitted.plan(least)
-        first = emitted.fastest([proved, *others], offers)
-        best = _in_parts(first, first is own, found, machine, emitted)
-        if bounding is not None:
-            plan, priced, bound = bounded(proved, bounding(), optimizer)
-            if plan is not proved[0]:
-                proved = plan, priced
-                best_now = emitted.fastest([proved, *others], offers)
-                if best_now is not first:
-                    best = _in_parts(best_now, best_now is own, found, machine, emitted)
+            graph, priced, bound = bounded(proved, bounding(), self.emitted.optimizer)
+            result = replace(result, bound=bound)
+            if graph is not proved[0]:
+                proved = graph, priced
+                again = self.emitted.fastest([proved, *plans], candidates)
+                best = best if again is first else self._on_parts(again, found)
         explained = replace(found, graph=best[0]) if found.bound is not None or best is own else None
-        result = replace(result, graph=best[0], cost=best[1], bound=bound, joint=explained)
-        if best is not proved:
-            result = replace(result, proved=proved[1])
-    except KeyboardInterrupt:
-        result = replace(result, interrupted=True)
-    return result
+        of_bound = None if best is proved else proved[1]
+        return replace(result, graph=best[0], cost=best[1], joint=explained, proved=of_bound)
 
+    def _least_sum(self, own: Plan, candidates: Sequence[Candidate]) -> Plan:
+        """Return the plan found or, if all its moves waited for take less, the baseline of the least seconds."""
+        least = min((c for c in candidates if not c.on_parts), key=lambda c: c.seconds, default=None)
+        return own if least is None or own[1].time <= least.seconds else self.emitted.plan(least)
 
-def _in_parts(plan: Plan, is_own: bool, found: JointPlan, machine: Machine, emitted: SimulatedPlans) -> Plan:
-    """Return a plan (`is_own`: the one `found`), or a faster one with siblings or branches on parts of the machine."""
-    if not_kept(plan[0]):
-        return plan
-    rests = relays = dict[Value, Layout]()
-    if is_own:
-        _, rests, relays = placed(found.rewritten, found.plan, found.solver)
-    beside = place_siblings(found.rewritten, machine, emitted.optimizer, plan[0])
-    branches = place_branches(found.rewritten, machine, emitted.optimizer, plan[0], (rests, relays))
-    return emitted.fastest([plan, *(p for p in (beside, branches) if p is not None)])
+    def _on_parts(self, plan: Plan, found: JointPlan) -> Plan:
+        """Return a plan of the rewritten graph, or a faster one with siblings or branches on parts of the machine."""
+        if not_kept(plan[0]):
+            return plan
+        rests = relays = dict[Value, Layout]()
+        if plan[0] is found.graph:
+            _, rests, relays = placed(found.rewritten, found.plan, found.solver)
+        on = found.rewritten, self.machine, self.emitted.optimizer, plan[0]
+        others = place_siblings(*on), place_branches(*on, (rests, relays))
+        return self.emitted.fastest([plan, *(p for p in others if p is not None)])
+
+    def _with_rival(self, result: SearchResult, found: JointPlan) -> SearchResult:
+        """Return the result, or that of the graph that is fastest on one device, if its plan simulates faster."""
+        rival = found.rival if found.price == 0 else None
+        if rival is None:
+            return result
+        now = result.graph, result.cost
+        slower = self.emitted.fastest([now, self._priced(rival.graph)]) is now
+        if slower and len(result.cost.operators) > limits().rival_operators:
+            return result
+        rivals = [rival]
+        if not rival.solver.spaces.axis_by_axis:
+            # How axes are best cut into groups for the graph as it was says little about this one.
+            own = joint(rival.rewritten, self.machine, (), self.emitted.optimizer, like=self.serial)
+            rivals += [replace(own, derivation=rival.derivation)] if own.graph != rival.graph else []
+        for other in rivals:
+            chosen = self._choose(other)
+            better = self.emitted.fastest([(result.graph, result.cost), (chosen.graph, chosen.cost)])
+            if better[0] is not result.graph:
+                result = replace(chosen, explored=result.explored)
+            result = replace(result, interrupted=chosen.interrupted)
+        return result
+
+    def _unrewritten(self, found: JointPlan) -> list[Plan]:
+        """Return the plan of the graph without rewrites, if the found one has rewrites and memory is not short."""
+        if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
+            return []
+        priced = self._priced(realise(self.serial, found.source, found.solver))
+        self.emitted.seconds(priced)
+        return [priced] if fits(*priced, self.emitted.optimizer) else []
+
+    def _with_unrewritten(
+        self, result: SearchResult, plans: Sequence[Plan], candidates: Sequence[Candidate]
+    ) -> SearchResult:
+        """Return the result, or a plan of the graph without rewrites, found or by hand, if it simulates faster."""
+        now = result.graph, result.cost
+        best = self.emitted.fastest([now, *plans], candidates)
+        if best is now:
+            return result
+        least = map(self.emitted.plan, sorted(candidates, key=lambda c: c.seconds)[:1])
+        proved = min((*plans, *least), key=lambda p: p[1].time)
+        found = self.bounding.ask(KnownPlan(self.serial, proved[1].time))()
+        graph, priced, bound = bounded(proved, found, self.emitted.optimizer)
+        of_bound = None if graph is best[0] else priced
+        return SearchResult(result.strategy, *best, (), bound, result.explored, proved=of_bound)
 
 
 def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[Plan]:

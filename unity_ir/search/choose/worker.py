@@ -38,10 +38,11 @@ class _Process:
 
 class ForkedWorker(Generic[Q, A]):
     """
-    A function that is asked now and answers later. A context manager.
+    Runs a function, in a forked process if a processor is free, and hands out its answers later. A context manager.
 
-    In a process of its own, questions and answers are pickled; until the first question it runs through `ahead`, which
-    may compute tables the function needs. With `beside=False`, a question is answered when its answer is wanted.
+    Questions and answers are pickled. Until the first question, the process iterates `ahead`, which may compute tables
+    that the function needs. With `beside=False`, or without a free processor, each question is answered here, when its
+    answer is requested.
     """
 
     def __init__(self, function: Callable[[Q], A], ahead: Iterable[object] = (), beside: bool = True):
@@ -56,11 +57,11 @@ class ForkedWorker(Generic[Q, A]):
     def __enter__(self) -> Self:
         if self._beside and _processor_left():
             try:
-                # Ctrl-C between the fork and its first line would end up there.
+                # Ctrl-C between the fork and the child's first line would be raised in the child.
                 with _defer_interrupts():
                     self._fork()
             except OSError:
-                # No process is to be had, or no file: it is done in turn.
+                # No process or file can be made: answer here.
                 pass
             except KeyboardInterrupt:
                 self._end()
@@ -87,7 +88,7 @@ class ForkedWorker(Generic[Q, A]):
             try:
                 return self._answer(number)
             except (EOFError, OSError):
-                # It ends where the function raises, and may have been ended by others: the same is done here.
+                # The process ends if the function raises, and may have been killed: answer here.
                 self._end()
                 return self._function(question)
 
@@ -107,7 +108,7 @@ class ForkedWorker(Generic[Q, A]):
                 process, self._process = self._process, None
                 process.connection.close()
                 os.close(process.answers)
-                # Where nobody is told of ended processes (SIGCHLD is ignored), or others waited for it, it is gone.
+                # It is gone already if SIGCHLD is ignored, or if other code waited for it.
                 with suppress(ProcessLookupError, ChildProcessError):
                     os.kill(process.number, signal.SIGKILL)
                     os.waitpid(process.number, 0)
@@ -118,7 +119,7 @@ class ForkedWorker(Generic[Q, A]):
             answers = os.memfd_create("answers")
             stack.callback(os.close, answers)
             with warnings.catch_warnings():
-                # Of threads, that is: numpy's, which wait, and are not asked for anything there.
+                # The warning is of threads: numpy's, which are idle, and unused in the child.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 number = os.fork()
             if number == 0:

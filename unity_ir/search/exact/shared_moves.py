@@ -304,21 +304,24 @@ class _Readers:
         total = float(self.arriving[self.at])
         for need, each in self.needs.items():
             if tracked is not None and need in tracked:
-                total += float(self._from(self.at, need, any(each))[0])
+                total += self._once(need, each)
             else:
-                part = 1.0 if tracked is None else self.terms.part(self.value)
-                total += part * sum(float(self._from(self.at, need, training)[0]) for training in each)
+                total += self._paid(need, each, 1.0 if tracked is None else self.terms.part(self.value))
         return total
 
     def underpaid(self) -> list[int]:
         """Return the layouts whose readers together are charged less than the move costs."""
         part = self.terms.part(self.value)
-        found: list[int] = []
-        for need, each in self.needs.items():
-            paid = part * sum(float(self._from(self.at, need, training)[0]) for training in each)
-            if paid < float(self._from(self.at, need, any(each))[0]) * (1 - ROUNDED):
-                found.append(need)
-        return found
+        of = self.needs.items()
+        return [need for need, each in of if self._paid(need, each, part) < self._once(need, each) * (1 - ROUNDED)]
+
+    def _once(self, need: int, each: list[bool]) -> float:
+        """Return the seconds of one move from the chosen relay, which all readers of a layout share."""
+        return float(self._from(self.at, need, any(each))[0])
+
+    def _paid(self, need: int, each: list[bool], part: float) -> float:
+        """Return the seconds of a part of the move for every reader of a layout."""
+        return part * sum(float(self._from(self.at, need, training)[0]) for training in each)
 
 
 def _slots(uses: Iterable[tuple[Node, int]]) -> dict[Node, list[int]]:

@@ -208,10 +208,7 @@ class Solver:
             if value in single:
                 seconds = seconds + self.leaf(value, with_gradient, user, read[i])[0][table.operands[i]]
                 continue
-            need = table.operands[i].copy()
-            for j in range(i):
-                if node.operands[j] == value:
-                    need[table.operands[i] == table.operands[j]] = NOWHERE
+            need = layouts_needed(node, table, i)
             needs.append(need)
             if self.stepwise:
                 continue
@@ -302,6 +299,18 @@ class Solver:
             piece = leaf("weight", tensor_type(space.shape, type.dtype, degrees), name="piece")
             seconds[i] = update_time(piece, self.optimizer, self.spaces.machine)
         return seconds, bytes
+
+
+def layouts_needed(node: Node, table: OperatorTable, operand: int) -> Ints:
+    """
+    Return, per row of an operator's table, the layout in which it needs an operand: [row].
+
+    NOWHERE where an earlier operand is the same value in the same layout: it is brought there once.
+    """
+    needed, value = table.operands[operand].copy(), node.operands[operand]
+    for earlier in (i for i in range(operand) if node.operands[i] == value):
+        needed[table.operands[operand] == table.operands[earlier]] = NOWHERE
+    return needed
 
 
 def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 
 from unity_ir.budget import spend
 from unity_ir.machine.model import Machine
@@ -28,9 +27,8 @@ from unity_ir.search.layouts.limits import limits
 Progress = Callable[[int, float], None]
 """Called with the number of graphs explored and the best time so far (seconds)."""
 
-
-_Found = tuple[float, Graph, ExactPlan, tuple[RuleApplication, ...]]
-"""Seconds, a serial graph, its plan, and its derivation."""
+Rewrite = tuple[list[RuleApplication], Graph]
+"""Rule applications, and the serial graph after them."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +56,26 @@ class JointPlan:
 
 @dataclass
 class RewriteCache:
-    """Memo of rewrites, for the next search from the same graph at another price of bytes."""
+    """Memo of rewrites by graph, for the next search from the same source graph at another price of a byte."""
 
     alone: JointPlan | None = None
-    everywhere: dict[tuple[tuple[Value, ...], str], tuple[list[RuleApplication], Graph]] = field(
-        default_factory=dict[tuple[tuple[Value, ...], str], tuple[list[RuleApplication], Graph]]
+    """The plan for one device."""
+    everywhere: dict[tuple[tuple[Value, ...], str], Rewrite] = field(
+        default_factory=dict[tuple[tuple[Value, ...], str], Rewrite]
     )
+    """Per graph (by its outputs) and rule name, the rule applied everywhere."""
     rewrites: dict[tuple[Value, ...], ReplayIterator] = field(default_factory=dict[tuple[Value, ...], "ReplayIterator"])
+    """Per graph, all rewrites (`_rewrites`)."""
 
 
 class ReplayIterator:
     """Replays an iterator from its beginning, any number of times; items are drawn from it once."""
 
-    def __init__(self, given: Iterator[tuple[list[RuleApplication], Graph]]):
+    def __init__(self, given: Iterator[Rewrite]):
         self._given = given
-        self._kept: list[tuple[list[RuleApplication], Graph]] = []
+        self._kept: list[Rewrite] = []
 
-    def __iter__(self) -> Iterator[tuple[list[RuleApplication], Graph]]:
+    def __iter__(self) -> Iterator[Rewrite]:
         at = 0
         while True:
             if at == len(self._kept):
@@ -91,100 +92,131 @@ def joint(
     machine: Machine,
     rules: Sequence[Rule],
     optimizer: Optimizer,
-    alpha: float = 1.05,
-    budget: int = 500,
     progress: Progress | None = None,
     solver: Solver | None = None,
     explored: RewriteCache | None = None,
     like: Graph | None = None,
 ) -> JointPlan:
     """
-    Return the fastest parallel graph found for a serial one.
+    Return the fastest parallel graph found for a serial one (best-first search; Unity, section 5.1).
 
-    `alpha` is how much worse than the best a graph may be and still be rewritten; `budget` bounds the operators of all
-    graphs explored, so that the same search ends in the same plan on any computer. `solver` may price bytes, too; by
-    default only time is priced. `explored` is the memo of an earlier search; `like` the graph whose number of axis
-    groups is used (`axis_groups.solve`), by default the source's. Ctrl-C ends the search with the incumbent. Raises
-    `KeyboardInterrupt` before there is one.
+    1. Price the source graph by its optimal parallelization: it is the incumbent, and queued.
+    2. Price the graph that the same search finds for one device: it may be many rewrites away.
+    3. Price the incumbent with each rule in turn applied wherever it matches.
+    4. Price all rewrites of the cheapest queued graph, until none is within `limits().alpha` of the incumbent or
+       `limits().rewritten_operators` are priced (a count, so that any computer finds the same plan).
+    5. Charge shared moves once in the incumbent and in the graph of step 2; return the faster, with a lower bound.
+
+    `solver` prices graphs, by default in seconds alone. `explored` is the memo of an earlier search. `like` is the
+    graph whose number of axis groups is used (`axis_groups.solve`), by default `graph`. Ctrl-C ends the search with the
+    incumbent. Raises `KeyboardInterrupt` before there is one.
     """
-    most = max(limits().least_graphs, budget // max(1, sum(n.is_compute for n in graph.nodes())))
-    tie = count()
-    explored = explored or RewriteCache()
     solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
-    best: _Found = (plan.seconds, graph, plan, ())
-    queue: list[tuple[float, int, Graph, tuple[RuleApplication, ...]]] = [(plan.seconds, next(tie), graph, ())]
-    seen = {graph.outputs}
-    ends: list[_Found] = []
+    search = BestFirst(PricedGraph(plan.seconds, graph, plan, ()), solver, rules, progress, explored or RewriteCache())
+    most = max(limits().least_graphs, limits().rewritten_operators // max(1, sum(n.is_compute for n in graph.nodes())))
     interrupted = False
-
-    def enter(after: Graph, steps: tuple[RuleApplication, ...]) -> _Found | None:
-        """Price a graph and queue it, unless it was seen; return what was found."""
-        nonlocal best
-        if after.outputs in seen:
-            return None
-        seen.add(after.outputs)
-        plan = solver.solve(after)
-        found = plan.seconds, after, plan, steps
-        if plan.seconds < best[0] * (1 - 1e-9):
-            best = found
-        if plan.seconds <= alpha * best[0]:
-            heapq.heappush(queue, (plan.seconds, next(tie), after, steps))
-        if progress is not None:
-            progress(len(seen), best[0])
-        return found
-
     try:
-        if rules and machine.devices > 1:
-            # What is fastest on one device is often near, and may be many rewrites away.
-            alone = explored.alone or joint(graph, one_device(machine), rules, optimizer, alpha, budget)
-            if alone.interrupted:
-                raise KeyboardInterrupt
-            explored.alone = alone
-            end = enter(alone.rewritten, alone.derivation)
-            ends += [] if end is None else [end]
-        for rule in rules:
-            # For large graphs the budget ends before rewrites of rewrites.
-            _, candidate, _, derivation = best
-            at = candidate.outputs, rule.name
-            if at not in explored.everywhere:
-                explored.everywhere[at] = _everywhere(candidate, rule, OpIndex(candidate))
-            applied, after = explored.everywhere[at]
-            enter(after, (*derivation, *applied))
-        most += len(seen)
-        while queue and len(seen) < most:
-            seconds, _, candidate, derivation = heapq.heappop(queue)
-            if seconds > alpha * best[0]:
-                break
-            for applied, after in explored.rewrites.setdefault(
-                candidate.outputs, ReplayIterator(_rewrites(candidate, rules))
-            ):
-                enter(after, (*derivation, *applied))
-                if len(seen) >= most:
-                    break
+        alone = search.enter_alone(machine, optimizer) if rules and machine.devices > 1 else None
+        search.enter_everywhere()
+        search.expand(len(search.seen) + most)
+        best, *others = search.with_shared_moves(alone)
     except KeyboardInterrupt:
-        interrupted = True
-    if not interrupted:
-        try:
-            best, *ends = sorted(_sharpened(solver, best, ends), key=lambda f: f[0])
-        except KeyboardInterrupt:
-            interrupted = True
+        interrupted, best, others = True, search.best, []
 
-    def plan_of(found: _Found) -> JointPlan:
-        _, rewritten, plan, derivation = found
-        bound = None if interrupted or not solver.spaces.axis_by_axis else certain(plan.bound, rewritten, machine)
-        graph = realise(rewritten, plan, solver)
-        return JointPlan(graph, bound, derivation, len(seen), rewritten, plan, solver, interrupted=interrupted)
+    def plan_of(found: PricedGraph) -> JointPlan:
+        exact = solver.spaces.axis_by_axis and not interrupted
+        bound = certain(found.plan.bound, found.graph, machine) if exact else None
+        graph, seen = realise(found.graph, found.plan, solver), len(search.seen)
+        return JointPlan(graph, bound, found.derivation, seen, found.graph, found.plan, solver, interrupted=interrupted)
 
-    rival = plan_of(ends[0]) if ends and not interrupted else None
+    rival = plan_of(others[0]) if others else None
     return replace(plan_of(best), rival=rival, source=plan)
 
 
-def _sharpened(solver: Solver, best: _Found, ends: Sequence[_Found]) -> Iterator[_Found]:
-    """Yield the plans with shared moves charged once; `best` wins ties by a factor of 1 - 1e-9."""
-    for found in (best, *(end for end in ends if end is not best)):
-        _, graph, plan, derivation = found
-        plan = with_shared_moves(solver, graph, plan)
-        yield plan.seconds * (1 - 1e-9 * (found is best)), graph, plan, derivation
+@dataclass(frozen=True)
+class PricedGraph:
+    """A serial graph, the seconds of its optimal plan, and the rewrites that lead to it."""
+
+    seconds: float
+    graph: Graph
+    plan: ExactPlan
+    derivation: tuple[RuleApplication, ...]
+
+
+class BestFirst:
+    """
+    State of a best-first search over graphs, and its steps; `joint` says in which order.
+
+    `best` is the incumbent. The queue holds graphs whose rewrites are to be priced, cheapest first. `seen` has the
+    outputs of all graphs priced, so that each is priced once: nodes are hash-consed, so equal graphs have equal
+    outputs.
+    """
+
+    def __init__(
+        self, source: PricedGraph, solver: Solver, rules: Sequence[Rule], progress: Progress | None, memo: RewriteCache
+    ):
+        """Start from `source`, priced by `solver`."""
+        self.best = source
+        self.seen = {source.graph.outputs}
+        self.solver, self.rules, self.progress, self.memo = solver, rules, progress, memo
+        self._queue = [(source.seconds, len(self.seen), source)]
+        """Entered later is later in the queue, where seconds are equal."""
+
+    def enter(self, graph: Graph, derivation: tuple[RuleApplication, ...]) -> PricedGraph | None:
+        """Price a graph, and queue it if it is within alpha of the incumbent; return None if it was priced before."""
+        if graph.outputs in self.seen:
+            return None
+        self.seen.add(graph.outputs)
+        plan = self.solver.solve(graph)
+        found = PricedGraph(plan.seconds, graph, plan, derivation)
+        if plan.seconds < self.best.seconds * (1 - 1e-9):
+            self.best = found
+        if plan.seconds <= limits().alpha * self.best.seconds:
+            heapq.heappush(self._queue, (plan.seconds, len(self.seen), found))
+        if self.progress is not None:
+            self.progress(len(self.seen), self.best.seconds)
+        return found
+
+    def enter_alone(self, machine: Machine, optimizer: Optimizer) -> PricedGraph | None:
+        """
+        Enter the graph that is fastest on one device. Raises `KeyboardInterrupt` if the search for it was interrupted.
+        """
+        alone = self.memo.alone or joint(self.best.graph, one_device(machine), self.rules, optimizer)
+        if alone.interrupted:
+            raise KeyboardInterrupt
+        self.memo.alone = alone
+        return self.enter(alone.rewritten, alone.derivation)
+
+    def enter_everywhere(self) -> None:
+        """
+        Enter the incumbent with each rule applied everywhere; of large graphs, `expand` enters no rewrites of rewrites.
+        """
+        for rule in self.rules:
+            best = self.best
+            at = best.graph.outputs, rule.name
+            if at not in self.memo.everywhere:
+                self.memo.everywhere[at] = _everywhere(best.graph, rule, OpIndex(best.graph))
+            applied, after = self.memo.everywhere[at]
+            self.enter(after, (*best.derivation, *applied))
+
+    def expand(self, most: int) -> None:
+        """Enter all rewrites of queued graphs, cheapest first, until `most` graphs are seen or none is within alpha."""
+        while self._queue and len(self.seen) < most:
+            seconds, _, cheapest = heapq.heappop(self._queue)
+            if seconds > limits().alpha * self.best.seconds:
+                return
+            rewrites = ReplayIterator(_rewrites(cheapest.graph, self.rules))
+            for applied, after in self.memo.rewrites.setdefault(cheapest.graph.outputs, rewrites):
+                self.enter(after, (*cheapest.derivation, *applied))
+                if len(self.seen) >= most:
+                    return
+
+    def with_shared_moves(self, alone: PricedGraph | None) -> list[PricedGraph]:
+        """Return the incumbent and `alone`, shared moves charged once, fastest first; the incumbent wins ties."""
+        ends = [self.best] if alone is None or alone is self.best else [self.best, alone]
+        plans = [with_shared_moves(self.solver, end.graph, end.plan) for end in ends]
+        found = [replace(end, seconds=plan.seconds, plan=plan) for end, plan in zip(ends, plans, strict=True)]
+        return sorted(found, key=lambda f: f.seconds * (1 - 1e-9 * (f is found[0])))
 
 
 def one_device(machine: Machine) -> Machine:

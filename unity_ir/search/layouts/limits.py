@@ -95,6 +95,10 @@ class SearchLimits:
     the whole chain is held at once (Chen et al., 2016).
     """
     # search/joint
+    alpha: float = 1.05
+    """A graph is rewritten further if it costs less than alpha times the incumbent (Unity, section 5.1)."""
+    rewritten_operators: int = 500
+    """Operators of all graphs that are priced."""
     least_graphs: int = 8
     """Graphs that are rewritten or priced, at least, however small the budget."""
     work_match: int = 3_000

@@ -27,7 +27,7 @@ from unity_ir.search.layouts.axes import (
     role_degrees,
 )
 from unity_ir.search.layouts.limits import limits
-from unity_ir.search.layouts.transitions import Moves, all_moves
+from unity_ir.search.layouts.transitions import Moves, PricedMoves, all_moves
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 FREE_MOVE = 1e-12
@@ -281,45 +281,13 @@ class LayoutSpace:
 
     def from_layouts(self, sources: Ints, single: bool = False, home: bool = False) -> Floats:
         """
-        Return seconds [source, layout] of the cheapest moves from some representatives to all (Bellman-Ford); if
-        `home`, to them from all.
-
-        In float32 each sum along a path may be too large by a factor of 1 + 2**-24.
+        Return seconds [source, layout] of the cheapest moves from some layouts without REPEAT to all of them; if
+        `home`, to them from all. `single`: in float32 (see `PricedMoves.cheapest`).
         """
-        n, moves = len(self._stays), self._moves.home if home else self._moves
-        # [target, source]: rows, which are copied, lie together.
+        moves = self._moves.home if home else self._moves
         precision: Any = np.float32 if single else np.float64
-        to_all: Floats = np.full((n, len(sources)), np.inf, dtype=precision)
-        to_all[sources, np.arange(len(sources))] = 0.0
         seconds: Floats = self._move_seconds.astype(precision)
-        sets = [(moves.sources[at], moves.targets[at], seconds[at][:, None]) for at in moves.lie if at.stop > at.start]
-        while sets:
-            before = to_all.copy()
-            for source, target, of_move in sets:
-                found = to_all[source]
-                found += of_move
-                to_all[target] = np.minimum(found, to_all[target], out=found)
-            better = np.flatnonzero((to_all < before).reshape(-1))
-            if len(better) * limits().scattered < to_all.size:
-                self._settle(to_all.reshape(-1), better, len(sources), seconds, moves)
-                break
-        return np.ascontiguousarray(to_all.T)
-
-    def _settle(self, to_all: Floats, better: Ints, columns: int, seconds: Floats, moves: Moves) -> None:
-        """Relax sparsely, from those entries of [target, source], flat, that improved last."""
-        order = np.argsort(moves.sources, kind="stable")
-        starts = np.searchsorted(moves.sources[order], np.arange(len(self._stays) + 1))
-        while len(better):
-            row, column = np.divmod(better, columns)
-            leave = starts[row + 1] - starts[row]
-            first = np.repeat(starts[row] - np.cumsum(leave) + leave, leave)
-            move = order[first + np.arange(len(first))]
-            found = np.repeat(to_all[better], leave) + seconds[move]
-            place = moves.targets[move] * columns + np.repeat(column, leave)
-            less = found < to_all[place]
-            place = place[less]
-            np.minimum.at(to_all, place, found[less])
-            better = np.unique(place)
+        return PricedMoves(len(self._stays), moves.sources, moves.targets, seconds, moves.lie).cheapest(sources)
 
     @cached_property
     def _moves(self) -> Moves:

@@ -1,4 +1,8 @@
-"""Enumerate legal moves between layouts: axes of a level change from one role to another, in one collective."""
+"""
+Enumerate legal moves between layouts, and find the cheapest sequences of moves (Bellman-Ford).
+
+In a move, axes of a level change from one role to another, by one collective.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,8 @@ import numpy.typing as npt
 
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.sharding import COPY, SUM
-from unity_ir.search.layouts.axes import (
-    AxisGroup,
-    Ints,
-    code,
-    role_counts,
-    role_degrees,
-)
+from unity_ir.search.layouts.axes import AxisGroup, Floats, Ints, code, role_counts, role_degrees
+from unity_ir.search.layouts.limits import limits
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +63,59 @@ class Moves:
             self.before,
             self.after,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class PricedMoves:
+    """Moves between `count` states (layouts, or orders of axes), each with its seconds, float64 or float32."""
+
+    count: int
+    sources: Ints
+    targets: Ints
+    seconds: Floats
+    lie: tuple[slice, ...]
+    """Slices into sets of moves; no two moves of a set share a target."""
+
+    def cheapest(self, starts: Ints) -> Floats:
+        """
+        Return seconds [start, state] of the cheapest moves from some states, at least one, to all.
+
+        Bellman-Ford: relax all moves, set by set, until few sums improve; then only moves from the states that did. In
+        float32 each sum along a path may be too large by a factor of 1 + 2**-24.
+        """
+        # [target, start]: rows, which are copied, lie together.
+        to_all: Floats = np.full((self.count, len(starts)), np.inf, dtype=self.seconds.dtype)
+        to_all[starts, np.arange(len(starts))] = 0.0
+        sets = [
+            (self.sources[at], self.targets[at], self.seconds[at][:, None]) for at in self.lie if at.stop > at.start
+        ]
+        while sets:
+            before = to_all.copy()
+            for source, target, of_move in sets:
+                found = to_all[source]
+                found += of_move
+                to_all[target] = np.minimum(found, to_all[target], out=found)
+            better = np.flatnonzero((to_all < before).reshape(-1))
+            if len(better) * limits().scattered < to_all.size:
+                self._relax_from(to_all.reshape(-1), better, len(starts))
+                break
+        return np.ascontiguousarray(to_all.T)
+
+    def _relax_from(self, to_all: Floats, better: Ints, columns: int) -> None:
+        """Relax moves only from the entries of [target, start], flat, that improved last, until none does."""
+        order = np.argsort(self.sources, kind="stable")
+        starts = np.searchsorted(self.sources[order], np.arange(self.count + 1))
+        while len(better):
+            row, column = np.divmod(better, columns)
+            leave = starts[row + 1] - starts[row]
+            first = np.repeat(starts[row] - np.cumsum(leave) + leave, leave)
+            move = order[first + np.arange(len(first))]
+            found = np.repeat(to_all[better], leave) + self.seconds[move]
+            place = self.targets[move] * columns + np.repeat(column, leave)
+            less = found < to_all[place]
+            place = place[less]
+            np.minimum.at(to_all, place, found[less])
+            better = np.unique(place)
 
 
 @lru_cache(maxsize=256)

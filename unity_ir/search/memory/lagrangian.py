@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 
 from rich.filesize import decimal
 
@@ -192,7 +192,7 @@ class LagrangianCurve:
         self.good.append(best)
         return self._found(best, limit)
 
-    def walked(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> FittingPlan | None:
+    def descended(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> FittingPlan | None:
         """
         Return a choice whose simulated peak is within the limit, by local search from known ones; None if none is
         found.
@@ -276,72 +276,102 @@ def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
 
 def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], JointPlan]) -> JointPlan:
     """
-    Run the joint search under the device's memory: return `fastest` if it fits, else the best plan found that does.
+    Return `fastest` if it fits the device's memory, else the fastest plan found that does.
 
-    The rewrites are those that help at the byte price of the source graph at the limit. `search` is the joint search
-    with a given solver. Raises `Refused` where nothing fits, with the closest plan.
+    1. At the best price of a byte for the source graph (its Lagrange multiplier at the limit), search for rewrites;
+       `search` is the joint search with a given solver.
+    2. Of the source, the fastest and the rewritten graph, take the fastest choice that holds no more than the limit at
+       the end of the forward. While its simulated peak is above the limit, allow fewer bytes there.
+    3. If no peak fits, descend from the choices met by local search on the simulated peak.
+
+    Raises `Refused` where nothing fits, with the closest plan.
     """
-    solver, machine = fastest.solver, fastest.solver.spaces.machine
-    limit = machine.device.memory
-
-    def need(plan: ExactPlan, graph: Graph) -> int:
-        made = realise(graph, plan, solver)
-        return needed(made, cost(made, machine, solver.optimizer), solver.optimizer)
-
-    if need(fastest.plan, fastest.rewritten) <= limit:
+    if _needed(fastest.plan, fastest.rewritten, fastest.solver) <= fastest.solver.spaces.machine.device.memory:
         return fastest
-    solvers = Solvers(solver)
-    first = LagrangianCurve(solvers, source)
-    if _states(source, solver) > limit:
-        smallest_plan = first.ledger.plan(first.smallest, 0.0)
-        raise _refused(need(smallest_plan, source), smallest_plan, source, solver)
-    curves = {source: first}
-    derivations: dict[Graph, tuple[RuleApplication, ...]] = {source: (), fastest.rewritten: fastest.derivation}
-    interrupted = fastest.interrupted
-    if not interrupted:
-        try:
-            price = Price(1.0, first.fitting(limit).price)
-        except NothingFits:
-            price = SPACE
-        rewritten = search(solvers.at(price))
-        derivations.setdefault(rewritten.rewritten, rewritten.derivation)
-        interrupted = rewritten.interrupted
-    curves |= {graph: LagrangianCurve(solvers, graph) for graph in derivations if graph is not source}
-    smallest: tuple[float, ExactPlan] | None = None
-    low, target = 0.0, float(limit)
+    within = _SearchWithinMemory(fastest, source)
+    within.rewrite(search)
+    found = within.tighten() or within.descend()
+    if found is None:
+        raise _refused(*within.smallest, source, fastest.solver)
+    return within.joint_plan(found)
 
-    def returned(found: FittingPlan) -> JointPlan:
-        found = curves[found.graph].sound(found)
-        bound = certain(found.bound(limit), found.graph, machine) if solver.spaces.axis_by_axis else None
+
+class _SearchWithinMemory:
+    """State and steps of `joint_within`: a curve of choices for each graph, and the smallest plan met."""
+
+    def __init__(self, fastest: JointPlan, source: Graph):
+        """Raises `Refused` if weights, gradients and optimizer state alone exceed the limit."""
+        self.fastest, self.source, self.solver = fastest, source, fastest.solver
+        self.limit = self.solver.spaces.machine.device.memory
+        self.solvers = Solvers(self.solver)
+        first = LagrangianCurve(self.solvers, source)
+        if _states(source, self.solver) > self.limit:
+            plan = first.ledger.plan(first.smallest, 0.0)
+            raise _refused(self.needed(plan, source), plan, source, self.solver)
+        self.curves = {source: first}
+        self.derivations: dict[Graph, tuple[RuleApplication, ...]] = {source: (), fastest.rewritten: fastest.derivation}
+        self.interrupted = fastest.interrupted
+        self.smallest: tuple[float, ExactPlan] = inf, fastest.plan
+        """Bytes per device of the smallest plan that `tighten` met, and the plan."""
+
+    def needed(self, plan: ExactPlan, graph: Graph) -> int:
+        """Return the bytes a device must have for a plan of a serial graph."""
+        return _needed(plan, graph, self.solver)
+
+    def rewrite(self, search: Callable[[Solver], JointPlan]) -> None:
+        """Search for rewrites at the byte price of the source graph; make a curve for every graph found."""
+        if not self.interrupted:
+            try:
+                price = Price(1.0, self.curves[self.source].fitting(self.limit).price)
+            except NothingFits:
+                price = SPACE
+            rewritten = search(self.solvers.at(price))
+            self.derivations.setdefault(rewritten.rewritten, rewritten.derivation)
+            self.interrupted = rewritten.interrupted
+        others = [graph for graph in self.derivations if graph is not self.source]
+        self.curves |= {graph: LagrangianCurve(self.solvers, graph) for graph in others}
+
+    def tighten(self) -> FittingPlan | None:
+        """Return the fastest choice found whose simulated peak is within the limit; None after `peak_rounds` tries."""
+        low, target = 0.0, float(self.limit)
+        for _ in range(limits().peak_rounds):
+            found = _fastest(self.curves.values(), target)
+            needs = self.needed(found.plan, found.graph)
+            if needs <= self.limit:
+                return found
+            if needs < self.smallest[0]:
+                self.smallest = needs, found.plan
+            if found.bytes > target:
+                # Nothing is held so little: what is least at the end of the forward is not at the peak.
+                low, target = target, (target + self.limit) / 2
+            else:
+                target = max(found.bytes - (needs - self.limit), (low + target) / 2)
+        return None
+
+    def descend(self) -> FittingPlan | None:
+        """Return the first choice that local search on the simulated peak brings within the limit."""
+        found = (curve.descended(self.needed, self.limit) for curve in self.curves.values())
+        return next((choice for choice in found if choice is not None), None)
+
+    def joint_plan(self, found: FittingPlan) -> JointPlan:
+        """Return the joint search's result for a choice, with a lower bound on all that fit."""
+        found = self.curves[found.graph].sound(found)
+        spaces, graph = self.solver.spaces, found.graph
         return replace(
-            fastest,
-            graph=realise(found.graph, found.plan, solver),
-            bound=bound,
-            derivation=derivations[found.graph],
-            rewritten=found.graph,
+            self.fastest,
+            graph=realise(graph, found.plan, self.solver),
+            bound=certain(found.bound(self.limit), graph, spaces.machine) if spaces.axis_by_axis else None,
+            derivation=self.derivations[graph],
+            rewritten=graph,
             plan=found.plan,
             price=found.price,
-            interrupted=interrupted,
+            interrupted=self.interrupted,
         )
 
-    for _ in range(limits().peak_rounds):
-        found = _fastest(curves.values(), target)
-        needs = need(found.plan, found.graph)
-        if needs <= limit:
-            return returned(found)
-        if smallest is None or needs < smallest[0]:
-            smallest = needs, found.plan
-        if found.bytes > target:
-            # Nothing is held so little: what is least at the end of the forward is not at the peak.
-            low, target = target, (target + limit) / 2
-        else:
-            target = max(found.bytes - (needs - limit), (low + target) / 2)
-    for curve in curves.values():
-        found = curve.walked(need, limit)
-        if found is not None:
-            return returned(found)
-    assert smallest is not None
-    raise _refused(*smallest, source, solver)
+
+def _needed(plan: ExactPlan, graph: Graph, solver: Solver) -> int:
+    made = realise(graph, plan, solver)
+    return needed(made, cost(made, solver.spaces.machine, solver.optimizer), solver.optimizer)
 
 
 def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Refused:

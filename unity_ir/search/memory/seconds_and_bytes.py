@@ -9,24 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from unity_ir.budget import spend
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.search.exact.factor_graph import NOWHERE
 from unity_ir.search.exact.recompute import SavedForBackward
-from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
+from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver, layouts_needed
 from unity_ir.search.layouts.axes import Floats, Ints
 from unity_ir.search.layouts.limits import limits
 
 Choice = tuple[int, ...]
 """The row of each variable of a `CostModel`."""
-
-
-T = TypeVar("T", Ints, npt.NDArray[np.bool_])
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,17 +90,13 @@ class CostModel:
                 bytes = np.concatenate([bytes, table.halos])
             own = self._enter(node, seconds, bytes)
             for i, value in enumerate(node.operands):
-                need = self._twice(node, table.operands[i]).copy()
-                for j in range(i):
-                    if node.operands[j] == value:
-                        need[self._twice(node, table.operands[i] == table.operands[j])] = NOWHERE
                 at = value if value in self._numbers else value.node
                 self._way(
                     value,
                     self._numbers[at],
                     self._made(at, value),
                     own,
-                    need,
+                    self._twice(node, layouts_needed(node, table, i)),
                     terms.training(value, [node]),
                     keeps.operands(node)[i],
                 )
@@ -126,9 +117,9 @@ class CostModel:
     def _rows(self, node: Node) -> int:
         return len(self.solver.table(node, self._terms.with_gradient))
 
-    def _twice(self, node: Node, of_rows: T) -> T:
+    def _twice(self, node: Node, of_rows: Ints) -> Ints:
         """Return `of_rows` for the saved rows and, where the operator may be recomputed, for the recomputed ones."""
-        return cast(T, np.concatenate([of_rows, of_rows])) if node in self._may_recompute else of_rows
+        return np.concatenate([of_rows, of_rows]) if node in self._may_recompute else of_rows
 
     def _enter(self, key: Key, seconds: Floats, bytes: Floats) -> int:
         self._numbers[key] = len(self.keys)

@@ -34,19 +34,19 @@ class Joint:
     def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
         """The fastest plan found, with a lower bound on all placements of its graph."""
         rules, optimizer = selected(options.rules), context.optimizer
-        with choosing(self.name, graph, machine, optimizer) as settle:
+        with choosing(self.name, graph, machine, optimizer) as chooser:
             search = partial(
                 joint, graph, machine, rules, optimizer, progress=context.progress, explored=RewriteCache()
             )
             try:
                 found = joint_within(search(), graph, lambda solver: search(solver=solver))
             except Refused as refused:
-                return settle.instead(refused)
-            result = settle.result(found)
+                return chooser.best_baseline(refused)
+            result = chooser.result(found)
             if found.price > 0 and not result.interrupted:
                 # Rewrites were searched at one price of bytes only: the graph that is fastest on one device may win.
                 try:
-                    result = settle.faster(result, settle.result(_sequential(graph, machine, options, context)))
+                    result = chooser.faster(result, chooser.result(_sequential(graph, machine, options, context)))
                 except Refused:
                     pass
                 except KeyboardInterrupt:
@@ -63,8 +63,8 @@ class Sequential:
 
     def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
         """The fastest plan of the graph that is fastest on one device."""
-        with choosing(self.name, graph, machine, context.optimizer) as settle:
-            return settle.result(_sequential(graph, machine, options, context))
+        with choosing(self.name, graph, machine, context.optimizer) as chooser:
+            return chooser.result(_sequential(graph, machine, options, context))
 
 
 def _sequential(graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> JointPlan:
