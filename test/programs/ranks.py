@@ -39,7 +39,7 @@ def _worker(jobs: Any, answers: Any) -> None:
     from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
 
     torch.set_num_threads(1)
-    # Overflow of small shapes' indices is looked for where kernels are tested one by one; here it is a third of the time.
+    # A third of the time; overflow of indices is looked for where kernels are tested one by one.
     interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
     while (job := jobs.get()) is not None:
         path, rank, world, store, function, arguments = job
