@@ -113,7 +113,8 @@ class StepWriter:
             row.pinned = True
             return row
         row.starts, row.operand, row.around = (move.result,), operand, around
-        if move.kind == "zero_pad" and piece_bytes(self.program, move.result) < BUCKET_BYTES:
+        is_small = piece_bytes(self.program, move.result) < BUCKET_BYTES
+        if move.kind == "zero_pad" and is_small and not is_pinned(move.source):
             row.joined = [operand]
         return row
 

@@ -1,0 +1,42 @@
+"""Every call in a program gives the function it calls the arguments that it takes."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from zoo_plans import program, sized
+
+from unity_ir.models import build
+from unity_ir.pcg.graph import Optimizer
+
+
+def wrong_calls(text: str) -> list[str]:
+    """Return the calls of functions the text itself defines, by position, with too few or too many arguments."""
+    tree = ast.parse(text)
+    functions = {f.name: f.args for f in tree.body if isinstance(f, ast.FunctionDef)}
+    found: list[str] = []
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in functions:
+            continue
+        takes = functions[call.func.id]
+        is_known = not any(isinstance(a, ast.Starred) for a in call.args)
+        given = len(call.args) + len(call.keywords)
+        most = len(takes.args) + len(takes.kwonlyargs)
+        least = most - len(takes.defaults) - sum(d is not None for d in takes.kw_defaults)
+        if is_known and not (least <= given and (given <= most or takes.vararg is not None)):
+            found.append(ast.unparse(call))
+    return found
+
+
+def test_wrong_calls_are_found():
+    text = "def f(a, b=1):\n    pass\n\nf(1)\nf(1, 2)\nf()\nf(1, 2, 3)\n"
+    assert wrong_calls(text) == ["f()", "f(1, 2, 3)"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["pinned-0", "pinned-1", "pinned-2", "random-0", "joint", "fsdp"])
+@pytest.mark.parametrize("model", ["bert_large", "lenet", "xdl"])
+def test_calls_fit_what_they_call(model: str, plan: str):
+    name, keys = sized(model)
+    assert wrong_calls(program(build(name, **keys), plan, 4, Optimizer())) == []
