@@ -54,7 +54,7 @@ from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.graphs import read_graphs
 
 if TYPE_CHECKING:
-    from unity_ir.lowering.measure.operators import Call, Job
+    from unity_ir.lowering.measure.operators import Job, OperatorJob
 
 ELEMENTS = tuple(4**k for k in range(5, 12))
 """Of the pieces that collectives are measured on: 4 kB to 16 MB."""
@@ -64,7 +64,7 @@ class Asked:
     """The kernels to measure, each once, the most wanted first; and what runs them."""
 
     def __init__(self) -> None:
-        self.jobs: dict[Kernel, Call] = {}
+        self.jobs: dict[Kernel, OperatorJob] = {}
         self.refused: dict[str, str] = {}
         """By operator, why it cannot be measured."""
         self.known: set[tuple[str, tuple[int, ...]]] = set()
@@ -198,12 +198,12 @@ def _processor() -> str:
 
 def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> int:
     """Add to a profile what it lacks; returns how many were added."""
-    from unity_ir.lowering.measure.operators import Collective, Ranks
+    from unity_ir.lowering.measure.operators import CollectiveJob, Ranks
 
     have = {(row.operator, row.sizes) for row in file.kernels(ranks)}
     kernels = [(k, job) for k, job in asked.jobs.items() if (k.operator, k.sizes) not in have][: options.limit]
     moved = {(row.kind, row.members, row.bytes) for row in file.collectives(ranks)}
-    moves = [Collective(*c) for c in (collectives(ranks) if options.device == "cpu" else ())]
+    moves = [CollectiveJob(*c) for c in (collectives(ranks) if options.device == "cpu" else ())]
     moves = [c for c in moves if (c.kind, c.members, c.bytes) not in moved]
     jobs: list[tuple[Kernel | None, Job]] = [*((None, c) for c in moves), *kernels]
     end = monotonic() + options.seconds
@@ -224,11 +224,11 @@ def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> 
             except UnityError as error:
                 if "died" in str(error):
                     raise
-                asked.refused[str(job.kind if isinstance(job, Collective) else job.name)] = str(error)
+                asked.refused[str(job.kind if isinstance(job, CollectiveJob) else job.name)] = str(error)
                 continue
             now = datetime.now(UTC).isoformat(timespec="seconds")
             if kernel is None:
-                assert isinstance(job, Collective)
+                assert isinstance(job, CollectiveJob)
                 row = CollectiveRow(job.kind, job.members, job.bytes, ranks, **asdict(found), measured=now)
                 file.add_collective(row)
             else:
