@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.rank.deadlock import Call, Place, calls, check_order
+from unity_ir.lowering.rank.deadlock import CollectiveCall, Place, calls, check_order
 from unity_ir.lowering.rank.program import Program
 from unity_ir.lowering.rank.schedule import schedule
 from unity_ir.pcg.sharding import pins
@@ -92,23 +92,23 @@ def mutants(text: str, mesh: tuple[int, ...]) -> list[Mutant]:
     return found
 
 
-def of_every_rank(program: Program) -> dict[Place, list[Call]]:
+def of_every_rank(program: Program) -> dict[Place, list[CollectiveCall]]:
     """What each rank of the mesh calls, in order; those that do the same things one by one, too."""
     found = calls(program, schedule(program))
     apart = sorted({axis for t in program.tensors.values() for axis, _ in pins(t.layout)})
     places = list(product(*(range(size) for size in program.mesh.sizes)))
 
-    def group(place: Place, call: Call) -> tuple[Place, ...]:
+    def group(place: Place, call: CollectiveCall) -> tuple[Place, ...]:
         return tuple(p for p in places if all(a == b or i in call.axes for i, (a, b) in enumerate(zip(p, place))))
 
     return {p: [replace(c, group=group(p, c)) for c in found[tuple(p[i] for i in apart)]] for p in places}
 
 
-def swaps_let_pass(program: Program) -> list[tuple[Call, Call]]:
+def swaps_let_pass(program: Program) -> list[tuple[CollectiveCall, CollectiveCall]]:
     """Neighbouring calls that one rank could do the other way round without the order check telling."""
     found = of_every_rank(program)
     check_order("", found)
-    passed: list[tuple[Call, Call]] = []
+    passed: list[tuple[CollectiveCall, CollectiveCall]] = []
     for place, mine in found.items():
         for i in range(len(mine) - 1):
             swapped = [*mine[:i], mine[i + 1], mine[i], *mine[i + 2 :]]

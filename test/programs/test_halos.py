@@ -12,7 +12,7 @@ from zoo_plans import divided
 
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.lowering.rank.convert import from_op, to_op
-from unity_ir.lowering.rank.program import Exchange, Program, lower
+from unity_ir.lowering.rank.program import HaloExchange, Program, lower
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.tdl.parallel import Configuration, operand_degrees
@@ -28,7 +28,7 @@ def spatial(wanted: tuple[str, ...]) -> Program:
 def test_images_in_parts(ranks: Ranks, wanted: tuple[str, ...]):
     program = spatial(wanted)
     assert from_op(to_op(program)) == program
-    kinds = Counter(i.kind for i in program.body if isinstance(i, Exchange))
+    kinds = Counter(i.kind for i in program.body if isinstance(i, HaloExchange))
     # Of an image no gradient is wanted.
     assert kinds["halo"] > kinds["halo_reduce"] >= 2
     text = emit(program, cnn(), kernels="torch").text
@@ -47,7 +47,7 @@ def test_halos_wider_than_a_piece():
     sizes = [
         (program.tensors[i.operand].local(program.mesh)[i.dim], i.low)
         for i in program.body
-        if isinstance(i, Exchange) and i.kind == "halo"
+        if isinstance(i, HaloExchange) and i.kind == "halo"
     ]
     assert (1, 2) in sizes
 
@@ -55,7 +55,7 @@ def test_halos_wider_than_a_piece():
 def test_exchanges_that_operators_share_are_one():
     """A convolution and the gradient of its weight read the same halo."""
     program = spatial(("y",))
-    exchanged = [i.operand for i in program.body if isinstance(i, Exchange) and i.kind == "halo"]
+    exchanged = [i.operand for i in program.body if isinstance(i, HaloExchange) and i.kind == "halo"]
     assert len(exchanged) == len(set(exchanged))
     node = next(n for n in cnn().nodes() if n.op == "conv2d")
     needed = operand_degrees(node.analysis, Configuration({"y": 2}))

@@ -14,7 +14,7 @@ from test_programs import program
 
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.lowering.rank.convert import from_op, to_op
-from unity_ir.lowering.rank.program import Program, Reshard, lower
+from unity_ir.lowering.rank.program import Program, ReshardMove, lower
 from unity_ir.pcg.collectives import FROM_ONE
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
@@ -42,7 +42,7 @@ def test_every_kind_of_move_occurs_and_the_text_says_all():
     for build, _ in MODELS.values():
         for seed in range(8):
             made = pinned_program(build(), seed)
-            kinds.update(i.kind for i in made.body if isinstance(i, Reshard))
+            kinds.update(i.kind for i in made.body if isinstance(i, ReshardMove))
             assert from_op(to_op(made)) == made
     assert {*FROM_ONE, "zero_pad"} <= kinds.keys()
 

@@ -22,7 +22,7 @@ from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
 from unity_ir.lowering.pytorch.code import torch_body
 from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
-from unity_ir.lowering.triton.attention import Place, attention_launches
+from unity_ir.lowering.triton.attention import Scope, attention_launches
 from unity_ir.lowering.triton.convolution import convolution_launch
 from unity_ir.lowering.triton.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.lowering.triton.grouped import grouped_launch
@@ -258,7 +258,7 @@ def _attention(function: _Function, line: Bound, form: Attention) -> Launcher | 
     if needs_int64(line):
         return None
     outputs = [function.output(r) for r in line.results]
-    place = Place(line, function.buffers, outputs, function.like, function.name, function.names, function.starts)
+    place = Scope(line, function.buffers, outputs, function.like, function.name, function.names, function.starts)
     launches = attention_launches(form, place)
     return None if launches is None else function.launcher(launches, outputs)
 

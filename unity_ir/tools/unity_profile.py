@@ -54,7 +54,7 @@ from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.graphs import read_graphs
 
 if TYPE_CHECKING:
-    from unity_ir.lowering.measure.operators import Call, Job
+    from unity_ir.lowering.measure.operators import Job, OperatorJob
 
 ELEMENTS = tuple(4**k for k in range(5, 12))
 """Elements of the pieces that collectives are measured on: 4 kB to 16 MB in f32."""
@@ -64,7 +64,7 @@ class Asked:
     """The distinct kernels to measure, most important first, each with the call that runs it."""
 
     def __init__(self) -> None:
-        self.jobs: dict[Kernel, Call] = {}
+        self.jobs: dict[Kernel, OperatorJob] = {}
         self.refused: dict[str, str] = {}
         """Per operator that cannot be measured, the reason."""
         self.known: set[tuple[str, tuple[int, ...]]] = set()
@@ -204,12 +204,12 @@ def _processor() -> str:
 
 def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> int:
     """Measure the kernels and collectives that a profile lacks; return the number added."""
-    from unity_ir.lowering.measure.operators import Collective, Ranks
+    from unity_ir.lowering.measure.operators import CollectiveJob, Ranks
 
     have = {(row.operator, row.sizes) for row in file.kernels(ranks)}
     kernels = [(k, job) for k, job in asked.jobs.items() if (k.operator, k.sizes) not in have][: options.limit]
     moved = {(row.kind, row.members, row.bytes) for row in file.collectives(ranks)}
-    moves = [Collective(*c) for c in (collectives(ranks) if options.device == "cpu" else ())]
+    moves = [CollectiveJob(*c) for c in (collectives(ranks) if options.device == "cpu" else ())]
     moves = [c for c in moves if (c.kind, c.members, c.bytes) not in moved]
     jobs: list[tuple[Kernel | None, Job]] = [*((None, c) for c in moves), *kernels]
     end = monotonic() + options.seconds
@@ -230,11 +230,11 @@ def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> 
             except UnityError as error:
                 if "died" in str(error):
                     raise
-                asked.refused[str(job.kind if isinstance(job, Collective) else job.name)] = str(error)
+                asked.refused[str(job.kind if isinstance(job, CollectiveJob) else job.name)] = str(error)
                 continue
             now = datetime.now(UTC).isoformat(timespec="seconds")
             if kernel is None:
-                assert isinstance(job, Collective)
+                assert isinstance(job, CollectiveJob)
                 row = CollectiveRow(job.kind, job.members, job.bytes, ranks, **asdict(found), measured=now)
                 file.add_collective(row)
             else:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.program import Compute, Leaf, Program, Reshard, lower
+from unity_ir.lowering.rank.program import Compute, Leaf, Program, ReshardMove, lower
 from unity_ir.lowering.rank.schedule import BUCKET_MEMBERS, Bucket, Schedule, schedule
 from unity_ir.machine import load
 from unity_ir.models import build
@@ -108,8 +108,8 @@ def test_small_weights_are_gathered_in_the_order_they_are_wanted():
     moved = [
         m for line in found.lines for m in (line.action.moves if isinstance(line.action, Bucket) else (line.action,))
     ]
-    assert {m for m in moved if isinstance(m, Reshard) and m.kind in kinds} == {
-        a for a in none if isinstance(a, Reshard) and a.kind in kinds
+    assert {m for m in moved if isinstance(m, ReshardMove) and m.kind in kinds} == {
+        a for a in none if isinstance(a, ReshardMove) and a.kind in kinds
     }
     assert any(isinstance(a, Leaf) for a in none)
 

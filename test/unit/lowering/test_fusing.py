@@ -20,7 +20,7 @@ from operator_cases import DTYPES
 from unity_ir.lowering.emit.fusing import MOST_OPERATORS, with_fusions
 from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator
 from unity_ir.lowering.launchers import launcher
-from unity_ir.lowering.rank.program import Compute, Exchange, Fused, Leaf, Program, Reshard, lower
+from unity_ir.lowering.rank.program import Compute, Fused, HaloExchange, Leaf, Program, ReshardMove, lower
 from unity_ir.lowering.rank.saved_softmax import with_savings
 from unity_ir.lowering.rank.schedule import Schedule, Wait, crosses, piece_bytes, schedule
 from unity_ir.machine import Machine, load
@@ -68,7 +68,7 @@ def values(program: Program, seed: int = 0) -> Arrays:
             case Compute(_, operands, results):
                 line = program.analysis(instruction).bound
                 found |= zip(results, evaluate(line, [found[r] for r in operands]), strict=True)
-            case Reshard(operand, result) | Exchange(operand, result):
+            case ReshardMove(operand, result) | HaloExchange(operand, result):
                 found[result] = found[operand]
             case _:
                 pass
@@ -244,14 +244,14 @@ def test_collectives_start_and_are_waited_for_where_they_were(name: str, where: 
     before, after = planned(name, where, strategy)
     weights = {i.result for i in before.body if isinstance(i, Leaf)}
     for i in before.body:
-        if isinstance(i, Reshard) and i.operand in weights:
+        if isinstance(i, ReshardMove) and i.operand in weights:
             weights.add(i.result)
     places: list[tuple[dict[int, int], dict[int, int]]] = []
     for program in (before, after):
         starts, waits = dict[int, int](), dict[int, int]()
         operators = {r for i in program.body if isinstance(i, Compute) for r in i.results}
         for action, count in made(program, schedule(program, 0)):
-            if isinstance(action, Reshard) and crosses(action) and action.operand in operators:
+            if isinstance(action, ReshardMove) and crosses(action) and action.operand in operators:
                 starts[action.result] = count
             if isinstance(action, Wait) and not weights & {*action.registers}:
                 waits |= dict.fromkeys(action.registers, count)
@@ -270,7 +270,7 @@ def peak(program: Program) -> int:
         match line.action:
             case Compute(_, _, results):
                 alive |= {*results}
-            case Leaf(_, result) | Reshard(_, result) | Exchange(_, result):
+            case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
                 alive |= {result} - kept
             case _:
                 pass
@@ -301,7 +301,7 @@ def test_every_operator_is_in_one_place(name: str, where: str, strategy: str) ->
                 there |= {*results}
             case Leaf(_, result):
                 there.add(result)
-            case Reshard(operand, result) | Exchange(operand, result):
+            case ReshardMove(operand, result) | HaloExchange(operand, result):
                 assert operand in there
                 read.add(operand)
                 there.add(result)

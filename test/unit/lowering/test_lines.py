@@ -18,7 +18,7 @@ from pinned import pinned
 
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.lowering.emit.rows import MOVES
-from unity_ir.lowering.rank.program import Compute, Exchange, Leaf, Program, Reshard, UpdateWeight, lower
+from unity_ir.lowering.rank.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight, lower
 from unity_ir.lowering.rank.schedule import Bucket, Wait, crosses, schedule
 from unity_ir.machine import load
 from unity_ir.models import build
@@ -49,9 +49,9 @@ def said(program: Program, bucket: int) -> tuple[list[Event], list[str]]:
                 values.update((m.result, next(numbers)) for m in moves)
             case Wait(registers):
                 events.append(("wait", *(values[r] for r in registers)))
-            case Reshard(operand, result, "retype", _, source) if not is_pinned(source):
+            case ReshardMove(operand, result, "retype", _, source) if not is_pinned(source):
                 values[result] = values[found.held(operand)]
-            case Reshard(operand, result) | Exchange(operand, result) as action:
+            case ReshardMove(operand, result) | HaloExchange(operand, result) as action:
                 kind = action.kind if crosses(action) else "local"
                 events.append((kind, action.axes, values[found.held(operand)]))
                 values[result] = next(numbers)

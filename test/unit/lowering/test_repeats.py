@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unity_ir.forms.addresses import Names
 from unity_ir.lowering.emit import reference_text as reference_module
 from unity_ir.lowering.emit.reference_text import reference_text
-from unity_ir.lowering.emit.repeats import LEAST, Run, numbered, pattern, runs
+from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 
@@ -22,7 +22,7 @@ from unity_ir.pcg.types import tensor_type
 @given(st.lists(st.sampled_from("ab"), max_size=30), st.lists(st.sampled_from("abc"), max_size=30))
 def test_runs_are_of_equal_parts(some: list[str], more: list[str]):
     keys = [*some, *more]
-    found = list(runs(keys))
+    found = list(repeats(keys))
     for run in found:
         parts = [keys[run.start + i * run.period :][: run.period] for i in range(run.count)]
         assert run.count >= LEAST
@@ -32,9 +32,9 @@ def test_runs_are_of_equal_parts(some: list[str], more: list[str]):
 
 
 def test_the_run_that_leaves_the_fewest_items_is_found():
-    assert list(runs("xaabaabaabaaby")) == [Run(1, 3, 4)]
-    assert list(runs("ababcd")) == []
-    assert list(runs("ababab", lambda run: 2)) == []
+    assert list(repeats("xaabaabaabaaby")) == [Repeat(1, 3, 4)]
+    assert list(repeats("ababcd")) == []
+    assert list(repeats("ababab", lambda run: 2)) == []
 
 
 @given(st.integers(0, 12), st.integers(1, 3), st.integers(3, 6), st.text("ab.'{\\\"", max_size=4))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pinned import pinned
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.rank.deadlock import Call, Place, calls, check_order
-from unity_ir.lowering.rank.program import Compute, Exchange, Leaf, Program, Reshard, UpdateWeight, lower
+from unity_ir.lowering.rank.deadlock import CollectiveCall, Place, calls, check_order
+from unity_ir.lowering.rank.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight, lower
 from unity_ir.lowering.rank.schedule import Bucket, Schedule, Wait, crosses, piece_bytes, schedule
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
@@ -64,7 +64,7 @@ def test_what_is_read_is_there_and_nothing_stays(seed: int, with_pins: bool, buc
             case Wait(registers):
                 assert set(registers) <= pending
                 pending.difference_update(registers)
-            case Reshard(operand, result) | Exchange(operand, result) as move:
+            case ReshardMove(operand, result) | HaloExchange(operand, result) as move:
                 assert found.held(operand) in there - pending
                 there.add(result)
                 if crosses(move):
@@ -112,9 +112,11 @@ def held_until_the_end(program: Program, found: Schedule) -> list[list[int]]:
                     out.pop()
             case Bucket(moves) if moves[0].kind != "all_reduce" and moves[0].result in wanted:
                 late[moves[0].result] = sum(piece_bytes(program, m.operand) for m in moves)
-            case Reshard(operand, result, kind) if kind != "all_reduce" and crosses_(line.action) and result in wanted:
+            case ReshardMove(operand, result, kind) if (
+                kind != "all_reduce" and crosses_(line.action) and result in wanted
+            ):
                 late[result] = piece_bytes(program, operand)
-            case Exchange(operand, result) if result in wanted:
+            case HaloExchange(operand, result) if result in wanted:
                 late[result] = piece_bytes(program, operand)
             case _:
                 pass
@@ -161,13 +163,13 @@ def actions(found: Schedule) -> list[object]:
 
 
 def crosses_(action: object) -> bool:
-    return isinstance(action, Reshard | Exchange) and crosses(action)
+    return isinstance(action, ReshardMove | HaloExchange) and crosses(action)
 
 
 # --- the order on every rank
 
 
-def ordered(seed: int) -> dict[Place, list[Call]]:
+def ordered(seed: int) -> dict[Place, list[CollectiveCall]]:
     program = random_program(seed, True)
     return calls(program, schedule(program))
 
@@ -178,7 +180,7 @@ def test_no_rank_waits_for_ever(seed: int):
     check_order("f", ordered(seed))
 
 
-def shared(found: dict[Place, list[Call]]) -> list[tuple[Place, int]]:
+def shared(found: dict[Place, list[CollectiveCall]]) -> list[tuple[Place, int]]:
     """Calls that several ranks make."""
     return [(place, i) for place, mine in found.items() for i, call in enumerate(mine) if len(call.group) > 1]
 
@@ -209,12 +211,12 @@ def test_a_rank_that_differs_is_found(change: str, seed: int):
 
 def test_groups_that_cross_are_found():
     """Each group's members agree, and yet each waits for the other."""
-    one, other = (Call(((0,), (1,)), (axis,), "all_reduce", 4, "add") for axis in (0, 1))
+    one, other = (CollectiveCall(((0,), (1,)), (axis,), "all_reduce", 4, "add") for axis in (0, 1))
     with pytest.raises(UnityError, match=r"ranks at \[0\] wait for those at \[1\], which does all_reduce of add along"):
         check_order("f", {(0,): [one, other], (1,): [other, one]})
 
 
 def test_calls_that_only_move_something_else_are_told_apart():
-    one, other = (Call(((0,), (1,)), (0,), "all_reduce", 4, "add", result) for result in (1, 2))
+    one, other = (CollectiveCall(((0,), (1,)), (0,), "all_reduce", 4, "add", result) for result in (1, 2))
     with pytest.raises(UnityError, match=r"ranks at \[0\] wait for those at \[1\]"):
         check_order("f", {(0,): [one, other], (1,): [other, one]})

@@ -22,13 +22,13 @@ from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator
 from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.rank.program import (
     Compute,
-    Exchange,
     Fused,
+    HaloExchange,
     Instruction,
     Leaf,
     Program,
     Register,
-    Reshard,
+    ReshardMove,
     Tensor,
     UpdateWeight,
 )
@@ -180,14 +180,14 @@ class _Fuser:
                 return False
             if crossed and source not in first and not isinstance(body[place], Leaf):
                 return False
-        early = (r for m in members[:-1] for r in m.results)
-        return not any(isinstance(body[p], Reshard | Exchange) for r in early for p in self._read_by_others(r, group))
+        others = (p for m in members[:-1] for r in m.results for p in self._read_by_others(r, group))
+        return not any(isinstance(body[p], ReshardMove | HaloExchange) for p in others)
 
     def _source(self, register: Register) -> tuple[Register, bool]:
         """Return the register from which moves make this one, and whether one of these moves crosses links."""
         crossed = False
         move = self.program.body[self.maker[register]]
-        while isinstance(move, Reshard | Exchange):
+        while isinstance(move, ReshardMove | HaloExchange):
             crossed, register = crossed or crosses(move), move.operand
             move = self.program.body[self.maker[register]]
         return register, crossed
@@ -305,7 +305,7 @@ def _reads(instruction: Instruction) -> tuple[Register, ...]:
     match instruction:
         case Compute(_, operands):
             return operands
-        case Reshard(operand) | Exchange(operand):
+        case ReshardMove(operand) | HaloExchange(operand):
             return (operand,)
         case UpdateWeight(weight, grad):
             return weight, grad
@@ -317,7 +317,7 @@ def _makes(instruction: Instruction) -> tuple[Register, ...]:
     match instruction:
         case Compute(_, _, results):
             return results
-        case Leaf(_, result) | Reshard(_, result) | Exchange(_, result):
+        case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
             return (result,)
         case UpdateWeight():
             return ()

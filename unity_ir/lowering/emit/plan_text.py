@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from unity_ir.lowering.emit.repeats import LEAST, Run, numbered, pattern, runs
+from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
 from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.rank.program import Program, Register
 from unity_ir.pcg.graph import Graph
@@ -88,21 +88,21 @@ def _spec(program: Program, register: Register, below: int | None = None) -> str
 def _table(entries: Sequence[tuple[str, str]]) -> list[str]:
     """Return the lines of a dict of these names and texts, in order; runs of them are comprehensions."""
 
-    def names(run: Run) -> list[str | None]:
-        """Return each entry's name in all parts of a run, as an expression."""
+    def names(run: Repeat) -> list[str | None]:
+        """Return each entry's name in all parts of a repeat, as an expression."""
         last = run.start + run.count * run.period
         return [
             numbered([name for name, _ in entries[q : last : run.period]], "layer")
             for q in range(run.start, run.start + run.period)
         ]
 
-    def alike(run: Run) -> int:
+    def alike(run: Repeat) -> int:
         counts = range(run.count, LEAST - 1, -1)
-        return next((c for c in counts if None not in names(Run(run.start, run.period, c))), 0)
+        return next((c for c in counts if None not in names(Repeat(run.start, run.period, c))), 0)
 
     out: list[str] = []
     done = 0
-    for run in runs([(pattern(name), text) for name, text in entries], alike):
+    for run in repeats([(pattern(name), text) for name, text in entries], alike):
         out += [f"    {name!r}: {text}," for name, text in entries[done : run.start]]
         out += [
             "    **{",

@@ -40,12 +40,10 @@ from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Schedule, schedule
 from unity_ir.lowering.triton.expression import tdl_text
 from unity_ir.lowering.triton.launch import Compiled, Launcher
 from unity_ir.lowering.triton.optimizer import optimizer_launcher
-from unity_ir.machine.tuned import Table
+from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.tdl.syntax import Bound
-
-IMPLEMENTATIONS = ("triton", "torch")
 
 _IMPORT_TRITON = """
 if not torch.cuda.is_available() or "gloo" in sys.argv or "--backend=gloo" in sys.argv:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from unity_ir.lowering.emit.repeats import LEAST, Run, numbered, pattern, runs
+from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
 from unity_ir.lowering.pytorch.code import torch_reference
 from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.pcg.graph import Graph, Node, Value
@@ -16,9 +16,9 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A run of nodes as a loop; `operands` has the operands of each node of a part, valid for every part."""
+    """A repeat of nodes as a loop; `operands` has the operands of each node of a part, valid for every part."""
 
-    run: Run
+    run: Repeat
     operands: tuple[tuple[str | Value | Place, ...], ...]
     """Each is a weight's text by the part's number, a value from before the loop, or the place of one made in it."""
     carried: Mapping[Place, Value]
@@ -56,9 +56,9 @@ class _Writer:
     def text(self) -> str:
         self.out = ["def reference(weights, batch):", '    """The same forward on whole tensors in plain PyTorch."""']
         done = 0
-        loops: dict[Run, _Loop] = {}
+        loops: dict[Repeat, _Loop] = {}
 
-        def alike(run: Run) -> int:
+        def alike(run: Repeat) -> int:
             for count in range(run.count, LEAST - 1, -1):
                 found = self._loop(replace(run, count=count))
                 if found is not None:
@@ -66,7 +66,7 @@ class _Writer:
                     return count
             return 0
 
-        for run in runs([self._key(n) for n in self.nodes], alike):
+        for run in repeats([self._key(n) for n in self.nodes], alike):
             self._straight(self.nodes[done : run.start])
             self._print(loops[run])
             done = run.end
@@ -82,8 +82,8 @@ class _Writer:
 
     # -- loops
 
-    def _loop(self, run: Run) -> _Loop | None:
-        """Return the loop of a run; None if its parts' operands do not match, or one but the last is read after it."""
+    def _loop(self, run: Repeat) -> _Loop | None:
+        """Return a repeat's loop; None if its parts' operands do not match, or one but the last is read after it."""
         parts = [self.nodes[run.start + i * run.period :][: run.period] for i in range(run.count)]
         if any(self.last_read.get(n, 0) >= run.end for part in parts[:-1] for n in part):
             return None
@@ -99,7 +99,7 @@ class _Writer:
             operands.append(tuple(mine))
         return _Loop(run, tuple(operands), carried)
 
-    def _alike(self, run: Run, values: Sequence[Value], carried: dict[Place, Value]) -> str | Value | Place | None:
+    def _alike(self, run: Repeat, values: Sequence[Value], carried: dict[Place, Value]) -> str | Value | Place | None:
         """Return an operand as in `_Loop.operands`, given its `values` in each part; None if they do not correspond."""
         first, second = values[:2]
         if first.node.op == "weight":

@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 LEAST = 3
-"""Fewest parts of a run; fewer are not worth a loop."""
+"""Fewest parts of a repeat; fewer are not worth a loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Repeat:
     """`count` parts of `period` items each, from item `start` on; part i differs from the first in names only."""
 
     start: int
@@ -24,25 +24,25 @@ class Run:
         return self.start + self.period * self.count
 
 
-def runs(keys: Sequence[Hashable], alike: Callable[[Run], int] = lambda run: run.count) -> Iterator[Run]:
+def repeats(keys: Sequence[Hashable], alike: Callable[[Repeat], int] = lambda run: run.count) -> Iterator[Repeat]:
     """
-    Yield runs of equal keys, in order, without overlap: at each index the run that saves the most items.
+    Yield repeats of equal keys, in order, without overlap: at each index the one that saves the most items.
 
-    Given `a b c b c b c d`, yields `Run(1, 2, 3)`. `alike` returns how many parts of a run, from the first, match in
-    more than their keys; a run is cut down to that.
+    Given `a b c b c b c d`, yields `Repeat(1, 2, 3)`. `alike` returns how many parts of a repeat, from the first, match
+    in more than their keys; a repeat is cut down to that.
     """
     places: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
     start = 0
     while start < len(keys):
-        found: list[Run] = []
+        found: list[Repeat] = []
         for other in places[keys[start]]:
             period = other - start
             if period > 0 and start + LEAST * period <= len(keys):
-                run = Run(start, period, _repeated(keys, start, period))
+                run = Repeat(start, period, _repeated(keys, start, period))
                 if run.count >= LEAST:
-                    run = Run(start, period, min(run.count, alike(run)))
+                    run = Repeat(start, period, min(run.count, alike(run)))
                 if run.count >= LEAST:
                     found.append(run)
         if not found:
@@ -71,7 +71,7 @@ def pattern(name: str) -> str:
 
 def numbered(names: Sequence[str], variable: str) -> str | None:
     """
-    Return the names of one item in each part of a run as a Python expression of the part's number, `variable`.
+    Return the names of one item in each part of a repeat as a Python expression of the part's number, `variable`.
 
     Given `h.3.w`, `h.4.w`, `h.5.w` and `i`, returns `f'h.{i + 3}.w'`; given every second one, `f'h.{2 * i + 3}.w'`;
     given equal names, a literal. None if the names do not differ by one arithmetic progression alone.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from unity_ir.lowering.emit.rows import Row, merged
 from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.rank.deadlock import makers, there
-from unity_ir.lowering.rank.program import Compute, Exchange, Leaf, Program, Register, Reshard, UpdateWeight
+from unity_ir.lowering.rank.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, UpdateWeight
 from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Action, Bucket, Schedule, Wait, piece_bytes
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.reshard import role_kind
@@ -77,9 +77,9 @@ class StepWriter:
                 row = self._leaf(action)
             case Compute():
                 row = self._compute(action)
-            case Reshard():
+            case ReshardMove():
                 row = self._reshard(action)
-            case Exchange():
+            case HaloExchange():
                 row = self._exchange(action)
             case Bucket():
                 row = self._bucket(action)
@@ -103,7 +103,7 @@ class StepWriter:
         text = self._only(text, pins(self.program.tensors[compute.results[0]].layout), len(targets))
         return Row(targets, text, self._comment(compute.operator, *compute.results))
 
-    def _reshard(self, move: Reshard) -> Row:
+    def _reshard(self, move: ReshardMove) -> Row:
         pinned, operand = there(self.program, move), self._use(move.operand)
         row = Row([self._name(move.result, move.kind)], moves=[(move.kind, role_name(move.source))])
         around = self._call(move)
@@ -118,7 +118,7 @@ class StepWriter:
             row.joined = [operand]
         return row
 
-    def _exchange(self, move: Exchange) -> Row:
+    def _exchange(self, move: HaloExchange) -> Row:
         self.groups.setdefault(move.axes)
         pinned = there(self.program, move)
         arguments = f"{self._use(move.operand)}, {move.dim}, {move.low}, {move.high}, {move.axes!r}"
@@ -179,7 +179,7 @@ class StepWriter:
         shape = tensor.local(self.program.mesh)
         return f"constant(ctx, {value!r}, {shape!r}, {TORCH_DTYPES[tensor.dtype]}, {axes!r})"
 
-    def _call(self, move: Reshard) -> tuple[str, str]:
+    def _call(self, move: ReshardMove) -> tuple[str, str]:
         """Return the text before and after the operand of a move: the runtime call of its collective's row."""
         collective = COLLECTIVES[move.kind]
         if collective.crosses_links:
@@ -201,7 +201,7 @@ def _dim_or_rank(role: int) -> str:
     return repr(role if is_shard(role) else coordinate_of(role) if is_pinned(role) else None)
 
 
-def _dims(moves: Sequence[Reshard]) -> tuple[tuple[int, ...], ...]:
+def _dims(moves: Sequence[ReshardMove]) -> tuple[tuple[int, ...], ...]:
     """Return the dims a bucket's moves gather or scatter along, as an argument; nothing for all-reduces."""
     if moves[0].kind == "all_reduce":
         return ()

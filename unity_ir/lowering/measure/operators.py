@@ -79,7 +79,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorJob:
     """A call to measure: the function's name and text, and its arguments, tensors and then numbers."""
 
     name: str
@@ -89,7 +89,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class CollectiveJob:
     """A move of the runtime to measure: in all groups of `members` ranks at once, on pieces of `elements` f32 each."""
 
     kind: str
@@ -104,7 +104,7 @@ class Collective:
         return 4 * (after if self.kind in ON_DEVICE else self.elements)
 
 
-Job = Call | Collective
+Job = OperatorJob | CollectiveJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Measured:
     repeats: int
 
 
-def call_of(node: Node) -> Call:
+def call_of(node: Node) -> OperatorJob:
     """
     Return the call of a divided operator on one rank's pieces, in plain PyTorch.
 
@@ -137,14 +137,14 @@ def call_of(node: Node) -> Call:
         operands.append(Operand(shapes.get(parameter.name, value.type.piece_shape), dtype, min(below, default=2)))
     if sum(o.bytes for o in operands) > MOST_BYTES:
         raise UnityError(f"pcg.{node.op}: its operands are too large to be measured")
-    return Call(made.name, made.source, tuple(operands), (0,) * len(starts))
+    return OperatorJob(made.name, made.source, tuple(operands), (0,) * len(starts))
 
 
-def update_call(elements: int, dtype: str, optimizer: Optimizer) -> Call:
+def update_call(elements: int, dtype: str, optimizer: Optimizer) -> OperatorJob:
     """Return the call of the optimizer's update of a weight of so many elements, in plain PyTorch."""
     made = optimizer_launcher(optimizer.name, dtype, "torch", dtype, dtype)
     numbers = (*((1,) if optimizer.states else ()), *optimizer.settings.values())
-    return Call(made.name, made.source, (Operand((elements,), dtype),) * (2 + optimizer.states), numbers)
+    return OperatorJob(made.name, made.source, (Operand((elements,), dtype),) * (2 + optimizer.states), numbers)
 
 
 class Ranks:
@@ -233,14 +233,14 @@ class _Worker:
         """Return the seconds of a call for each repeat, or an error's message; ranks agree on that beforehand."""
         wrong, run = "", None
         try:
-            run = self._function(job) if isinstance(job, Call) else self._move(job)
-            if isinstance(job, Call):
+            run = self._function(job) if isinstance(job, OperatorJob) else self._move(job)
+            if isinstance(job, OperatorJob):
                 run()
         except Exception as error:
-            wrong = f"{job.name if isinstance(job, Call) else job.kind}: {error}"
+            wrong = f"{job.name if isinstance(job, OperatorJob) else job.kind}: {error}"
         if self._most(float(bool(wrong))) or run is None:
             return wrong or "another rank failed"
-        if isinstance(job, Call):
+        if isinstance(job, OperatorJob):
             return self._times(run, self.seconds)
         if not self.shared:
             return self._times(run, MOVES_LONGER * self.seconds)
@@ -294,7 +294,7 @@ class _Worker:
             run()
         return time.perf_counter() - begin
 
-    def _function(self, call: Call) -> Callable[[], object]:
+    def _function(self, call: OperatorJob) -> Callable[[], object]:
         scope: dict[str, Any] = {"torch": torch}
         exec(call.source, scope)
         function = scope[call.name]
@@ -331,7 +331,7 @@ class _Worker:
             out.append(tensor.to(self.device))
         return out
 
-    def _move(self, job: Collective) -> Callable[[], object]:
+    def _move(self, job: CollectiveJob) -> Callable[[], object]:
         of = self._runtime(job.members)
         context, axes = of.context, (1,)
         call, dims = COLLECTIVES[job.kind].profiled_call()

@@ -27,12 +27,12 @@ from unity_ir.dialects.spmd import (
 from unity_ir.errors import UnityError
 from unity_ir.lowering.rank.program import (
     Compute,
-    Exchange,
+    HaloExchange,
     Instruction,
     Leaf,
     Program,
     Register,
-    Reshard,
+    ReshardMove,
     Tensor,
     UpdateWeight,
 )
@@ -73,7 +73,7 @@ def to_op(program: Program) -> ProgramOp:
                     result_types=[type_of(r) for r in results],
                 )
                 hint = name
-            case Reshard(operand, result, kind, axes) | Exchange(operand, result, kind, axes):
+            case ReshardMove(operand, result, kind, axes) | HaloExchange(operand, result, kind, axes):
                 results = (result,)
                 made = {**MOVES, **EXCHANGES}[kind].create(
                     operands=[values[operand]],
@@ -127,9 +127,9 @@ def from_op(op: ProgramOp) -> Program:
                 body.append(_compute(each, operands, results, tensors, mesh))
             case MoveOp():
                 source, target = (group_role(tensors[r].layout, each.along, mesh) for r in (*operands, *results))
-                body.append(Reshard(operands[0], results[0], each.kind, each.along, source, target))
+                body.append(ReshardMove(operands[0], results[0], each.kind, each.along, source, target))
             case ExchangeOp():
-                body.append(Exchange(operands[0], results[0], each.kind, each.along, *each.border))
+                body.append(HaloExchange(operands[0], results[0], each.kind, each.along, *each.border))
             case UpdateOp():
                 body.append(UpdateWeight(*operands))
                 optimizer = to_optimizer("spmd.update", each.optimizer.data)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.rank.program import Compute, Exchange, Fused, Leaf, Program, Register, Reshard
+from unity_ir.lowering.rank.program import Compute, Fused, HaloExchange, Leaf, Program, Register, ReshardMove
 from unity_ir.lowering.rank.schedule import Bucket, Schedule, crosses, piece_bytes
 from unity_ir.pcg.sharding import pins
 
@@ -21,7 +21,7 @@ Place = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """A collective as one rank calls it: the places that must call it too, mesh axes, kind, and this rank's bytes."""
 
     group: tuple[Place, ...]
@@ -34,7 +34,7 @@ class Call:
     """The (first) register it makes, so that calls which move different tensors are different."""
 
 
-def calls(program: Program, schedule: Schedule) -> dict[Place, list[Call]]:
+def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCall]]:
     """Return the collectives that the ranks at each place call, in order."""
     sizes = program.mesh.sizes
     layouts = [t.layout for t in program.tensors.values()]
@@ -42,21 +42,21 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[Call]]:
     places = list(product(*(range(sizes[axis]) for axis in apart)))
     names = makers(program)
     groups: dict[tuple[Place, tuple[int, ...]], tuple[Place, ...]] = {}
-    found: dict[Place, list[Call]] = {place: [] for place in places}
+    found: dict[Place, list[CollectiveCall]] = {place: [] for place in places}
     for line in schedule.lines:
         action = line.action
         moves = action.moves if isinstance(action, Bucket) else (action,)
         first = moves[0]
-        if not isinstance(first, Reshard | Exchange) or not crosses(first):
+        if not isinstance(first, ReshardMove | HaloExchange) or not crosses(first):
             continue
         pinned = dict(there(program, first))
-        size = sum(piece_bytes(program, m.operand) for m in moves if isinstance(m, Reshard | Exchange))
+        size = sum(piece_bytes(program, m.operand) for m in moves if isinstance(m, ReshardMove | HaloExchange))
         for place in places:
             if all(c == pinned.get(axis, c) for axis, c in zip(apart, place, strict=True)):
                 key = place, first.axes
                 if key not in groups:
                     groups[key] = tuple(p for p in places if _apart_only(p, place, apart, first.axes))
-                call = Call(groups[key], first.axes, first.kind, size, names[first.operand], first.result)
+                call = CollectiveCall(groups[key], first.axes, first.kind, size, names[first.operand], first.result)
                 found[place].append(call)
     return found
 
@@ -66,7 +66,7 @@ def _apart_only(a: Place, b: Place, apart: Sequence[int], axes: Sequence[int]) -
     return all(x == y or axis in axes for x, y, axis in zip(a, b, apart, strict=True))
 
 
-def check_order(name: str, found: dict[Place, list[Call]]) -> None:
+def check_order(name: str, found: dict[Place, list[CollectiveCall]]) -> None:
     """
     Play the calls of all ranks as rendezvous: a call ends when all ranks of its group make the same one.
 
@@ -96,13 +96,13 @@ def check_order(name: str, found: dict[Place, list[Call]]) -> None:
                 del current[place]
 
 
-def _words(call: Call) -> str:
+def _words(call: CollectiveCall) -> str:
     return f"{call.kind} of {call.of} along {list(call.axes)}, {call.bytes:,} bytes"
 
 
-def there(program: Program, move: Reshard | Exchange) -> tuple[tuple[int, int], ...]:
+def there(program: Program, move: ReshardMove | HaloExchange) -> tuple[tuple[int, int], ...]:
     """Return the pins of the ranks that do a move: its operand's, but for axes it moves along; a retype's result's."""
-    if isinstance(move, Exchange):
+    if isinstance(move, HaloExchange):
         return pins(program.tensors[move.operand].layout)
     layout = program.tensors[move.result if move.kind == "retype" else move.operand].layout
     return tuple(pin for pin in pins(layout) if move.kind == "retype" or pin[0] not in move.axes)
@@ -119,7 +119,7 @@ def makers(program: Program) -> dict[Register, str]:
                 out.update((r, m.operator) for m in members for r in m.results)
             case Compute(name, _, results):
                 out.update(dict.fromkeys(results, name))
-            case Reshard(operand, result) | Exchange(operand, result):
+            case ReshardMove(operand, result) | HaloExchange(operand, result):
                 out[result] = out[operand]
             case _:
                 pass

@@ -90,7 +90,7 @@ class Fused(Compute):
 
 
 @dataclass(frozen=True, slots=True)
-class Reshard:
+class ReshardMove:
     """One move of a reshard: a collective along mesh axes, or a local step, from role `source` to role `target`."""
 
     operand: Register
@@ -102,7 +102,7 @@ class Reshard:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class HaloExchange:
     """
     An exchange between neighbours along a dim, which `axes` divide: `halo` fetches the `low` elements before and `high`
     after each piece, `halo_reduce` adds the elements that pieces hold beyond their part to the neighbours'.
@@ -125,7 +125,7 @@ class UpdateWeight:
     grad: Register
 
 
-Instruction = Leaf | Compute | Reshard | Exchange | UpdateWeight
+Instruction = Leaf | Compute | ReshardMove | HaloExchange | UpdateWeight
 
 
 @dataclass(frozen=True)
@@ -270,13 +270,13 @@ class _Lowering:
         axes = tuple(i for i, role in enumerate(after.layout) if role == dim)
         register = len(self.tensors)
         self.tensors[register] = after
-        self.body.append(Exchange(operand, register, kind, axes, dim, low, high))
+        self.body.append(HaloExchange(operand, register, kind, axes, dim, low, high))
         return register
 
     def _move(self, anchor: Value, operand: Register, move: Move, layout: Layout) -> Register:
         register = len(self.tensors)
         self.tensors[register] = Tensor(anchor.type.shape, anchor.type.dtype, layout)
-        self.body.append(Reshard(operand, register, move.kind, move.axes, move.source, move.target))
+        self.body.append(ReshardMove(operand, register, move.kind, move.axes, move.source, move.target))
         return register
 
 

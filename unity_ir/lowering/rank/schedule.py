@@ -16,12 +16,12 @@ from math import prod
 
 from unity_ir.lowering.rank.program import (
     Compute,
-    Exchange,
+    HaloExchange,
     Instruction,
     Leaf,
     Program,
     Register,
-    Reshard,
+    ReshardMove,
     UpdateWeight,
 )
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
@@ -51,7 +51,7 @@ With so much under way, links stay busy meanwhile.
 class Bucket:
     """Moves of one kind, process group and element type, done by one call."""
 
-    moves: tuple[Reshard, ...]
+    moves: tuple[ReshardMove, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Wait:
     registers: tuple[Register, ...]
 
 
-Action = Leaf | Compute | Reshard | Exchange | Bucket | Wait
+Action = Leaf | Compute | ReshardMove | HaloExchange | Bucket | Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Schedule:
 
 def crosses(instruction: Instruction) -> bool:
     """Return whether an instruction communicates between ranks, so that its result must be waited for."""
-    return isinstance(instruction, Exchange) or (
-        isinstance(instruction, Reshard) and instruction.kind in BETWEEN_DEVICES
+    return isinstance(instruction, HaloExchange) or (
+        isinstance(instruction, ReshardMove) and instruction.kind in BETWEEN_DEVICES
     )
 
 
@@ -106,7 +106,7 @@ def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDE
     return _Scheduler(program, bucket, under_way).schedule()
 
 
-Move = Reshard | Exchange
+Move = ReshardMove | HaloExchange
 
 
 class _Scheduler:
@@ -130,9 +130,9 @@ class _Scheduler:
                 case Compute():
                     self.maker.update(dict.fromkeys(instruction.results, len(self.computes)))
                     self.computes.append(instruction)
-                case Reshard(operand, result, "retype", _, _, target) if not is_pinned(target):
+                case ReshardMove(operand, result, "retype", _, _, target) if not is_pinned(target):
                     self.same[result] = self._held(operand)
-                case Reshard() | Exchange():
+                case ReshardMove() | HaloExchange():
                     self.moves.append(instruction)
                     self.move_of[instruction.result] = instruction
                     self.place[instruction.result] = place
@@ -180,7 +180,7 @@ class _Scheduler:
             ahead = max(reader - 1, 0)
             if not crosses(move):
                 # An early slice lets its operand be freed; other local steps only take memory.
-                if isinstance(move, Reshard) and move.kind == "slice" and not late and self._made_at(operand) > 0:
+                if isinstance(move, ReshardMove) and move.kind == "slice" and not late and self._made_at(operand) > 0:
                     slots[move.result] = self._made_at(operand)
             elif late:
                 last = max(slots.get(r, 0) for r in self._moves_before(move))
@@ -211,19 +211,19 @@ class _Scheduler:
 
     def _is_small_gather(self, move: Move) -> bool:
         """Return whether a move gathers a small weight of which every rank has a piece."""
-        if not isinstance(move, Reshard) or move.kind != "all_gather":
+        if not isinstance(move, ReshardMove) or move.kind != "all_gather":
             return False
         leaf = self.leaves.get(self._held(move.operand))
         pinned = pins(self.program.tensors[move.result].layout)
         return leaf is not None and leaf.op == "weight" and not pinned and self._bytes(move) < self.bucket
 
-    def _gathers(self, slots: Mapping[int, list[Move]]) -> dict[Register, list[Reshard]]:
+    def _gathers(self, slots: Mapping[int, list[Move]]) -> dict[Register, list[ReshardMove]]:
         """Return the bucket of every gather of a small weight: it and those needed next, up to a full bucket."""
-        out: dict[Register, list[Reshard]] = {}
-        room: dict[object, list[Reshard]] = {}
+        out: dict[Register, list[ReshardMove]] = {}
+        room: dict[object, list[ReshardMove]] = {}
         for _, moves in sorted(slots.items()):
             for move in moves:
-                if isinstance(move, Reshard) and self._is_small_gather(move):
+                if isinstance(move, ReshardMove) and self._is_small_gather(move):
                     key = self._alike(move)
                     if self._is_full(room.get(key, ())):
                         del room[key]
@@ -231,16 +231,16 @@ class _Scheduler:
                     found.append(move)
         return out
 
-    def _alike(self, move: Reshard) -> object:
+    def _alike(self, move: ReshardMove) -> object:
         """Return a key that is equal for moves that may be done by one call."""
         return move.kind, move.axes, self.program.tensors[move.result].dtype
 
-    def _is_full(self, moves: Sequence[Reshard]) -> bool:
+    def _is_full(self, moves: Sequence[ReshardMove]) -> bool:
         return sum(map(self._bytes, moves)) >= self.bucket or len(moves) == BUCKET_MEMBERS
 
     def _is_small_sync(self, move: Move) -> bool:
         """Return whether a move is a small sync of a gradient that only the update reads."""
-        if not isinstance(move, Reshard) or move.kind not in SYNCS or self.first[move.result] < self.end:
+        if not isinstance(move, ReshardMove) or move.kind not in SYNCS or self.first[move.result] < self.end:
             return False
         operand = self._held(move.operand)
         is_last = move.result in self.wanted and move.result != self.loss
@@ -257,7 +257,7 @@ class _Scheduler:
 
     def schedule(self) -> Schedule:
         slots = self._slots()
-        full: dict[object, list[Reshard]] = {}
+        full: dict[object, list[ReshardMove]] = {}
         sharing = {m.result for moves in slots.values() for m in moves if self._is_small_sync(m)}
         gathers = self._gathers(slots)
         for leaf in self.leaves.values():
@@ -270,7 +270,7 @@ class _Scheduler:
                 elif move.result not in sharing:
                     self._make(move.result)
                 else:
-                    assert isinstance(move, Reshard)
+                    assert isinstance(move, ReshardMove)
                     found = full.setdefault(self._alike(move), [])
                     found.append(move)
                     if self._is_full(found):
@@ -316,7 +316,7 @@ class _Scheduler:
             self.late.pop(together[0], None)
             self.lines.append(Wait(together))
 
-    def _start_bucket(self, moves: list[Reshard]) -> None:
+    def _start_bucket(self, moves: list[ReshardMove]) -> None:
         """Append the line that does several moves as one, and empty the list."""
         if len(moves) == 1:
             self._make(moves[0].result)
@@ -365,5 +365,5 @@ class _Scheduler:
                 return tuple(self._held(m.operand) for m in moves), tuple(m.result for m in moves)
             case Wait(registers):
                 return registers, ()
-            case Reshard(operand, result) | Exchange(operand, result):
+            case ReshardMove(operand, result) | HaloExchange(operand, result):
                 return (self._held(operand),), (result,)

@@ -44,7 +44,7 @@ _NEVER = 'float("-inf")'
 
 
 @dataclass(frozen=True)
-class Place:
+class Scope:
     """The launcher in which the kernels of a line are launched: its tensors and names."""
 
     bound: Bound
@@ -61,7 +61,7 @@ class Place:
     """As `Stage.starts`."""
 
 
-def attention_launches(of: Attention, place: Place) -> list[KernelLaunch] | None:
+def attention_launches(of: Attention, place: Scope) -> list[KernelLaunch] | None:
     """Return the launches that compute all results of a line; None for element types or widths they do not take."""
     dtypes = {place.buffers[a.tensor].dtype for a in _operands(of)}
     if len(dtypes) != 1 or dtypes & {*NOT_FLOATING}:
@@ -83,7 +83,7 @@ def _operands(of: Attention) -> list[Access]:
     return [*(a for p in products for a in accesses(p)), *(each.other for each in of.sums)]
 
 
-def _backward(of: Attention, place: Place) -> list[KernelLaunch]:
+def _backward(of: Attention, place: Scope) -> list[KernelLaunch]:
     launches: list[KernelLaunch] = []
     vector = tuple(Var(n) for n in (*of.scores.batch, *of.scores.rows))
     saved, mean = of.scores.saved, None
@@ -109,7 +109,7 @@ def _backward(of: Attention, place: Place) -> list[KernelLaunch]:
     return launches
 
 
-def _again(of: Attention, place: Place, buffers: dict[str, Buffer]) -> KernelLaunch:
+def _again(of: Attention, place: Scope, buffers: dict[str, Buffer]) -> KernelLaunch:
     """Return the launch of the forward that computes the sums' logarithms and the result, from which means are made."""
     scores = of.scores
     assert of.second is not None
@@ -149,7 +149,7 @@ class _Body:
     `outputs` are the buffers it fills, `reads` the expressions it reads beside the weights.
     """
 
-    def __init__(self, scores: Scores, place: Place, outputs: Iterable[Buffer], reads: Iterable[Expr], rows_move: bool):
+    def __init__(self, scores: Scores, place: Scope, outputs: Iterable[Buffer], reads: Iterable[Expr], rows_move: bool):
         self.scores = scores
         self.place = place
         self.extents = place.bound.extents
@@ -328,7 +328,7 @@ class _Body:
         return all(prod(sizes) % 16 == 0 for sizes in self.features)
 
 
-def _allocation(buffer: Buffer, indices: Sequence[object], place: Place) -> str:
+def _allocation(buffer: Buffer, indices: Sequence[object], place: Scope) -> str:
     shape = place.bound.result_shape(Result("", tuple(indices), Access("", ())))  # pyright: ignore[reportArgumentType]
     return f"{buffer.name} = torch.empty({shape}, dtype={buffer.torch_dtype}, device={place.like}.device)"
 
@@ -336,7 +336,7 @@ def _allocation(buffer: Buffer, indices: Sequence[object], place: Place) -> str:
 # --- forward ---------------------------------------------------------------------------------------------------------
 
 
-def _forward(scores: Scores, of: Sum, place: Place, out: Buffer, logsum: tuple[Buffer, Result] | None) -> KernelLaunch:
+def _forward(scores: Scores, of: Sum, place: Scope, out: Buffer, logsum: tuple[Buffer, Result] | None) -> KernelLaunch:
     outputs = [out, *([logsum[0]] if logsum else [])]
     body = _Body(scores, place, outputs, [of.other, *_beside(of.factor, (scores.weights,))], rows_move=False)
     writer, names = body.writer, body.names
@@ -391,7 +391,7 @@ class _Gradient:
     def __init__(
         self,
         of: Attention,
-        place: Place,
+        place: Scope,
         saved: Access,
         sums: Sequence[tuple[Sum, Buffer]],
         over_columns: bool,

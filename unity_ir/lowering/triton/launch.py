@@ -241,7 +241,7 @@ class Stage:
         return f"{out.name} = torch.empty({self.shape}, dtype={out.torch_dtype}, device={self.device}.device)"
 
 
-class Kernel:
+class KernelBuilder:
     """
     Builder of the kernel of a stage: parameters, body (by `writer`), and finally its launch.
 

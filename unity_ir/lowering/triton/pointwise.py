@@ -8,7 +8,7 @@ from math import prod
 from unity_ir.forms.addresses import Address, address, flat_address, power_of_two, runs
 from unity_ir.forms.rewrite import reductions
 from unity_ir.lowering.triton.expression import Axis
-from unity_ir.lowering.triton.launch import Kernel, KernelLaunch, Stage, warps
+from unity_ir.lowering.triton.launch import KernelBuilder, KernelLaunch, Stage, warps
 from unity_ir.tdl.syntax import NOT_FLOATING, Cases, Expr, Name, Segments, accesses, children, index_names
 
 BLOCK = 8192
@@ -32,7 +32,7 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     # Every branch has addresses and loads of its own.
     branches = len(stage.expr.branches) if isinstance(stage.expr, Cases) else 1
     block = min(power_of_two(size), max(BLOCK // power_of_two(branches), SMALLEST_BLOCK))
-    kernel = Kernel(stage, extents, more)
+    kernel = KernelBuilder(stage, extents, more)
     writer = kernel.writer
     flat = stage.family is not None and not stage.wide and all(_is_flat(each, names) for each in (stage, *more))
     bound = kernel.argument("size", size) if flat else str(size)
@@ -58,7 +58,7 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     return kernel.launch(name, (-(-size // block),), warps(block), kind="elements")
 
 
-def _plain(kernel: Kernel, stage: Stage) -> str:
+def _plain(kernel: KernelBuilder, stage: Stage) -> str:
     writer, expr = kernel.writer, stage.expr
     return (writer.value(expr) if stage.output.dtype in NOT_FLOATING else writer.number(expr)).text
 
@@ -82,7 +82,7 @@ def _variables(stage: Stage) -> frozenset[str] | None:
     return frozenset(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
 
 
-def _cases(kernel: Kernel, whole: dict[str, int]) -> str:
+def _cases(kernel: KernelBuilder, whole: dict[str, int]) -> str:
     """Return the expression that selects a branch's value by the position along the dim of segments."""
     (variable,) = whole
     writer = kernel.writer

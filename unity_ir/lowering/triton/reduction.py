@@ -14,7 +14,7 @@ from unity_ir.forms.addresses import address
 from unity_ir.forms.rewrite import reductions, rename
 from unity_ir.lowering.text import SUM, UNARY, Text
 from unity_ir.lowering.triton.expression import Axis
-from unity_ir.lowering.triton.launch import Buffer, Kernel, KernelLaunch, Stage
+from unity_ir.lowering.triton.launch import Buffer, KernelBuilder, KernelLaunch, Stage
 from unity_ir.lowering.triton.tiling import (
     Tiling,
     names_of,
@@ -109,7 +109,7 @@ class _Body:
         self.stages = stages
         stage = self.stage = stages[0]
         self.loops = 0
-        self.kernel = Kernel(stage, None, stages[1:])
+        self.kernel = KernelBuilder(stage, None, stages[1:])
         self.writer = self.kernel.writer
         self.tiling = tiling
         self.parts = parts

@@ -21,7 +21,7 @@ from unity_ir.forms.addresses import address, power_of_two
 from unity_ir.forms.scatter import Scatter
 from unity_ir.lowering.text import SUM
 from unity_ir.lowering.triton.expression import Axis
-from unity_ir.lowering.triton.launch import Argument, Buffer, Kernel, KernelLaunch, Stage, warps
+from unity_ir.lowering.triton.launch import Argument, Buffer, KernelBuilder, KernelLaunch, Stage, warps
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import Access, Result, Var, WrittenIndex, index_names
 
@@ -124,7 +124,7 @@ class _Body:
         self.columns = _columns(stage, variable)
         self.size = prod(stage.extents[n] for n in self.columns)
         self.height, self.width = _tile(stage, variable)
-        self.kernel = Kernel(replace(stage, result=replace(stage.result, expr=of.pick.body)))
+        self.kernel = KernelBuilder(replace(stage, result=replace(stage.result, expr=of.pick.body)))
         self.pointers = {wish: self.kernel.names.new(f"{wish}_ptr") for wish in tensors}
         given = {self.pointers[wish]: argument for wish, argument in tensors.items()}
         self.kernel.arguments = {**given, **self.kernel.arguments}
@@ -174,7 +174,7 @@ class _Body:
         """Write the store of a tile's sum; return the launch of the kernel `name` over a number of rows."""
         where = address(indices, self.kernel.writer.extents)
         summed = f"tl.sum({total}, 0, keep_dims=True)" if self.size > 1 else f"tl.sum({total}, 0)"
-        self.kernel.writer.store(Kernel.OUT, where, summed)
+        self.kernel.writer.store(KernelBuilder.OUT, where, summed)
         return self.kernel.launch(name, (rows, -(-self.size // self.width)), warps(self.height * self.width))
 
 
@@ -218,7 +218,7 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None) -> 
     writer = body.kernel.writer
     row = body.begin("row")
     # Coordinates that the loop needs as well are computed before it.
-    writer.pointer(Kernel.OUT, address(stage.result.indices, stage.extents))
+    writer.pointer(KernelBuilder.OUT, address(stage.result.indices, stage.extents))
     begin, end = body.new("begin"), body.new("end")
     writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {row})")
     writer.emit(f"{end} = tl.load({body.pointers['begins']} + {row} + 1)")

@@ -14,7 +14,7 @@ from unity_ir.forms.addresses import flat_address, power_of_two
 from unity_ir.forms.rewrite import reductions
 from unity_ir.forms.window_writes import WindowWrite, WindowWrites
 from unity_ir.lowering.triton.expression import Axis
-from unity_ir.lowering.triton.launch import Kernel, KernelLaunch, Stage, warps
+from unity_ir.lowering.triton.launch import KernelBuilder, KernelLaunch, Stage, warps
 from unity_ir.tdl.syntax import index_names
 
 BLOCK = 2048
@@ -39,7 +39,7 @@ def window_write_launch(stage: Stage) -> KernelLaunch:
     taps = tuple(name for write in writes.values() for _, name in write.taps)
     count = prod(extents[n] for n in taps)
     block = min(power_of_two(size), BLOCK)
-    kernel = Kernel(stage, extents)
+    kernel = KernelBuilder(stage, extents)
     writer = kernel.writer
     width = kernel.constant("BLOCK", block)
     index = kernel.names.new("index")
@@ -81,11 +81,11 @@ def window_write_launch(stage: Stage) -> KernelLaunch:
     else:
         gathered()
     writer.axes = flat
-    writer.store(Kernel.OUT, flat_address(names, extents), total)
+    writer.store(KernelBuilder.OUT, flat_address(names, extents), total)
     return kernel.launch(stage.kernel, (-(-size // block),), warps(block))
 
 
-def _solved(kernel: Kernel, write: WindowWrite, position: str, reached: list[str]) -> list[Axis]:
+def _solved(kernel: KernelBuilder, write: WindowWrite, position: str, reached: list[str]) -> list[Axis]:
     """
     Solve `position = stride * variable + taps + offset` for the window's variable; return its axis.
 

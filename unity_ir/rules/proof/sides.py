@@ -49,6 +49,8 @@ FLOATS, INTEGERS = ("f64", "f32", "bf16", "f16"), ("i64", "i32", "bool")
 """Element types that an input of a rule may have: of floating point numbers, or of others (`int`)."""
 
 LARGE = 300
+MOST_OF_TWO_LARGE = 4
+"""Symbols of a rule up to which two of them are large at once."""
 """A size that rules with casts are tried at."""
 
 DTYPES: Mapping[str, str] = {}
@@ -116,8 +118,9 @@ def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
         found |= {p: tuple(random.randint(1, 3 if rank < 3 else 2) for _ in range(rank)) for p, rank in ranks.items()}
         found |= {p: _attribute(of, random) for p, of in parameters(rule).items()}
         if casts and symbols and attempt % 2:
-            # So that ids reach beyond what bfloat16 holds.
-            found |= {symbols[(attempt // 2 + i) % len(symbols)]: LARGE for i in range(2)}
+            # So that ids reach beyond what bfloat16 holds; two sizes of many would take seconds to evaluate.
+            for i in range(2 if len(symbols) <= MOST_OF_TWO_LARGE else 1):
+                found[symbols[(attempt // 2 + i) % len(symbols)]] = LARGE
         yield found
 
 
