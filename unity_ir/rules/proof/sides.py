@@ -49,9 +49,10 @@ FLOATS, INTEGERS = ("f64", "f32", "bf16", "f16"), ("i64", "i32", "bool")
 """Element types that an input of a rule may have: of floating point numbers, or of others (`int`)."""
 
 LARGE = 300
+"""A size that rules with casts are tried at."""
+
 MOST_OF_TWO_LARGE = 4
 """Symbols of a rule up to which two of them are large at once."""
-"""A size that rules with casts are tried at."""
 
 DTYPES: Mapping[str, str] = {}
 """Element types of inputs by name; those that are not there are `f64` and `i64`."""
