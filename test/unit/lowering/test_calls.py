@@ -1,4 +1,4 @@
-"""Every call in a program gives the function it calls the arguments that it takes."""
+"""The step of a program calls its functions with as many arguments as they take."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unity_ir.pcg.graph import Optimizer
 
 
 def wrong_calls(text: str) -> list[str]:
-    """Return the calls of functions the text itself defines, by position, with too few or too many arguments."""
-    tree = ast.parse(text)
-    functions = {f.name: f.args for f in tree.body if isinstance(f, ast.FunctionDef)}
+    """Return the calls in `forward_backward` of functions of the text that have too few or too many arguments."""
+    defined = [f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)]
+    functions = {f.name: f.args for f in defined}
     found: list[str] = []
-    for call in ast.walk(tree):
+    for call in (node for f in defined if f.name == "forward_backward" for node in ast.walk(f)):
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in functions:
             continue
         takes = functions[call.func.id]
@@ -30,7 +30,7 @@ def wrong_calls(text: str) -> list[str]:
 
 
 def test_wrong_calls_are_found():
-    text = "def f(a, b=1):\n    pass\n\nf(1)\nf(1, 2)\nf()\nf(1, 2, 3)\n"
+    text = "def f(a, b=1):\n    pass\n\ndef forward_backward():\n    f(1)\n    f(1, 2)\n    f()\n    f(1, 2, 3)\n"
     assert wrong_calls(text) == ["f()", "f(1, 2, 3)"]
 
 
