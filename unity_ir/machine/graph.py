@@ -194,10 +194,10 @@ class Topology:
         return found
 
 
-Group = npt.NDArray[np.int64]
+DeviceGroup = npt.NDArray[np.int64]
 
 
-def _groups(mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int]) -> list[Group]:
+def _groups(mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int]) -> list[DeviceGroup]:
     """Groups along mesh axes, as arrays with one dimension per level spanned."""
     shape: dict[int, int] = {}
     for axis in axes:
@@ -205,13 +205,13 @@ def _groups(mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int]) -> list
     return [np.array(g).reshape(tuple(shape.values())) for g in mesh.groups(axes)]
 
 
-def _placed(messages: Sequence[Indexed], groups: Sequence[Group]) -> Iterable[Message]:
+def _placed(messages: Sequence[Indexed], groups: Sequence[DeviceGroup]) -> Iterable[Message]:
     for group in groups:
         for source, target, bytes in messages:
             yield int(group[source]), int(group[target]), bytes
 
 
-def _pairs(traffic: Traffic, groups: Sequence[Group]) -> dict[int, set[tuple[int, int]]]:
+def _pairs(traffic: Traffic, groups: Sequence[DeviceGroup]) -> dict[int, set[tuple[int, int]]]:
     """The devices that send to one another, by the outermost dimension of the group in which they differ."""
     found: dict[int, set[tuple[int, int]]] = {dim: set() for dim, _ in traffic.hops}
     for source, target, _ in (message for choices in traffic.phases for message in choices[0]):

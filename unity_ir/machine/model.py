@@ -24,7 +24,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 
 Floats = npt.NDArray[np.float64]
 
-Line = tuple[float, float]
+CostLine = tuple[float, float]
 """Seconds before the first byte, and seconds per byte."""
 
 
@@ -69,7 +69,7 @@ class Machine:
 
     # --- collectives --------------------------------------------------------------------------------------------------
 
-    def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[Line, ...]:
+    def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[CostLine, ...]:
         """
         A collective's cost, as one line per algorithm and protocol: least of `a + b * bytes` in seconds.
 
@@ -82,7 +82,7 @@ class Machine:
             self._lines[key] = self._lines_of_sizes(kind, spans)
         return self._lines[key]
 
-    def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[Line, ...]:
+    def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[CostLine, ...]:
         """As `lines`, of groups along these mesh axes: with links of its own, a machine's axes are not all alike."""
         axes = tuple(sorted(axes))
         if not self.links:
@@ -92,7 +92,7 @@ class Machine:
             self._lines[key] = self._lines_of_graph(kind, axes)
         return self._lines[key]
 
-    def _lines_of_graph(self, kind: str, axes: tuple[int, ...]) -> tuple[Line, ...]:
+    def _lines_of_graph(self, kind: str, axes: tuple[int, ...]) -> tuple[CostLine, ...]:
         if not axes:
             return self._free
         return self.topology.lines(kind, self.mesh, axes, self.axis_levels, self._spoken)
@@ -105,7 +105,7 @@ class Machine:
             sizes[level] = sizes.get(level, 1) * self.mesh.sizes[axis]
         return sizes
 
-    def _lines_of_sizes(self, kind: str, spans: tuple[tuple[int, int], ...]) -> tuple[Line, ...]:
+    def _lines_of_sizes(self, kind: str, spans: tuple[tuple[int, int], ...]) -> tuple[CostLine, ...]:
         if not spans:
             return self._free
         if self.links:
@@ -130,7 +130,7 @@ class Machine:
         return [tuple(a for part in choice for a in part) for choice in product(*of_level)]
 
     @cached_property
-    def _lines(self) -> dict[tuple[str, tuple[object, ...]], tuple[Line, ...]]:
+    def _lines(self) -> dict[tuple[str, tuple[object, ...]], tuple[CostLine, ...]]:
         return {}
 
     @cached_property
@@ -138,7 +138,7 @@ class Machine:
         return self.protocols or (Protocol("plain", self.overhead, self.overhead, 1.0, 1.0),)
 
     @cached_property
-    def _free(self) -> tuple[Line, ...]:
+    def _free(self) -> tuple[CostLine, ...]:
         """Price a collective of one device: the latency alone, in seconds."""
         return ((min(p.ring for p in self._spoken), 0.0),)
 

@@ -18,7 +18,7 @@ from unity_ir.ops.operator import Application, Operator
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, leaf, parallel, rebuild, topological
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.pcg.recompute import Again
+from unity_ir.pcg.recompute import Recomputation
 from unity_ir.pcg.sharding import (
     Layout,
     Mesh,
@@ -53,7 +53,7 @@ def trained(graph: Graph) -> set[Node]:
 
 
 def operand_gradients(
-    node: Node, grads: Sequence[Value], view: View | None = None, again: Again | None = None
+    node: Node, grads: Sequence[Value], view: View | None = None, again: Recomputation | None = None
 ) -> tuple[Value | None, ...]:
     """
     The gradient of each operand of `node`, from that of each result that holds floating point numbers, both of dual
@@ -118,7 +118,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         return leaf("constant", value.type.dual, dual_view(value), value=number).result
 
     anchors = Anchors(graph)
-    again = Again(graph, placement)
+    again = Recomputation(graph, placement)
     grads: dict[Value, list[Value]] = {loss: [constant(loss, 1.0)]}
     add = operators()["add"]
 

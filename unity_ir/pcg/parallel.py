@@ -15,7 +15,7 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import FUSED, HALO_EXCHANGES, Collective
 from unity_ir.pcg.types import TensorType
 
-Step = tuple[str, tuple[tuple[str, int], ...]]
+ParallelStep = tuple[str, tuple[tuple[str, int], ...]]
 """A parallel operator and its attributes."""
 
 
@@ -29,8 +29,8 @@ class ParallelOperator:
     name: str
     attributes: tuple[str, ...]
     type: Callable[[TensorType, Mapping[str, int]], TensorType]
-    backward: Callable[[Mapping[str, int]], tuple[Step, ...]]
-    chain: Callable[[Mapping[str, int]], tuple[Step, ...]] | None = None
+    backward: Callable[[Mapping[str, int]], tuple[ParallelStep, ...]]
+    chain: Callable[[Mapping[str, int]], tuple[ParallelStep, ...]] | None = None
 
 
 def _dim(op: str, x: TensorType, dim: int) -> int:
@@ -109,7 +109,7 @@ def _zero_pad(x: TensorType, a: Mapping[str, int]) -> TensorType:
     return x.with_sum(x.sum * _by("zero_pad", a))
 
 
-def _step(name: str, **attributes: int) -> Step:
+def _step(name: str, **attributes: int) -> ParallelStep:
     return name, tuple(attributes.items())
 
 
@@ -130,7 +130,7 @@ def _simple(
 def _fused(row: Collective) -> ParallelOperator:
     """The parallel operator of a collective: what the chain it fuses does."""
 
-    def chain(a: Mapping[str, int]) -> tuple[Step, ...]:
+    def chain(a: Mapping[str, int]) -> tuple[ParallelStep, ...]:
         return tuple(
             _step(op, by=a["by"]) if dim is None else _step(op, dim=a[dim], by=a["by"]) for op, dim in row.fuses
         )
@@ -138,7 +138,7 @@ def _fused(row: Collective) -> ParallelOperator:
     def type_rule(x: TensorType, a: Mapping[str, int]) -> TensorType:
         return chain_type(x, chain(a))
 
-    def backward(a: Mapping[str, int]) -> tuple[Step, ...]:
+    def backward(a: Mapping[str, int]) -> tuple[ParallelStep, ...]:
         return tuple(step for op, attrs in reversed(chain(a)) for step in PARALLEL_OPERATORS[op].backward(dict(attrs)))
 
     return ParallelOperator(row.name, row.attributes, type_rule, backward, chain)
@@ -172,7 +172,7 @@ STAYING = (*HALO_OPERATORS, "recompute")
 """The operators after which every shard is on the device it was on."""
 
 
-def chain_type(x: TensorType, steps: tuple[Step, ...]) -> TensorType:
+def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
     """Return the type after a chain of parallel operators. Raises `UnityError` where one does not apply."""
     for name, attributes in steps:
         x = PARALLEL_OPERATORS[name].type(x, dict(attributes))

@@ -26,12 +26,12 @@ from unity_ir.rules.pattern import (
     ResultOf,
     Substitution,
     Term,
+    attribute_expression,
     build,
     input_type,
     ints,
 )
-from unity_ir.rules.poly import Poly, number
-from unity_ir.tdl.syntax import AttrValue
+from unity_ir.rules.poly import Poly
 
 TRIES = 400
 """Bindings tried in search of those at which the source is well typed."""
@@ -59,17 +59,7 @@ def attribute_defaults(op: str) -> dict[str, AttrExpr]:
     if op in PARALLEL_OPERATORS:
         return {}
     found = {a.name: a.default for a in find_operator(op).line.attributes}
-    return {name: _as_attribute(value) for name, value in found.items() if value is not None}
-
-
-def _as_attribute(value: AttrValue) -> AttrExpr:
-    match value:
-        case int():
-            return number(value)
-        case tuple():
-            return tuple(map(number, value))
-        case _:
-            return value
+    return {name: attribute_expression(value) for name, value in found.items() if value is not None}
 
 
 def check(rule: Substitution) -> None:

@@ -191,6 +191,17 @@ def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
             return value
 
 
+def attribute_expression(value: AttrValue) -> AttrExpr:
+    """The constant attribute expression of a value: polynomials for integers, floats and names as they are."""
+    match value:
+        case int():
+            return number(value)
+        case tuple():
+            return tuple(map(number, value))
+        case _:
+            return value
+
+
 def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Bindings) -> tuple[Value, ...]:
     """
     Make the graph of a side (source or target): returns its values, over `inputs`, the values of the rule's inputs by

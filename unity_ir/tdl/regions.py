@@ -18,7 +18,7 @@ from math import prod
 
 from unity_ir.tdl.syntax import Composite, Index, Segments, Var, Window, index_names
 
-Monomial = tuple[str, ...]
+ExtentProduct = tuple[str, ...]
 """A product of extents; the empty one is 1."""
 
 
@@ -26,7 +26,7 @@ Monomial = tuple[str, ...]
 class ExtentSum:
     """A sum of products of extents, each with a coefficient: `2*|y| + |i| - 3`."""
 
-    terms: tuple[tuple[Monomial, int], ...]
+    terms: tuple[tuple[ExtentProduct, int], ...]
 
     def at(self, extents: Mapping[str, int]) -> int:
         """Its value at given extents."""

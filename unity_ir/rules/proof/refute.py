@@ -18,10 +18,11 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, leaf
-from unity_ir.pcg.interpret import Array, interpret
+from unity_ir.pcg.interpret import interpret
 from unity_ir.rules.pattern import Bindings, Substitution
 from unity_ir.rules.proof.sides import LARGE, converts, sides, typed_samples
 from unity_ir.tdl.elements import converted
+from unity_ir.tdl.functions import Array
 
 PLAIN, DIRECTED = 5, 7
 """Samples of standard normal numbers, and of others."""

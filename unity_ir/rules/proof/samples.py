@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unity_ir.ops.operator import Operator
+from unity_ir.ops.operator import Operator, Shapes
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.syntax import (
     Access,
@@ -19,8 +19,6 @@ from unity_ir.tdl.syntax import (
     WrittenIndex,
     children,
 )
-
-Shapes = tuple[tuple[int, ...], ...]
 
 _WINDOW: Mapping[str, AttrValue] = {"stride": (1, 1), "padding": (1, 1)}
 _CONV: Mapping[str, AttrValue] = {**_WINDOW, "dilation": (1, 1)}
