@@ -1,4 +1,4 @@
-"""Machines as tables, as their files and the machine dialect have them: read, checked, and written."""
+"""Converts machines from and to tables, the form they have in TOML files and in the machine dialect, with checks."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ KNOWN = {
 
 def machine_from(name: str, described: TomlTable, count: object = None, profile: str = "") -> Machine:
     """
-    The machine that tables describe; `count` is what a size of "parameter" stands for, `profile` a file to read rather
-    than the profile of such a device that comes with the package.
+    The machine that tables describe. `count` replaces sizes given as "parameter"; `profile` is a profile file to use
+    instead of the one that comes with the package for this device, if any.
 
-    Raises `UnityError` for figures that cannot be, and devices that nothing connects.
+    Raises `UnityError` for impossible figures, and for devices that no link connects.
     """
     reader = _Reader(name)
     try:
@@ -321,7 +321,7 @@ class _Reader:
 
 
 def described(machine: Machine) -> dict[str, Any]:
-    """The tables that describe a machine: `machine_from` makes it again."""
+    """The tables that describe a machine, from which `machine_from` makes an equal one."""
     out: dict[str, Any] = {}
     if machine.overhead != Machine.overhead:
         out["overhead"] = machine.overhead

@@ -19,7 +19,7 @@ LinkKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """A link that messages across a level go over."""
+    """A kind of link that messages across a level go over, and how it is shared."""
 
     key: LinkKey
     below: int | None
@@ -30,12 +30,12 @@ class LinkUse:
 
 
 def below(levels: Sequence[Level], i: int) -> int:
-    """Devices below a member of level `i`."""
+    """The number of devices in a member of level `i`."""
     return prod(level.size for level in levels[i + 1 :])
 
 
 def crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
-    """The links between a device and what joins the members of level `i`, outermost first."""
+    """The links between a device and the switch or medium that joins the members of level `i`, outermost first."""
     level = levels[i]
     uses = [LinkUse(("port", i), None if level.port == "device" else i, level.wire, level.link == "bus")]
     return tuple(uses) if level.port == "device" else (*uses, *_to_hub(levels, i + 1))
@@ -132,7 +132,7 @@ def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase)
 
 
 def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: CollectiveSchedule) -> float:
-    """Seconds of a message across level `i` in a group of `n`: there, and over the hubs on both sides."""
+    """Seconds of an empty message across level `i` in a group with `n` devices there, over the hubs on both sides."""
     own, *others = crossing_links(levels, i)
     tree = schedule.tree
     seconds = own.wire.hop(protocol, tree)
@@ -149,7 +149,10 @@ def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: Collec
 def line(
     levels: Sequence[Level], sizes: Mapping[int, int], schedule: CollectiveSchedule, protocol: Protocol
 ) -> tuple[float, float]:
-    """Seconds before the first byte, and per byte, of an algorithm with a protocol."""
+    """
+    Cost of an algorithm with a protocol: seconds before the first byte, and seconds per byte. `sizes` as of
+    `Machine.lines`.
+    """
     tree = schedule.tree
     start = protocol.tree if tree else protocol.ring
     start += sum(hops * hop(levels, i, sizes[i], protocol.name, schedule) for i, hops in schedule.hops)

@@ -1,8 +1,8 @@
 """
-The messages of collectives' algorithms one by one, for machines that are not the same everywhere.
+The messages of collective algorithms one by one, for machines that are not symmetric.
 
 The algorithms are those of `machine.collectives`, in the same order. A group is an array with one dimension per level
-it spans; messages go between its indices, for each byte of a piece.
+it spans; messages go between members of the array, in bytes per byte of a piece.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Indexed = tuple[Member, Member, float]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """An algorithm on a group: in each phase one of several ways, the best."""
+    """The messages of an algorithm on a group. Each phase has alternatives, of which the best is used."""
 
     tree: bool
     phases: tuple[tuple[list[Indexed], ...], ...]

@@ -1,10 +1,10 @@
 """
-Plan reshards on a coarser mesh: neighbouring axes whose roles change alike move together, as one *run*.
+Plans reshards on a coarser mesh: neighbouring axes whose roles change alike move together, as one *run*.
 
-What a plan costs depends only on how large the runs are, what roles they have (whichever dims those are), and how many
-elements there are; not on whether what is held by all is COPY or REPEAT, between which going is free, nor on where
-axes are pinned, but whether it is where they shall be. So reshards are canonical problems first, from one state to
-another, and alike ones are solved once; all that start alike share one search, which goes on where it stopped.
+The cost of a plan depends only on the sizes of the runs, their roles (up to a renaming of dims) and the number of
+elements; not on COPY versus REPEAT, between which moves are free, and of pinned axes only on whether they are where
+they should be. So reshards are reduced to canonical problems, solved once each; problems with the same start share one
+incremental Dijkstra search.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ def plan_coarsely(
     memo: RunMemo | None = None,
 ) -> tuple[Move, ...]:
     """
-    As `pcg.reshard.plan`, but on a mesh of more than `FINE_AXES` axes, neighbours on one level (`levels` says which
-    each axis is of) that go from one role to one other are one axis, and only dims are gone through that are in either
-    layout, or the largest of the others.
+    As `pcg.reshard.plan`, but on a mesh of more than `FINE_AXES` axes, neighbouring axes on one level (`levels` gives
+    each
+    axis's) that change from the same role to the same role count as one axis, and intermediate layouts use only the
+    dims
+    of the two layouts and the largest other dim.
 
-    Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2. `memo` keeps what was found
-    on one machine, for one element type, by one price.
+    Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2. `memo` caches results for
+    one
+    machine, element type and price.
     """
     if source == target:
         return ()

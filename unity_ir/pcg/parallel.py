@@ -1,8 +1,8 @@
 """
-The parallel operators: identities on meaning that change how a value is divided (Unity, section 3.1).
+The parallel operators: identities on meaning that change how a value is divided (Unity, section 3.3).
 
-Each is a rule on types; its gradient follows from duality. Fused ones are what a chain of two does in one collective;
-they appear only after search.
+Each is a rule on types; its gradient follows from duality. Fused operators do the work of a chain of two in one
+collective; they appear only after search.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ ParallelStep = tuple[str, tuple[tuple[str, int], ...]]
 @dataclass(frozen=True, slots=True)
 class ParallelOperator:
     """
-    `attributes` in the order they are written; `type` from operand type to result type; `backward` the steps that take
-    the result's gradient to the operand's; `chain` the unfused steps a fused operator stands for.
+    A parallel operator. `attributes` in written order; `type` gives the result's type from the operand's; `backward`
+    the
+    operators that turn the result's gradient into the operand's; `chain`, of a fused operator, the operators it stands
+    for.
     """
 
     name: str
@@ -173,7 +175,7 @@ STAYING = (*HALO_OPERATORS, "recompute")
 
 
 def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
-    """Return the type after a chain of parallel operators. Raises `UnityError` where one does not apply."""
+    """Return the type after a chain of parallel operators on `x`. Raises `UnityError` where one does not apply."""
     for name, attributes in steps:
         x = PARALLEL_OPERATORS[name].type(x, dict(attributes))
     return x
@@ -181,10 +183,13 @@ def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
 
 def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[str, int]]]:
     """
-    The parallel operators that take one type to another: first those that undo a division, then those that make one.
+    The parallel operators that turn a value of type `source` into `target`: first those that undo a division, then
+    those
+    that make one.
 
     Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
-    halo would have to be taken away, or one of addends made.
+    halo
+    would have to be removed, or made of addends.
     """
     if source.halo or target.halo_sum:
         raise UnityError(f"pcg: no parallel operators take {source} to {target}")
