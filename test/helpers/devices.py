@@ -8,9 +8,9 @@ from math import prod
 
 import numpy as np
 
-from unity_ir.pcg.interpret import Array
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, coordinate_of, is_pinned, is_shard, pins
+from unity_ir.tdl.functions import Array
 
 Held = list[Array | None]
 """What every device holds; nothing where the value is not."""

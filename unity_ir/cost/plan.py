@@ -19,7 +19,7 @@ from unity_ir.cost.time import Kernel, seconds
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.coarse import Memo, plan_coarsely
+from unity_ir.pcg.coarse import RunMemo, plan_coarsely
 from unity_ir.pcg.collectives import HALO_EXCHANGES
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
@@ -119,7 +119,7 @@ def _plan_cached(
 
 
 @lru_cache(maxsize=256)
-def _memo(machine: _ByIdentity, dtype: str) -> Memo:
+def _memo(machine: _ByIdentity, dtype: str) -> RunMemo:
     """The plans of one machine and element type, kept as long as those are used."""
     del machine, dtype
     return {}

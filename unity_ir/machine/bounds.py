@@ -1,7 +1,7 @@
 """
-The min-cut bound: no algorithm is faster than the bytes that must leave or enter some devices, over their links.
+Min-cut lower bounds: a collective takes at least the bytes that must cross a cut over what the links there carry.
 
-The cuts are one member of a level against the rest, at every level, and single devices.
+The cuts are one member of a level against the rest, at every level, and single devices against the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unity_ir.machine.links import Level, Wire
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Bytes/s out of a part of the machine; as much enters over duplex links."""
+    """Bytes/s that all links out of a part of the machine carry; over duplex links as much again enters."""
 
     duplex: float = 0.0
     half: float = 0.0

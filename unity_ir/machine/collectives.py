@@ -14,8 +14,8 @@ from math import ceil, log2, prod
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """
-    What one group sends across one level for each byte of its piece: between devices that differ there, and nowhere
-    further out.
+    What one group sends across one level per byte of its piece, between devices that differ in that level and none
+    outside it.
     """
 
     level: int
@@ -40,15 +40,16 @@ Phase = tuple[Crossing, ...]
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSchedule:
-    """An algorithm's phases, one after the other, and its messages one after the other along each level."""
+    """An algorithm of a collective: phases in sequence, and messages in sequence along each level."""
 
     algorithm: str
     phases: tuple[Phase, ...]
     hops: tuple[tuple[int, float], ...]
-    """Level, messages."""
+    """(level, number of messages that follow one another)."""
 
     @property
     def tree(self) -> bool:
+        """Whether messages go along a tree."""
         return self.algorithm == "tree"
 
 

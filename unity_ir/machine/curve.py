@@ -1,4 +1,4 @@
-"""The part of a device's peaks that kernels of one kind reach, as a curve over their size."""
+"""Efficiency curves: the part of a device's peaks that kernels of one kind reach, by their size."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ Numbers: TypeAlias = float | npt.NDArray[np.int64] | Floats
 @dataclass(frozen=True, slots=True)
 class RooflineCurve:
     """
-    launch + max(flops / (peak e(flops)), bytes / (bandwidth e'(bytes))) where e(s) = top * (s / (s + half)) ** power.
+    Seconds of a kernel: launch + max(flops / (peak e(flops)), bytes / (bandwidth e'(bytes))), where
+    e(s) = top * (s / (s + half)) ** power.
 
-    Large kernels reach `top` of a peak. Below `half` they reach less of it (a device that is not full, power > 0), or
-    more (caches, power < 0).
+    Large kernels reach `top` of a peak. Below the size `half` they reach less (they do not fill the device, power > 0)
+    or
+    more (they fit into caches, power < 0).
     """
 
     launch: float
@@ -36,7 +38,9 @@ class RooflineCurve:
     memory_power: float
 
     def seconds(self, flops: Numbers, bytes: Numbers, peak: float, bandwidth: float) -> Floats:
-        """Return the seconds of kernels, given their operations and the bytes they read and write."""
+        """
+        Return the seconds of kernels of `flops` operations that read and write `bytes`; peaks in FLOP/s and bytes/s.
+        """
         return self.launch + np.maximum(
             _seconds(flops, peak * self.compute_top, self.compute_half, self.compute_power),
             _seconds(bytes, bandwidth * self.memory_top, self.memory_half, self.memory_power),
@@ -59,9 +63,10 @@ def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
 
 def curves(where: str, tables: Any) -> dict[str, RooflineCurve]:
     """
-    Curves by kind of kernel, as TOML has them: `[curves.contraction]` with a number for each parameter.
+    Curves by kind of kernel, from the tables of a TOML file: `[curves.contraction]` with a number per parameter.
+    Other keys, such as the quality of the fit, are ignored. `where` names the file.
 
-    Other keys, such as how well it fits, are left alone. Raises `UnityError` for what is no such table.
+    Raises `UnityError` for tables of another form.
     """
     if not isinstance(tables, dict):
         raise UnityError(f"machine: {where}: curves must be a table with a table for each kind of kernel")

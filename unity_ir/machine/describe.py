@@ -1,4 +1,4 @@
-"""Machines as tables, as their files and the machine dialect have them: read, checked, and written."""
+"""Converts machines from and to tables, the form they have in TOML files and in the machine dialect, with checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unity_ir.machine.link_traffic import stuck
 from unity_ir.machine.links import LINKS, PORTS, Level, Link, Protocol, ProtocolLatency, Wire
 from unity_ir.machine.model import Machine, slowest
 
-Table = Mapping[str, Any]
+TomlTable = Mapping[str, Any]
 
 MAX_DEVICES = 2**20
 """More than any cluster has; beyond it the devices cannot be listed."""
@@ -41,12 +41,12 @@ KNOWN = {
 """The fields of each table."""
 
 
-def machine_from(name: str, described: Table, count: object = None, profile: str = "") -> Machine:
+def machine_from(name: str, described: TomlTable, count: object = None, profile: str = "") -> Machine:
     """
-    The machine that tables describe; `count` is what a size of "parameter" stands for, `profile` a file to read rather
-    than the profile of such a device that comes with the package.
+    The machine that tables describe. `count` replaces sizes given as "parameter"; `profile` is a profile file to use
+    instead of the one that comes with the package for this device, if any.
 
-    Raises `UnityError` for figures that cannot be, and devices that nothing connects.
+    Raises `UnityError` for impossible figures, and for devices that no link connects.
     """
     reader = _Reader(name)
     try:
@@ -82,7 +82,7 @@ class _Reader:
     def refuse(self, what: str) -> UnityError:
         return UnityError(f"machine: {self.name}: {self.part}{what}")
 
-    def machine(self, described: Table, count: object) -> Machine:
+    def machine(self, described: TomlTable, count: object) -> Machine:
         if "levels" not in described and "links" not in described:
             raise KeyError("levels")
         self.known("machine", described)
@@ -122,7 +122,7 @@ class _Reader:
             _ = machine.topology
         return machine
 
-    def listed(self, tables: Sequence[Table], kinds: Sequence[Device]) -> Level:
+    def listed(self, tables: Sequence[TomlTable], kinds: Sequence[Device]) -> Level:
         """The one level of a machine that has only devices and links."""
         counts = [self.size({"count": 1, **t}, "count") for t in tables]
         if sum(counts) > MAX_DEVICES:
@@ -166,24 +166,24 @@ class _Reader:
 
     # --- tables -------------------------------------------------------------------------------------------------------
 
-    def known(self, what: str, table: Table) -> None:
+    def known(self, what: str, table: TomlTable) -> None:
         for key in table:
             if key not in KNOWN[what]:
                 raise self.refuse(f"a {what} has no field {key!a}; it has {', '.join(KNOWN[what])}")
 
-    def table(self, value: Any, what: str) -> Table:
+    def table(self, value: Any, what: str) -> TomlTable:
         if not isinstance(value, Mapping):
             raise self.refuse(f"{what} is {value!r}; it must be a table")
-        return cast("Table", value)
+        return cast("TomlTable", value)
 
-    def tables(self, table: Table, key: str) -> list[Table]:
+    def tables(self, table: TomlTable, key: str) -> list[TomlTable]:
         """A list of tables; none where there is no such field."""
         items = _items(table.get(key, []))
         if items is None or not all(isinstance(item, Mapping) for item in items):
             raise self.refuse(f"{key} must be a list of tables")
         return items
 
-    def device(self, table: Table) -> Device:
+    def device(self, table: TomlTable) -> Device:
         name = self.named("device", table)
         self.known("device", table)
         flops = self.table(table["flops"], "flops")
@@ -197,7 +197,7 @@ class _Reader:
             curves=curves(self.name, table.get("curves", {})),
         )
 
-    def level(self, table: Table, count: object) -> Level:
+    def level(self, table: TomlTable, count: object) -> Level:
         name = self.named("level", table)
         self.known("level", table)
         link = self.choice(table, "link", LINKS)
@@ -216,22 +216,22 @@ class _Reader:
             kinds=self.kinds(table),
         )
 
-    def kinds(self, table: Table) -> tuple[str, ...]:
+    def kinds(self, table: TomlTable) -> tuple[str, ...]:
         items = _items(table.get("kinds", []))
         if items is None or not all(isinstance(item, str) for item in items):
             raise self.refuse(f"kinds is {table['kinds']!r}; it must be a list of names of devices")
         return tuple(items)
 
-    def bus(self, table: Table) -> bool:
+    def bus(self, table: TomlTable) -> bool:
         if self.flag({"duplex": False, **table}, "duplex"):
             raise self.refuse("a bus is one medium; it cannot be duplex")
         return False
 
-    def hub(self, table: Table) -> Wire:
+    def hub(self, table: TomlTable) -> Wire:
         self.known("hub", table)
         return self.wire(table)
 
-    def link(self, table: Table) -> Link:
+    def link(self, table: TomlTable) -> Link:
         self.reading("a link")
         self.known("link", table)
         ends = _items(table["between"])
@@ -240,7 +240,7 @@ class _Reader:
             raise self.refuse(f"is between {table['between']!r}; it must be between two devices, or vertices by name")
         return Link((ends[0], ends[1]), self.wire(table))
 
-    def wire(self, table: Table) -> Wire:
+    def wire(self, table: TomlTable) -> Wire:
         return Wire(
             self.rate(table, "bandwidth"),
             self.seconds(table, "latency"),
@@ -248,7 +248,7 @@ class _Reader:
             protocol_latency=self.latencies(table),
         )
 
-    def latencies(self, table: Table) -> tuple[ProtocolLatency, ...]:
+    def latencies(self, table: TomlTable) -> tuple[ProtocolLatency, ...]:
         out: list[ProtocolLatency] = []
         for name, both in self.table(table.get("protocol_latency", {}), "protocol_latency").items():
             if name not in [p.name for p in self.protocols]:
@@ -259,7 +259,7 @@ class _Reader:
             out.append((name, ring, tree))
         return tuple(out)
 
-    def protocol(self, name: str, table: Table) -> Protocol:
+    def protocol(self, name: str, table: TomlTable) -> Protocol:
         self.reading(f"protocol {name}")
         self.known("protocol", table)
         ring, tree = (self.part_of_1(table, f"{of}_bandwidth") for of in ("ring", "tree"))
@@ -267,7 +267,7 @@ class _Reader:
 
     # --- values -------------------------------------------------------------------------------------------------------
 
-    def named(self, what: str, table: Table) -> str:
+    def named(self, what: str, table: TomlTable) -> str:
         """The name of a part, which errors then say."""
         name = table["name"]
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= NAME_LENGTH:
@@ -275,42 +275,42 @@ class _Reader:
         self.reading(f"{what} {name}")
         return name
 
-    def number(self, table: Table, key: str, zero: bool = False) -> float:
+    def number(self, table: TomlTable, key: str, zero: bool = False) -> float:
         value = table[key]
         fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < inf
         if not fits or value < 0 or (value == 0 and not zero):
             raise self.refuse(f"{key} is {_short(value)}; it must be a number {'from' if zero else 'above'} 0")
         return value
 
-    def rate(self, table: Table, key: str) -> float:
+    def rate(self, table: TomlTable, key: str) -> float:
         if not RATES[0] <= (value := self.number(table, key)) <= RATES[1]:
             raise self.refuse(f"{key} is {_short(value)}; it must be from {RATES[0]:g} to {RATES[1]:g}")
         return value
 
-    def seconds(self, table: Table, key: str) -> float:
+    def seconds(self, table: TomlTable, key: str) -> float:
         if (value := self.number(table, key, zero=True)) > MAX_SECONDS:
             raise self.refuse(f"{key} is {_short(value)}; it must be in seconds, and at most {MAX_SECONDS:g}")
         return value
 
-    def part_of_1(self, table: Table, key: str) -> float:
+    def part_of_1(self, table: TomlTable, key: str) -> float:
         if not LEAST_PART <= (value := self.number(table, key)) <= 1:
             limit = "most 1" if value > 1 else f"least {LEAST_PART:g}"
             raise self.refuse(f"{key} is {_short(value)}; it must be at {limit}")
         return value
 
-    def size(self, table: Table, key: str) -> int:
+    def size(self, table: TomlTable, key: str) -> int:
         value = table[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refuse(f"{key} is {value!r}; it must be a whole number from 1 on")
         return value
 
-    def flag(self, table: Table, key: str) -> bool:
+    def flag(self, table: TomlTable, key: str) -> bool:
         value = table.get(key, True)
         if not isinstance(value, bool):
             raise self.refuse(f"{key} is {value!r}; it must be true or false")
         return value
 
-    def choice(self, table: Table, key: str, among: Sequence[str]) -> str:
+    def choice(self, table: TomlTable, key: str, among: Sequence[str]) -> str:
         value = table.get(key, among[0])
         if value not in among:
             raise self.refuse(f"{key} is {value!r}; it must be one of {', '.join(among)}")
@@ -321,7 +321,7 @@ class _Reader:
 
 
 def described(machine: Machine) -> dict[str, Any]:
-    """The tables that describe a machine: `machine_from` makes it again."""
+    """The tables that describe a machine, from which `machine_from` makes an equal one."""
     out: dict[str, Any] = {}
     if machine.overhead != Machine.overhead:
         out["overhead"] = machine.overhead

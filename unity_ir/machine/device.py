@@ -1,4 +1,4 @@
-"""A kind of device, and what a kernel costs on it."""
+"""Kinds of device, and the time of a kernel on them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from unity_ir.machine.tuned import read_tuned
 @dataclass(frozen=True)
 class Device:
     """
-    A kind of device. FLOP/s and bytes/s are peaks; of them a good kernel reaches the part its kind's curve says, or,
-    where there is none, `efficiency`.
+    A kind of device. FLOP/s and bytes/s are peaks; a kernel reaches the part of them that the curve of its kind gives,
+    or
+    `efficiency` where there is no curve.
     """
 
     name: str
@@ -40,18 +41,20 @@ class Device:
     """Measured seconds; they take precedence over estimates."""
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s. Raises `UnityError` where the device does not say."""
+        """Peak FLOP/s for an element type. Raises `UnityError` if the device gives none for it."""
         peak = self.flops.get(dtype)
         if peak is None:
             raise UnityError(f"machine: {self.name} has no peak for {dtype}; it has {', '.join(self.flops)}")
         return peak
 
     def kernel_time(self, flops: float, bytes: float, dtype: str, kind: str = "") -> float:
-        """Seconds of one kernel by the roofline."""
+        """
+        Seconds of one kernel of `flops` operations that reads and writes `bytes`, by roofline or its kind's curve.
+        """
         return float(self.kernel_times(flops, bytes, dtype, kind))
 
     def kernel_times(self, flops: Numbers, bytes: Numbers, dtype: str, kind: str = "") -> Floats:
-        """Return the seconds of kernels of one kind and element type, given their operations and bytes."""
+        """Return the seconds of many kernels of one kind and element type, given arrays of operations and bytes."""
         curve = self.curves.get(kind)
         if curve is not None:
             return curve.seconds(flops, bytes, self.peak(dtype), self.memory_bandwidth)
@@ -61,9 +64,11 @@ class Device:
 
 def profiled(device: Device, ranks: int, path: str = "") -> Device:
     """
-    A device with a profile, and with the curves fitted to it (a `.toml` beside the file): that of `path`, or else the
-    one of this device that comes with the package, if any. `ranks` is how many devices the machine has. A `.json` is a
-    table of `unity-tune`.
+    The device with a measured profile, and with the curves fitted to it (a `.toml` beside the profile). The profile is
+    the
+    file at `path` (`.json` for a table of `unity-tune`), or else the one that comes with the package for this device,
+    if
+    any. `ranks` is the number of devices of the machine.
 
     Raises `UnityError` for a file that cannot be read, and for a profile of another device.
     """

@@ -1,4 +1,4 @@
-"""Fitting the efficiency curve of a kind of kernel to what was measured."""
+"""Fits efficiency curves and lines to measured times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEWEST = 2 * len(PARAMETERS)
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measured kernel, and the peak of the element type it computes in."""
+    """A measured kernel: FLOPs, bytes read and written, seconds, and the peak FLOP/s of its element type."""
 
     flops: float
     bytes: float
@@ -25,7 +25,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A curve and how far it is off the samples it was fitted to, as parts of what was measured."""
+    """A fitted curve, and its relative error on the measurements it was fitted to."""
 
     curve: RooflineCurve
     samples: int
@@ -40,7 +40,10 @@ _POSITIVE = np.array([True, True, True, False, True, True, False])
 
 
 def fit(samples: Sequence[Measurement], bandwidth: float) -> Fit:
-    """The curve of least squares between the logarithms of measured and estimated seconds."""
+    """
+    Fit the curve with the least squared difference between the logarithms of measured and predicted seconds.
+    `bandwidth` is the device's peak in bytes/s.
+    """
     flops, bytes, peaks, measured = (
         np.array([getattr(s, name) for s in samples], dtype=np.float64)
         for name in ("flops", "bytes", "peak", "seconds")
@@ -99,7 +102,7 @@ def _least_squares(residuals: Callable[[Floats], Floats], x: Floats, steps: int 
 
 @dataclass(frozen=True, slots=True)
 class FittedLine:
-    """Seconds = latency + bytes / bandwidth, and how far that is off what was measured at most half the time."""
+    """Seconds = latency + bytes / bandwidth, fitted to `samples` measurements, with the median relative error."""
 
     latency: float
     bandwidth: float
@@ -108,7 +111,7 @@ class FittedLine:
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> FittedLine:
-    """The line of least squares between the logarithms of seconds, through (bytes, seconds)."""
+    """Fit a line to (bytes, seconds) points, with the least squared difference of the logarithms of seconds."""
     sizes, measured = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
 
     def residuals(free: Floats) -> Floats:

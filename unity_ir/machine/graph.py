@@ -1,9 +1,9 @@
 """
-A machine as a graph: vertices (devices, hubs, switches) and links, for machines that are not the same everywhere.
+Machines as explicit graphs of vertices (devices, hubs, switches) and links, for machines that are not symmetric.
 
-Devices are numbers. A hub is `nodes:0` (of the member 0 of the level nodes); a switch `nodes:switch:0` (of the first
-instance of the level); other names are those of the machine's links. Messages take the route of least latency, of those
-the widest.
+Devices are numbers. A hub is `nodes:0` (of member 0 of the level nodes), a switch `nodes:switch:0` (of the first
+instance of the level); other vertices are named in the machine's links. A message takes the route of least latency,
+and the widest of those.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Arc:
 
 @dataclass(frozen=True)
 class Topology:
-    """The graph. `arcs` of each vertex, `bandwidths` of the resources."""
+    """The graph: outgoing `arcs` of each vertex, and `bandwidths` of resources, which several arcs may share."""
 
     arcs: Mapping[Vertex, tuple[Arc, ...]]
     bandwidths: tuple[float, ...]
@@ -54,7 +54,7 @@ class Topology:
 
     @staticmethod
     def of(name: str, levels: tuple[Level, ...], links: tuple[Link, ...]) -> Topology:
-        """Raises `UnityError` where there are too many devices, or devices that nothing connects."""
+        """The graph of a machine. Raises `UnityError` if it has too many devices, or devices that no link connects."""
         devices = prod(level.size for level in levels)
         if devices > MAX_DEVICES:
             raise UnityError(
@@ -72,8 +72,9 @@ class Topology:
 
     def check_connected(self, name: str, devices: int, own: Container[Vertex]) -> None:
         """
-        Raises `UnityError` naming a device that has no way to device 0, or a vertex that leads nowhere and is not the
-        levels' `own`.
+        Raises `UnityError` naming a device from which device 0 cannot be reached, or a vertex that leads nowhere and is
+        not
+        among those the levels make (`own`).
         """
         for vertex, arcs in self.arcs.items():
             if isinstance(vertex, str) and len(arcs) == 1 and vertex not in own:
@@ -96,7 +97,7 @@ class Topology:
         return {}
 
     def route(self, source: int, target: int) -> list[Arc]:
-        """The arcs a message goes over."""
+        """The arcs that a message from `source` to `target` takes."""
         if source not in self._routes:
             self._routes[source] = self._routes_from(source)
         via, path, at = self._routes[source], list[Arc](), target
@@ -125,11 +126,13 @@ class Topology:
         return via
 
     def latency(self, source: int, target: int, protocol: str, tree: bool) -> float:
-        """Seconds of a message."""
+        """
+        Seconds of an empty message from `source` to `target` with a protocol; `tree`: as part of a tree algorithm.
+        """
         return sum(arc.wire.hop(protocol, tree) * arc.share for arc in self.route(source, target))
 
     def busy(self, messages: Iterable[Message]) -> float:
-        """Seconds that the busiest link needs for all messages at once."""
+        """Seconds for which the busiest resource is in use when all messages are sent at once."""
         loads = np.zeros(len(self.bandwidths))
         for source, target, bytes in messages:
             for arc in self.route(source, target):
@@ -141,7 +144,7 @@ class Topology:
     def lines(
         self, kind: str, mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int], protocols: Sequence[Protocol]
     ) -> tuple[tuple[float, float], ...]:
-        """As `Machine.lines`, of groups along mesh axes."""
+        """Cost lines of a collective, as `Machine.lines`, for groups along mesh axes."""
         groups = _groups(mesh, axes, axis_levels)
         out: list[tuple[float, float]] = []
         for traffic in PLANS[kind](groups[0].shape):
@@ -158,7 +161,7 @@ class Topology:
         return tuple(out)
 
     def least_seconds(self, kind: str, mesh: Mesh, sizes: Mapping[int, int], bytes: float) -> float:
-        """As `bounds.least_seconds`, over the cuts of the graph."""
+        """Lower bound of a collective, as `bounds.least_seconds`, over cuts of the graph."""
         n = prod(sizes.values())
         bound = 0.0
         for i in range(len(self.levels)):
@@ -194,10 +197,10 @@ class Topology:
         return found
 
 
-Group = npt.NDArray[np.int64]
+DeviceGroup = npt.NDArray[np.int64]
 
 
-def _groups(mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int]) -> list[Group]:
+def _groups(mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int]) -> list[DeviceGroup]:
     """Groups along mesh axes, as arrays with one dimension per level spanned."""
     shape: dict[int, int] = {}
     for axis in axes:
@@ -205,13 +208,13 @@ def _groups(mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int]) -> list
     return [np.array(g).reshape(tuple(shape.values())) for g in mesh.groups(axes)]
 
 
-def _placed(messages: Sequence[Indexed], groups: Sequence[Group]) -> Iterable[Message]:
+def _placed(messages: Sequence[Indexed], groups: Sequence[DeviceGroup]) -> Iterable[Message]:
     for group in groups:
         for source, target, bytes in messages:
             yield int(group[source]), int(group[target]), bytes
 
 
-def _pairs(traffic: Traffic, groups: Sequence[Group]) -> dict[int, set[tuple[int, int]]]:
+def _pairs(traffic: Traffic, groups: Sequence[DeviceGroup]) -> dict[int, set[tuple[int, int]]]:
     """The devices that send to one another, by the outermost dimension of the group in which they differ."""
     found: dict[int, set[tuple[int, int]]] = {dim: set() for dim, _ in traffic.hops}
     for source, target, _ in (message for choices in traffic.phases for message in choices[0]):

@@ -13,15 +13,15 @@ from math import gcd, prod
 from unity_ir.machine.collectives import CollectiveSchedule, Crossing, Phase
 from unity_ir.machine.links import Level, Protocol, Wire
 
-Key = tuple[str, int]
+LinkKey = tuple[str, int]
 """`port` or `hub`, and its level."""
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A link that messages across a level go over."""
+class LinkUse:
+    """A kind of link that messages across a level go over, and how it is shared."""
 
-    key: Key
+    key: LinkKey
     below: int | None
     """The level whose members have one each; None if every device has one."""
     wire: Wire
@@ -30,26 +30,26 @@ class Use:
 
 
 def below(levels: Sequence[Level], i: int) -> int:
-    """Devices below a member of level `i`."""
+    """The number of devices in a member of level `i`."""
     return prod(level.size for level in levels[i + 1 :])
 
 
-def crossing_links(levels: Sequence[Level], i: int) -> tuple[Use, ...]:
-    """The links between a device and what joins the members of level `i`, outermost first."""
+def crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
+    """The links between a device and the switch or medium that joins the members of level `i`, outermost first."""
     level = levels[i]
-    uses = [Use(("port", i), None if level.port == "device" else i, level.wire, level.link == "bus")]
+    uses = [LinkUse(("port", i), None if level.port == "device" else i, level.wire, level.link == "bus")]
     return tuple(uses) if level.port == "device" else (*uses, *_to_hub(levels, i + 1))
 
 
-def _to_hub(levels: Sequence[Level], first: int) -> list[Use]:
+def _to_hub(levels: Sequence[Level], first: int) -> list[LinkUse]:
     """From a device to the hub of the member that level `first` is in."""
-    uses: list[Use] = []
+    uses: list[LinkUse] = []
     for j in range(first, len(levels)):
         level = levels[j]
         if level.hub is not None:
-            uses.append(Use(("hub", j), j, level.hub))
+            uses.append(LinkUse(("hub", j), j, level.hub))
             continue
-        uses.append(Use(("port", j), None if level.port == "device" else j, level.wire, level.link == "bus"))
+        uses.append(LinkUse(("port", j), None if level.port == "device" else j, level.wire, level.link == "bus"))
         if level.port == "device":
             break
     return uses
@@ -95,10 +95,10 @@ def _ring_share(size: int, n: int, pattern: str) -> float:
     return min(rings, spread) if pattern == "exchange" else shares[pattern]
 
 
-def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing) -> dict[Key, float]:
+def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing) -> dict[LinkKey, float]:
     """Seconds for each byte of a group's piece that a crossing keeps each kind of link busy, at the busiest of them."""
     i = crossing.level
-    out: dict[Key, float] = {}
+    out: dict[LinkKey, float] = {}
 
     def inside(j: int) -> int:
         return prod(n for k, n in sizes.items() if k > j)
@@ -122,9 +122,9 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
     return out
 
 
-def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[Key, float]:
+def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[LinkKey, float]:
     """Return the seconds per byte that a phase keeps each kind of link busy."""
-    out: dict[Key, float] = {}
+    out: dict[LinkKey, float] = {}
     for crossing in phase:
         for key, seconds in _loads(levels, sizes, crossing).items():
             out[key] = out.get(key, 0.0) + seconds
@@ -132,7 +132,7 @@ def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase)
 
 
 def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: CollectiveSchedule) -> float:
-    """Seconds of a message across level `i` in a group of `n`: there, and over the hubs on both sides."""
+    """Seconds of an empty message across level `i` in a group with `n` devices there, over the hubs on both sides."""
     own, *others = crossing_links(levels, i)
     tree = schedule.tree
     seconds = own.wire.hop(protocol, tree)
@@ -149,7 +149,10 @@ def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: Collec
 def line(
     levels: Sequence[Level], sizes: Mapping[int, int], schedule: CollectiveSchedule, protocol: Protocol
 ) -> tuple[float, float]:
-    """Seconds before the first byte, and per byte, of an algorithm with a protocol."""
+    """
+    Cost of an algorithm with a protocol: seconds before the first byte, and seconds per byte. `sizes` as of
+    `Machine.lines`.
+    """
     tree = schedule.tree
     start = protocol.tree if tree else protocol.ring
     start += sum(hops * hop(levels, i, sizes[i], protocol.name, schedule) for i, hops in schedule.hops)

@@ -20,7 +20,7 @@ ProtocolLatency = tuple[str, float, float]
 
 @dataclass(frozen=True)
 class Wire:
-    """A link's figures."""
+    """Figures of a link: bandwidth in bytes/s, latency in seconds, and how it is shared."""
 
     bandwidth: float
     """Bytes/s, in each direction when duplex, else in both together."""
@@ -31,7 +31,7 @@ class Wire:
     """Seconds of a hop in protocols that differ from `latency`."""
 
     def hop(self, protocol: str, tree: bool) -> float:
-        """Seconds per hop of a protocol."""
+        """Seconds of latency per hop with a protocol; `tree`: in tree algorithms."""
         for name, ring, of_tree in self.protocol_latency:
             if name == protocol:
                 return of_tree if tree else ring
@@ -40,7 +40,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Level:
-    """`size` members (nodes of a cluster, GPUs of a node) and what joins them."""
+    """One level of the machine: `size` members (nodes of a cluster, GPUs of a node) and what joins them."""
 
     name: str
     size: int
@@ -61,6 +61,7 @@ class Level:
 
     @property
     def wire(self) -> Wire:
+        """The figures of the level's links."""
         return Wire(self.bandwidth, self.latency, self.duplex, protocol_latency=self.protocol_latency)
 
 
@@ -74,7 +75,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How messages are sent: what a collective costs before its first byte, and the part of a bandwidth it reaches."""
+    """
+    A protocol of messages (as NCCL's LL, LL128, Simple): seconds before a collective's first byte, and part of the
+    bandwidth reached.
+    """
 
     name: str
     ring: float

@@ -1,4 +1,4 @@
-"""Presets and machine files by name: `summit:4`, `dgx-h100`, `my_cluster.toml`."""
+"""Finds machines by name: presets such as `summit:4` and `dgx-h100`, and files such as `my_cluster.toml`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ PROFILE = ",profile="
 
 
 def presets() -> list[str]:
-    """The names of the machines that come with the package."""
+    """Names of the machines that come with the package."""
     return sorted(f.name.removesuffix(".toml") for f in files("unity_ir.machine").joinpath("presets").iterdir())
 
 
 def load(name: str) -> Machine:
     """
-    A machine by preset name, with `:N` for its parameter (nodes of a cluster, devices of a box) or `:NxG` for the sizes
-    of all its levels, outermost first, or by path of a `.toml`; `,profile=FILE` after it has the cost model read that
-    profile rather than the one of the package.
+    The machine called `name`: a preset, with `:N` for its parameter (nodes of a cluster, devices of a box) or `:NxG`
+    for
+    the sizes of all levels, outermost first; or the path of a `.toml`. `,profile=FILE` after either chooses a profile.
 
     Given `dgx-h100:2`, returns 2 nodes of 8 GPUs; given `dgx-h100:1x1`, one GPU of one node.
 
-    Raises `UnityError` for an unknown name, an unreadable file, or figures that cannot be.
+    Raises `UnityError` for an unknown name, an unreadable file, or impossible figures.
     """
     described, _, profile = name.partition(PROFILE)
     if PROFILE in profile:

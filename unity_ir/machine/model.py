@@ -24,20 +24,20 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 
 Floats = npt.NDArray[np.float64]
 
-Line = tuple[float, float]
+CostLine = tuple[float, float]
 """Seconds before the first byte, and seconds per byte."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`levels` from the outermost in. `name` is what `--machine` was given, and finds the machine again."""
+    """A machine: its device and its `levels`, outermost first. `load(name)` returns an equal one."""
 
     name: str
     device: Device
-    """The device, or where kinds are mixed, one no better than any: an operator ends with its slowest device."""
+    """The device; if kinds are mixed, `slowest` of them, since an operator ends with its slowest device."""
     levels: tuple[Level, ...]
     overhead: float = 6.6e-6
-    """Seconds every collective costs before its first byte where no protocols say (NCCL's base latency)."""
+    """Seconds before the first byte of any collective, if there are no `protocols` (NCCL's base latency)."""
     protocols: tuple[Protocol, ...] = ()
     links: tuple[Link, ...] = ()
     """Links in addition to those of the levels. With any, collectives are priced over the explicit graph."""
@@ -46,7 +46,7 @@ class Machine:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The axes of all levels, each level as its prime factors."""
+        """The device mesh: the prime factors of each level's size are its axes, outermost level first."""
         return Mesh(tuple(p for level in self.levels for p in prime_factors(level.size)))
 
     @cached_property
@@ -56,6 +56,7 @@ class Machine:
 
     @cached_property
     def devices(self) -> int:
+        """The number of devices."""
         return prod(level.size for level in self.levels)
 
     def device_of(self, number: int) -> Device:
@@ -69,12 +70,14 @@ class Machine:
 
     # --- collectives --------------------------------------------------------------------------------------------------
 
-    def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[Line, ...]:
+    def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[CostLine, ...]:
         """
-        A collective's cost, as one line per algorithm and protocol: least of `a + b * bytes` in seconds.
+        The cost of a collective as lines `a + b * bytes` in seconds, one per algorithm and protocol; the least is its
+        cost.
 
-        Groups have `sizes[level]` devices along each level; all groups of the machine run at once. `bytes` is the piece
-        before the collective, or of a halo, its border.
+        Groups have `sizes[level]` devices along each level, and all groups of the machine run at once. `bytes` is the
+        size of
+        a device's piece before the collective, or of a halo, its border.
         """
         spans = tuple((i, sizes[i]) for i in sorted(sizes) if sizes[i] > 1)
         key = (kind, spans)
@@ -82,8 +85,10 @@ class Machine:
             self._lines[key] = self._lines_of_sizes(kind, spans)
         return self._lines[key]
 
-    def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[Line, ...]:
-        """As `lines`, of groups along these mesh axes: with links of its own, a machine's axes are not all alike."""
+    def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[CostLine, ...]:
+        """
+        As `lines`, for groups along mesh axes; they differ between axes of a level if the machine has extra links.
+        """
         axes = tuple(sorted(axes))
         if not self.links:
             return self.lines(kind, self.sizes_of(axes))
@@ -92,20 +97,20 @@ class Machine:
             self._lines[key] = self._lines_of_graph(kind, axes)
         return self._lines[key]
 
-    def _lines_of_graph(self, kind: str, axes: tuple[int, ...]) -> tuple[Line, ...]:
+    def _lines_of_graph(self, kind: str, axes: tuple[int, ...]) -> tuple[CostLine, ...]:
         if not axes:
             return self._free
         return self.topology.lines(kind, self.mesh, axes, self.axis_levels, self._spoken)
 
     def sizes_of(self, axes: Sequence[int]) -> dict[int, int]:
-        """The devices of a group along each level, of groups along mesh axes."""
+        """The number of devices along each level of a group along mesh axes, as `lines` takes it."""
         sizes: dict[int, int] = {}
         for axis in axes:
             level = self.axis_levels[axis]
             sizes[level] = sizes.get(level, 1) * self.mesh.sizes[axis]
         return sizes
 
-    def _lines_of_sizes(self, kind: str, spans: tuple[tuple[int, int], ...]) -> tuple[Line, ...]:
+    def _lines_of_sizes(self, kind: str, spans: tuple[tuple[int, int], ...]) -> tuple[CostLine, ...]:
         if not spans:
             return self._free
         if self.links:
@@ -130,7 +135,7 @@ class Machine:
         return [tuple(a for part in choice for a in part) for choice in product(*of_level)]
 
     @cached_property
-    def _lines(self) -> dict[tuple[str, tuple[object, ...]], tuple[Line, ...]]:
+    def _lines(self) -> dict[tuple[str, tuple[object, ...]], tuple[CostLine, ...]]:
         return {}
 
     @cached_property
@@ -138,13 +143,13 @@ class Machine:
         return self.protocols or (Protocol("plain", self.overhead, self.overhead, 1.0, 1.0),)
 
     @cached_property
-    def _free(self) -> tuple[Line, ...]:
+    def _free(self) -> tuple[CostLine, ...]:
         """Price a collective of one device: the latency alone, in seconds."""
         return ((min(p.ring for p in self._spoken), 0.0),)
 
     @cached_property
     def topology(self) -> Topology:
-        """The explicit graph. Raises `UnityError` for machines too large for one."""
+        """The machine as an explicit graph. Raises `UnityError` if it is too large for one."""
         return Topology.of(self.name, self.levels, self.links)
 
     def collective_time(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
@@ -152,15 +157,16 @@ class Machine:
         return min(a + b * bytes for a, b in self.lines(kind, sizes))
 
     def least_seconds(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
-        """Seconds that no algorithm can beat: bytes that must cross a cut, over what its links carry."""
+        """Lower bound on the seconds of a collective: bytes that must cross a cut over the bandwidth of its links."""
         if self.links:
             return self.topology.least_seconds(kind, self.mesh, sizes, bytes)
         return least_seconds(kind, self.levels, sizes, bytes)
 
     def link_keys(self, axes: Sequence[int]) -> tuple[tuple[int, str], ...]:
         """
-        What a collective along mesh axes keeps busy: each level it crosses, outermost first, and what it has there:
-        `device`, a port of its own for every device; `member`, one for each member; `level`, one medium for all.
+        The resources that a collective along mesh axes uses: each level it crosses, outermost first, with `device`
+        (every
+        device has a port of its own), `member` (one port per member) or `level` (one medium for all).
         """
         levels = sorted({self.axis_levels[axis] for axis in axes})
         return tuple((i, "level" if self.levels[i].link in ("bus", "links") else self.levels[i].port) for i in levels)
@@ -175,7 +181,9 @@ class Machine:
         self, kind: str, sizes: Mapping[int, int], elements: float, elements_after: float, item: int
     ) -> float:
         """
-        Price a reshard move in seconds: pieces have `elements` of `item` bytes each, groups are those of `lines`.
+        Price a reshard move in seconds. Pieces have `elements` of `item` bytes each before the move, and
+        `elements_after` after
+        it; groups are those of `lines`.
         """
         if kind in FREE:
             return 0.0
@@ -224,7 +232,7 @@ class Machine:
 
 
 def slowest(kinds: Sequence[Device]) -> Device:
-    """A device that has the least of every figure, for the element types that are common to all."""
+    """A device with the smallest figure of all `kinds` in every respect, for the element types all of them have."""
     if len(kinds) == 1:
         return kinds[0]
     dtypes = [d for d in kinds[0].flops if all(d in kind.flops for kind in kinds)]

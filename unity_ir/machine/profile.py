@@ -1,8 +1,8 @@
 """
-Profiles: seconds of kernels and collectives, measured by `unity-profile`, in an SQLite file.
+Profiles: seconds of kernels and collectives measured by `unity-profile`, in an SQLite file.
 
-A file says what it is (`application_id`), the version of its tables (`user_version`), and in `about` where and with
-what it was made. It only grows, row by row, each a transaction of its own, so that what is measured is never lost.
+A file carries the format (`application_id`), the version of its tables (`user_version`), and in `about` the device and
+software it was made with. Rows are only ever added, each in a transaction of its own, so no measurement is lost.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ Points = tuple[tuple[float, float], ...]
 @dataclass(frozen=True)
 class Profile:
     """
-    What a file says of a machine with so many ranks at work at once, in memory.
+    The measurements of a profile for one number of ranks at work at once, in memory.
 
-    Seconds of a kernel are found by its operator and sizes; those of a collective by kind and members of a group.
+    Seconds of kernels are indexed by operator and sizes; those of collectives by kind and members of a group.
     """
 
     device: str
@@ -81,9 +81,11 @@ class Profile:
 
     def collective(self, kind: str, members: int, bytes: float) -> float | None:
         """
-        Seconds of a collective, between two measured sizes as a power of the bytes; None if it was not measured.
+        Seconds of a collective on a piece of `bytes`; None if the collective was not measured.
 
-        Less than the smallest takes as long as that; more than the largest in proportion.
+        Between two measured sizes, interpolates linearly between logarithms. Below the smallest, returns the seconds of
+        the
+        smallest; above the largest, extrapolates in proportion.
         """
         points = self.collectives.get((kind, members))
         if not points:
@@ -96,7 +98,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """A measured kernel; see `cost.time.Kernel`."""
+    """A measured kernel, as `cost.time.Kernel` describes it."""
 
     operator: str
     sizes: tuple[int, ...]
@@ -115,7 +117,7 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """A measured collective over groups of `members`, all at once; `bytes` are those of a rank's piece before it."""
+    """A measured collective over groups of `members`, all groups at once; `bytes` is a rank's piece before it."""
 
     kind: str
     members: int
@@ -128,7 +130,7 @@ class CollectiveRow:
 
 
 class ProfileFile:
-    """An open profile. Raises `UnityError` for a file that is none, another version's, or damaged."""
+    """An open profile. Raises `UnityError` for a file of another format or version, or a damaged one."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection):
         self.path = path
@@ -136,6 +138,7 @@ class ProfileFile:
 
     @property
     def about(self) -> dict[str, str]:
+        """What the file says about itself: device, software, and so on."""
         return dict(self.connection.execute("select key, value from about"))
 
     def kernels(self, ranks: int | None = None) -> list[KernelRow]:
@@ -151,9 +154,11 @@ class ProfileFile:
         return [CollectiveRow(*row) for row in rows]
 
     def add_kernel(self, row: KernelRow) -> None:
+        """Add a measured kernel."""
         self._add("kernels", [getattr(row, n) if n != "sizes" else _text(row.sizes) for n in row.__slots__])
 
     def add_collective(self, row: CollectiveRow) -> None:
+        """Add a measured collective."""
         self._add("collectives", [getattr(row, n) for n in row.__slots__])
 
     def _add(self, table: str, values: list[object]) -> None:
@@ -162,8 +167,7 @@ class ProfileFile:
 
     def profile(self, ranks: int) -> Profile:
         """
-        What the cost model reads on a machine of so many devices: what was measured with as many ranks at work, else
-        with one.
+        The measurements for a machine of `ranks` devices: those made with as many ranks at work, else those with one.
         """
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for row in (*self.kernels(1), *(self.kernels(ranks) if ranks != 1 else ())):
@@ -178,9 +182,11 @@ class ProfileFile:
 @contextmanager
 def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generator[ProfileFile]:
     """
-    A profile to read, or, with what it is to say about itself, to add to; then it is made where there is none.
+    Open a profile to read it; with `create`, the `about` of the measurements to be added, to add to it, making the file
+    if
+    there is none.
 
-    Raises `UnityError` where it cannot be read, or says something else about itself.
+    Raises `UnityError` where it cannot be read, or its `about` differs from `create`.
     """
     new = create is not None and not path.exists()
     if not new and (not path.is_file() or path.stat().st_size == 0):
@@ -207,7 +213,8 @@ def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generat
 
 def read_profile(path: str | Path, device: str, ranks: int) -> Profile:
     """
-    The profile of a device in a file. Raises `UnityError` where it cannot be read, or is another device's.
+    The profile of a device in a file, for a machine of `ranks` devices. Raises `UnityError` if it cannot be read, or is
+    of another device.
     """
     with open_profile(Path(path)) as file:
         profile = file.profile(ranks)

@@ -1,8 +1,8 @@
 """
-The messages of collectives' algorithms one by one, for machines that are not the same everywhere.
+The messages of collective algorithms one by one, for machines that are not symmetric.
 
 The algorithms are those of `machine.collectives`, in the same order. A group is an array with one dimension per level
-it spans; messages go between its indices, for each byte of a piece.
+it spans; messages go between members of the array, in bytes per byte of a piece.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from math import ceil, gcd, log2, prod
 
-Index = tuple[int, ...]
-Shape = tuple[int, ...]
+Member = tuple[int, ...]
+GroupShape = tuple[int, ...]
 Message = tuple[int, int, float]
 """Device, device, bytes."""
-Indexed = tuple[Index, Index, float]
+Indexed = tuple[Member, Member, float]
 """The same by indices of a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """An algorithm on a group: in each phase one of several ways, the best."""
+    """The messages of an algorithm on a group. Each phase has alternatives, of which the best is used."""
 
     tree: bool
     phases: tuple[tuple[list[Indexed], ...], ...]
@@ -30,24 +30,24 @@ class Traffic:
     """Messages one after the other along each dimension of the group."""
 
 
-def _indices(shape: Shape) -> Iterator[Index]:
+def _indices(shape: GroupShape) -> Iterator[Member]:
     return product(*map(range, shape))
 
 
-def _shifted(index: Index, dim: int, by: int, size: int) -> Index:
+def _shifted(index: Member, dim: int, by: int, size: int) -> Member:
     return (*index[:dim], (index[dim] + by) % size, *index[dim + 1 :])
 
 
 # --- rings ------------------------------------------------------------------------------------------------------------
 
 
-def _order(shape: Shape, start: Index, stride: Index) -> list[Index]:
+def _order(shape: GroupShape, start: Member, stride: Member) -> list[Member]:
     """A ring through a group, member by member: in each dimension from `start` in steps of `stride`."""
     axes = [[(s + d * k) % n for k in range(n)] for n, s, d in zip(shape, start, stride, strict=True)]
     return [tuple(i) for i in product(*axes)]
 
 
-def _rings(shape: Shape, edge: float) -> tuple[list[Indexed], ...]:
+def _rings(shape: GroupShape, edge: float) -> tuple[list[Indexed], ...]:
     """Rings that leave members by different devices, with as many different steps as there are links for."""
     starts = [(0, *inner) for inner in _indices(shape[1:])]
     some = [(1,) * len(shape)]
@@ -56,13 +56,15 @@ def _rings(shape: Shape, edge: float) -> tuple[list[Indexed], ...]:
     return tuple(_ring_messages(shape, starts, strides, edge) for strides in (some, both, every))
 
 
-def _ring_messages(shape: Shape, starts: Sequence[Index], strides: Sequence[Index], edge: float) -> list[Indexed]:
+def _ring_messages(
+    shape: GroupShape, starts: Sequence[Member], strides: Sequence[Member], edge: float
+) -> list[Indexed]:
     each = edge / len(starts) / len(strides)
     orders = [_order(shape, start, stride) for start in starts for stride in strides]
     return [(a, b, each) for order in orders for a, b in zip(order, (*order[1:], order[0]), strict=True)]
 
 
-def _ring(shape: Shape, edge: float, times: float = 1) -> Traffic:
+def _ring(shape: GroupShape, edge: float, times: float = 1) -> Traffic:
     hops = tuple((d, times * prod(shape[:d]) * (n - 1)) for d, n in enumerate(shape))
     return Traffic(False, (_rings(shape, edge),), hops)
 
@@ -89,7 +91,7 @@ def _double_edges(size: int) -> list[tuple[int, int]]:
     return one + [(turn(a), turn(b)) for a, b in one]
 
 
-def _edges(shape: Shape, head: Index, outer: Sequence[tuple[int, int]], part: float) -> list[Indexed]:
+def _edges(shape: GroupShape, head: Member, outer: Sequence[tuple[int, int]], part: float) -> list[Indexed]:
     """Child and parent: over the outermost dimension the heads; inside, chains that begin at a head."""
     found: list[Indexed] = [((a, *head), (b, *head), part) for a, b in outer]
     part = part * len(outer) / (shape[0] - 1)
@@ -101,14 +103,14 @@ def _edges(shape: Shape, head: Index, outer: Sequence[tuple[int, int]], part: fl
     return found
 
 
-def _double_tree(shape: Shape) -> Traffic:
+def _double_tree(shape: GroupShape) -> Traffic:
     heads = list(_indices(shape[1:]))
     outer = _double_edges(shape[0])
     up = [e for head in heads for e in _edges(shape, head, outer, 0.5 / len(heads))]
     return Traffic(True, (([*up, *_reversed(up)],),), _tree_hops(shape, 2))
 
 
-def _rooted_tree(shape: Shape, up: bool) -> Traffic:
+def _rooted_tree(shape: GroupShape, up: bool) -> Traffic:
     outer = [(r, _parent(r, shape[0])) for r in range(1, shape[0])]
     edges = _edges(shape, (0,) * (len(shape) - 1), outer, 1.0)
     return Traffic(True, ((edges if up else _reversed(edges),),), _tree_hops(shape, 1))
@@ -118,20 +120,20 @@ def _reversed(messages: Sequence[Indexed]) -> list[Indexed]:
     return [(b, a, bytes) for a, b, bytes in messages]
 
 
-def _tree_hops(shape: Shape, times: float) -> tuple[tuple[int, float], ...]:
+def _tree_hops(shape: GroupShape, times: float) -> tuple[tuple[int, float], ...]:
     return tuple((d, times * (n - 1 if d else ceil(log2(n)))) for d, n in enumerate(shape))
 
 
 # --- level by level ---------------------------------------------------------------------------------------------------
 
 
-def _spread(shape: Shape, dim: int, each: float) -> list[Indexed]:
+def _spread(shape: GroupShape, dim: int, each: float) -> list[Indexed]:
     """Every device sends `each` to every other along a dimension."""
     n = shape[dim]
     return [(i, _shifted(i, dim, by, n), each) for i in _indices(shape) for by in range(1, n)]
 
 
-def _exchange(shape: Shape, dim: int, bytes: float) -> tuple[list[Indexed], ...]:
+def _exchange(shape: GroupShape, dim: int, bytes: float) -> tuple[list[Indexed], ...]:
     """Every device sends `bytes` along a dimension: around one ring, around it both ways, or to all others alike."""
     n = shape[dim]
     one = [(i, _shifted(i, dim, 1, n), bytes) for i in _indices(shape)]
@@ -139,11 +141,11 @@ def _exchange(shape: Shape, dim: int, bytes: float) -> tuple[list[Indexed], ...]
     return one, both, _spread(shape, dim, bytes / (n - 1))
 
 
-def _level_hops(shape: Shape, times: float = 1) -> tuple[tuple[int, float], ...]:
+def _level_hops(shape: GroupShape, times: float = 1) -> tuple[tuple[int, float], ...]:
     return tuple((d, times * (n - 1)) for d, n in enumerate(shape))
 
 
-def _gather_phases(shape: Shape, bytes: float) -> list[tuple[list[Indexed], ...]]:
+def _gather_phases(shape: GroupShape, bytes: float) -> list[tuple[list[Indexed], ...]]:
     phases: list[tuple[list[Indexed], ...]] = []
     for d, n in enumerate(shape):
         phases.append(_exchange(shape, d, (n - 1) * bytes))
@@ -151,18 +153,18 @@ def _gather_phases(shape: Shape, bytes: float) -> list[tuple[list[Indexed], ...]
     return phases
 
 
-def _all_gather(shape: Shape) -> list[Traffic]:
+def _all_gather(shape: GroupShape) -> list[Traffic]:
     phases = tuple(_gather_phases(shape, 1.0))
     return [_ring(shape, prod(shape) - 1), Traffic(False, phases, _level_hops(shape))]
 
 
-def _reduce_scatter(shape: Shape) -> list[Traffic]:
+def _reduce_scatter(shape: GroupShape) -> list[Traffic]:
     n = prod(shape)
     phases = tuple(reversed(_gather_phases(shape, 1 / n)))
     return [_ring(shape, (n - 1) / n), Traffic(False, phases, _level_hops(shape))]
 
 
-def _all_reduce(shape: Shape) -> list[Traffic]:
+def _all_reduce(shape: GroupShape) -> list[Traffic]:
     n = prod(shape)
     out = _gather_phases(shape, 1 / n)
     return [
@@ -172,11 +174,11 @@ def _all_reduce(shape: Shape) -> list[Traffic]:
     ]
 
 
-def _peer_hops(shape: Shape) -> tuple[tuple[int, float], ...]:
+def _peer_hops(shape: GroupShape) -> tuple[tuple[int, float], ...]:
     return tuple((d, (n - 1) * prod(shape[d + 1 :])) for d, n in enumerate(shape))
 
 
-def _all_to_all(shape: Shape) -> list[Traffic]:
+def _all_to_all(shape: GroupShape) -> list[Traffic]:
     n = prod(shape)
     direct = [(a, b, 1 / n) for a in _indices(shape) for b in _indices(shape) if a != b]
     phases = tuple((_spread(shape, d, 1 / size),) for d, size in enumerate(shape))
@@ -186,33 +188,33 @@ def _all_to_all(shape: Shape) -> list[Traffic]:
 # --- neighbours, and one device of each group -------------------------------------------------------------------------
 
 
-def _halo(shape: Shape) -> list[Traffic]:
+def _halo(shape: GroupShape) -> list[Traffic]:
     # All of the border may be on one side.
     order = list(_indices(shape))
     messages = [(a, b, 1.0) for a, b in pairwise(order)]
     return [Traffic(False, ((messages,),), ((0, 1),))]
 
 
-def _broadcast(shape: Shape) -> list[Traffic]:
+def _broadcast(shape: GroupShape) -> list[Traffic]:
     return [_ring(shape, 1.0), _rooted_tree(shape, up=False)]
 
 
-def _reduce(shape: Shape) -> list[Traffic]:
+def _reduce(shape: GroupShape) -> list[Traffic]:
     return [_ring(shape, 1.0), _rooted_tree(shape, up=True)]
 
 
-def _root(shape: Shape, bytes: float, away: bool) -> list[Traffic]:
+def _root(shape: GroupShape, bytes: float, away: bool) -> list[Traffic]:
     root, *others = _indices(shape)
     messages = [(root, i, bytes) if away else (i, root, bytes) for i in others]
     return [Traffic(False, ((messages,),), _peer_hops(shape))]
 
 
-def _send(shape: Shape) -> list[Traffic]:
+def _send(shape: GroupShape) -> list[Traffic]:
     root = (0,) * len(shape)
     return [Traffic(False, (([(root, (1, *root[1:]), 1.0)],),), ((0, 1),))]
 
 
-PLANS: Mapping[str, Callable[[Shape], list[Traffic]]] = {
+PLANS: Mapping[str, Callable[[GroupShape], list[Traffic]]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,

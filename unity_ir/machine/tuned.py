@@ -1,9 +1,9 @@
 """
-What implementations of operators take on a GPU, as `unity-tune` has measured it.
+Tables of measured implementations: seconds of each operator by Triton and by PyTorch, written by `unity-tune`.
 
-A table is JSON: what it says about itself, seconds by key and implementation, and as what the cost model knows each
-key (`LocalOperator.key` of `lowering.emit.local_operator`). Emission freezes the faster implementation, and a machine
-with the table as its profile (`dgx-h200,profile=h200.json`) takes as long as that.
+A table is a JSON file: about itself, seconds by key and implementation, and the cost model's kernel for each key (keys
+are made by `lowering.emit.local_operator`). Emission takes the faster implementation, and a machine with the table as its
+profile (`dgx-h200,profile=h200.json`) is priced with the same seconds.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Sized: TypeAlias = tuple[str, tuple[int, ...]]
 
 @dataclass
 class Table:
-    """Seconds of every implementation by key, and the kernel of the cost model that each key is."""
+    """Seconds of each implementation by key, and the cost model's kernel of each key."""
 
     about: dict[str, str] = field(default_factory=dict[str, str])
     seconds: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     kernels: dict[str, Sized] = field(default_factory=dict[str, Sized])
 
     def choice(self, key: str) -> str | None:
-        """The faster implementation; None where nothing was measured."""
+        """The fastest implementation of a key; None if it was not measured."""
         found = self.seconds.get(key)
         return min(found, key=lambda name: found[name]) if found else None
 
     def profile(self) -> Profile:
-        """Return the profile for the cost model: seconds of each kernel by the implementation that emission freezes."""
+        """Return a profile for the cost model, with each kernel's seconds by the implementation that emission takes."""
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for key, (operator, sizes) in self.kernels.items():
             if key in self.seconds:
@@ -45,7 +45,7 @@ class Table:
         return Profile(self.about.get("machine's device", ""), found, {}, self.about)
 
     def write(self, path: Path) -> None:
-        """Replace a file as a whole."""
+        """Write the table to `path`, replacing the file at once."""
         new = path.with_name(f".{path.name}.new")
         kernels = {key: {"operator": operator, "sizes": sizes} for key, (operator, sizes) in self.kernels.items()}
         rows = {"about": self.about, "seconds": self.seconds, "kernels": kernels}
@@ -54,7 +54,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """A table that `unity-tune` has written. Raises `UnityError` where it cannot be read, or is none."""
+    """The table in a file. Raises `UnityError` if it cannot be read or is no table of `unity-tune`."""
     try:
         read: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
@@ -76,7 +76,7 @@ def read_table(path: Path) -> Table:
 
 
 def read_tuned(path: Path, device: str) -> Profile:
-    """A table as the profile of a machine's device. Raises `UnityError` where it is none, or of another device."""
+    """The table in a file as a profile of `device`. Raises `UnityError` if it is no table, or one of another device."""
     profile = read_table(path).profile()
     if profile.device != device:
         raise UnityError(

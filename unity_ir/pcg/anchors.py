@@ -1,4 +1,4 @@
-"""Which values of a parallel graph exist on the devices, and which are only on the way from one place to another."""
+"""Finds which values of a parallel graph are materialised on devices, and which are only steps of a reshard."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from unity_ir.pcg.graph import Graph, Value
 
 class Anchors:
     """
-    Which values exist on the devices.
+    The materialised values of a graph.
 
-    A chain of parallel operators is one reshard from the value it starts at to where it is read, unless an operator in
-    the middle has a view, is an output, or is read by an operator beside going on: then its value is materialised
-    there.
+    A chain of parallel operators is one reshard, from the value it starts at to where it is read. A value in the middle
+    is
+    materialised only if its operator has a view, it is an output, or it is also read from outside the chain.
     """
 
     def __init__(self, graph: Graph):
@@ -19,6 +19,7 @@ class Anchors:
         self._outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
 
     def materialised(self, value: Value) -> bool:
+        """Whether a value is materialised on devices."""
         node = value.node
         if not node.is_parallel or node.view is not None or value in self._outputs:
             return True
@@ -26,7 +27,7 @@ class Anchors:
         return len(users) > 1 and any(user.is_compute for user, _ in users)
 
     def of(self, value: Value) -> Value:
-        """The materialised value a value is a reshard of; itself if it is one."""
+        """The materialised value that `value` is a reshard of, or `value` itself."""
         while not self.materialised(value):
             value = value.node.operands[0]
         return value

@@ -1,10 +1,10 @@
 """
-Plan reshards on a coarser mesh: neighbouring axes whose roles change alike move together, as one *run*.
+Plans reshards on a coarser mesh: neighbouring axes whose roles change alike move together, as one *run*.
 
-What a plan costs depends only on how large the runs are, what roles they have (whichever dims those are), and how many
-elements there are; not on whether what is held by all is COPY or REPEAT, between which going is free, nor on where
-axes are pinned, but whether it is where they shall be. So reshards are canonical problems first, from one state to
-another, and alike ones are solved once; all that start alike share one search, which goes on where it stopped.
+The cost of a plan depends only on the sizes of the runs, their roles (up to a renaming of dims) and the number of
+elements; not on COPY versus REPEAT, between which moves are free, and of pinned axes only on whether they are where
+they should be. So reshards are reduced to canonical problems, solved once each; problems with the same start share one
+incremental Dijkstra search.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FINE_AXES = 3
 
 Runs = tuple[tuple[int, ...], ...]
 
-Edge = tuple[int, int, int, int]
+RunMove = tuple[int, int, int, int]
 """A move between states: the state after it, what its price is found by, the runs that move, the digit they get."""
 
 
@@ -34,15 +34,18 @@ def plan_coarsely(
     mesh: Mesh,
     levels: Sequence[int],
     price: Price,
-    memo: Memo | None = None,
+    memo: RunMemo | None = None,
 ) -> tuple[Move, ...]:
     """
-    As `pcg.reshard.plan`, but on a mesh of more than `FINE_AXES` axes, neighbours on one level (`levels` says which
-    each axis is of) that go from one role to one other are one axis, and only dims are gone through that are in either
-    layout, or the largest of the others.
+    As `pcg.reshard.plan`, but on a mesh of more than `FINE_AXES` axes, neighbouring axes on one level (`levels` gives
+    each
+    axis's) that change from the same role to the same role count as one axis, and intermediate layouts use only the
+    dims
+    of the two layouts and the largest other dim.
 
-    Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2. `memo` keeps what was found
-    on one machine, for one element type, by one price.
+    Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2. `memo` caches results for
+    one
+    machine, element type and price.
     """
     if source == target:
         return ()
@@ -132,7 +135,7 @@ class _Space:
         return found
 
     def _spell(
-        self, path: Sequence[Edge], source: Layout, target: Layout, shape: tuple[int, ...], dims: Sequence[int]
+        self, path: Sequence[RunMove], source: Layout, target: Layout, shape: tuple[int, ...], dims: Sequence[int]
     ) -> tuple[Move, ...]:
         """The moves of a path. What is held by all is repeated, but for what is copied from a move on to the end."""
         out: list[Move] = []
@@ -184,10 +187,10 @@ class _Steps:
         runs = len(space.runs)
         # What adding 1 to the digits of a set of runs adds to a state.
         self.ones = [sum(self.base**i for i in range(runs) if mask >> i & 1) for mask in range(1 << runs)]
-        self.edges: dict[int, tuple[int, list[Edge]]] = {}
+        self.edges: dict[int, tuple[int, list[RunMove]]] = {}
         self.trees: dict[tuple[int, int], _Tree] = {}
 
-    def path(self, start: int, goal: int, elements: int) -> list[Edge] | None:
+    def path(self, start: int, goal: int, elements: int) -> list[RunMove] | None:
         """Return the edges of the cheapest path (Dijkstra), or None where there is none."""
         tree = self.trees.get((start, elements))
         if tree is None:
@@ -196,7 +199,7 @@ class _Steps:
             self._search(tree, goal, elements)
             if goal not in tree.done:
                 return None
-        out: list[Edge] = []
+        out: list[RunMove] = []
         while goal != start:
             goal, edge = tree.via[goal]
             out.append(edge)
@@ -233,7 +236,7 @@ class _Steps:
             if state == goal:
                 return
 
-    def _edges(self, state: int) -> tuple[int, list[Edge]]:
+    def _edges(self, state: int) -> tuple[int, list[RunMove]]:
         """Return the number of shards a state divides a value into, and all moves that can start from it."""
         space, count = self.space, len(self.divisors)
         groups, ones = space.groups, self.ones
@@ -244,7 +247,7 @@ class _Steps:
             holders[digit] |= 1 << i
         held, away, there = count, count + 2, count + 3
         parts = prod(groups[mask] for mask in holders[:count])
-        out: list[Edge] = []
+        out: list[RunMove] = []
         for digit in (*range(count), held, held + 1, away):
             mask = holders[digit] | (holders[there] if digit == away else 0)
             old = _kind(digit, count)
@@ -279,7 +282,7 @@ class _Tree:
     best: dict[int, float]
     queue: list[tuple[float, int]]
     done: set[int] = field(default_factory=set[int])
-    via: dict[int, tuple[int, Edge]] = field(default_factory=dict[int, tuple[int, Edge]])
+    via: dict[int, tuple[int, RunMove]] = field(default_factory=dict[int, tuple[int, RunMove]])
 
 
 def _leaving(mask: int, divided: bool) -> Iterable[int]:
@@ -290,5 +293,5 @@ def _leaving(mask: int, divided: bool) -> Iterable[int]:
         moved = moved & (moved - 1) if divided else (moved - 1) & mask
 
 
-Memo = dict[Runs, _Space]
+RunMemo = dict[Runs, _Space]
 """The planner's caches per set of runs."""

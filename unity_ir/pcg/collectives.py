@@ -2,7 +2,7 @@
 Declare every move between devices: one row per collective, read by planner, types, cost, search, lowering and profiles.
 
 A row says between which roles of mesh axes a collective leads, how many elements its groups receive, which function of
-the emitted runtime performs it, and of which two parallel operators it is the fusion (Unity, section 3.1). What stays
+the emitted runtime performs it, and of which two parallel operators it is the fusion (Unity, section 3.3). What stays
 elsewhere, by the row's name: the algorithms of NCCL and their messages (`machine.collectives`, `machine.transfers`),
 the cuts that bound them (`machine.bounds`), and the runtime's functions (`lowering/runtime/collectives.py`,
 `lowering/runtime/halos.py`).
@@ -50,9 +50,10 @@ class Collective:
     """
     A kind of move over groups of devices.
 
-    Given n devices in a group and the elements of a piece before the move (of halos, of the border that a device
-    between two others receives), `received` returns the elements that all devices of the group receive together when a
-    ring carries them. It is None where no link is crossed.
+    `received(n, elements)` gives the elements that all n devices of a group receive together when a ring carries them,
+    for
+    pieces of `elements` before the move (for halos: borders of a device between two others). None if no link is
+    crossed.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Collective:
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        """The attributes of its parallel operator, as they are written: the dims of its chain, then the degree."""
+        """Attributes of its parallel operator in written order: the dims of its chain, then the degree."""
         return (*(dim for _, dim in self.fuses if dim is not None), "by")
 
     def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
@@ -98,11 +99,12 @@ class Collective:
 
     @property
     def crosses_links(self) -> bool:
+        """Whether it sends anything to other devices."""
         return self.members != "none"
 
     @property
     def is_free(self) -> bool:
-        """Whether it only renames roles: nothing is computed, copied or sent."""
+        """Whether it only renames roles, so that nothing is computed, copied or sent."""
         return not any(self.calls.values())
 
 
@@ -245,7 +247,9 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 
 def names(*members: Members) -> tuple[str, ...]:
-    """Given "root" returns ("broadcast", "scatter", "gather", "reduce", "send"): the collectives of these members."""
+    """
+    Names of the collectives with these members: given "root", ("broadcast", "scatter", "gather", "reduce", "send").
+    """
     return tuple(name for name, row in COLLECTIVES.items() if row.members in members)
 
 
@@ -273,5 +277,7 @@ FUSED = tuple(row for row in COLLECTIVES.values() if row.fuses)
 
 
 def fusion_of(first: str, second: str) -> Collective | None:
-    """Given "reduce" and "partition" returns the row of reduce_scatter; None where no collective does both."""
+    """
+    The collective that does both moves in one: given "reduce" and "partition", reduce_scatter; None if there is none.
+    """
     return next((row for row in FUSED if tuple(op for op, _ in row.fuses) == (first, second)), None)

@@ -1,9 +1,9 @@
 """
-The backward of a graph, built explicitly from the operators' gradients, with dual types.
+Builds the backward of a graph from the operators' gradients, with dual types.
 
-A value's gradient has the value's dims with `sum` and `copy` swapped; parallel operators are each other's backward. So
-data-parallel gradient synchronisation, Megatron's f/g pairs and every other strategy's communication fall out; nobody
-writes a gradient-sync rule (DESIGN: "Duality").
+A value's gradient has the value's dims with `sum` and `copy` swapped, and each parallel operator has another as its
+backward. All gradient synchronisation follows from that: that of data parallelism, Megatron's f/g pairs and every
+other strategy's (DESIGN: "Duality").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unity_ir.ops.operator import Application, Operator
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, leaf, parallel, rebuild, topological
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.pcg.recompute import Again
+from unity_ir.pcg.recompute import Recomputation
 from unity_ir.pcg.sharding import (
     Layout,
     Mesh,
@@ -34,7 +34,7 @@ from unity_ir.pcg.view import View
 
 
 def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes a weight reaches through floating point numbers. Values of other nodes have no gradient."""
+    """The nodes that depend on a weight through floating point values only. Other nodes' values have no gradient."""
     found: set[Node] = set()
     for node in nodes:
         if node.op == "weight" or any(v.node in found and v.type.is_floating for v in node.operands):
@@ -44,24 +44,24 @@ def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
 
 def trained(graph: Graph) -> set[Node]:
     """
-    The nodes whose values have a gradient: those between a weight and the loss, which is the first output.
+    The nodes whose values have a gradient: those on a way from a weight to the loss, which is the first output.
 
-    A graph whose first output is no scalar is part of a model; there every output counts.
+    If the first output is not a scalar, the graph is part of a model, and every output counts as the loss does.
     """
     is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
     return needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs))
 
 
 def operand_gradients(
-    node: Node, grads: Sequence[Value], view: View | None = None, again: Again | None = None
+    node: Node, grads: Sequence[Value], view: View | None = None, again: Recomputation | None = None
 ) -> tuple[Value | None, ...]:
     """
-    The gradient of each operand of `node`, from that of each result that holds floating point numbers, both of dual
-    type.
+    The gradient of each operand of `node`, given those of its floating point results (`grads`), all of dual types; None
+    for operands without a gradient.
 
-    `view` is where the gradient of a parallel operator's operand is wanted; `again` says what to read of the forward.
-    Raises `UnityError` if the operator has no
-    gradient.
+    `view` is the place wanted for the gradient of a parallel operator's operand; `again` gives values of the forward
+    that
+    are recomputed. Raises `UnityError` if the operator has no gradient.
     """
     if node.is_parallel:
         value = grads[0]
@@ -90,7 +90,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     """
     The whole training step of a graph whose first output is its loss: forward, backward, one update per weight.
 
-    With a mesh, a gradient is brought to the very devices where its value was, not only to the dual type. Raises
+    With a mesh, each gradient is also brought to the devices where its value was, not only to the dual type. Raises
     `UnityError` if the first output is not a scalar, or if no weight reaches it.
     """
     if graph.updates:
@@ -118,7 +118,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         return leaf("constant", value.type.dual, dual_view(value), value=number).result
 
     anchors = Anchors(graph)
-    again = Again(graph, placement)
+    again = Recomputation(graph, placement)
     grads: dict[Value, list[Value]] = {loss: [constant(loss, 1.0)]}
     add = operators()["add"]
 

@@ -1,4 +1,4 @@
-"""A graph in another floating point type."""
+"""Converts graphs to another floating point type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOATS = ("f32", "bf16", "f16")
 
 def in_type(graph: Graph, dtype: str) -> Graph:
     """
-    The same graph with every leaf of floating point numbers, and every cast to them, of element type `dtype`.
+    The same graph with element type `dtype` for all floating point leaves, and for casts to floating point.
 
     Raises `UnityError` for an unknown type.
     """

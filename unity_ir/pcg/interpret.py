@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value
@@ -22,9 +20,9 @@ from unity_ir.pcg.types import Piece, TensorType
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.elements import NUMPY
 from unity_ir.tdl.evaluate import evaluate
+from unity_ir.tdl.functions import Array
 from unity_ir.tdl.parallel import Carriers, Configuration, piece
 
-Array = npt.NDArray[Any]
 Pieces = dict[Piece, Array]
 
 

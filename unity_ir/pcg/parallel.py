@@ -1,8 +1,8 @@
 """
-The parallel operators: identities on meaning that change how a value is divided (Unity, section 3.1).
+The parallel operators: identities on meaning that change how a value is divided (Unity, section 3.3).
 
-Each is a rule on types; its gradient follows from duality. Fused ones are what a chain of two does in one collective;
-they appear only after search.
+Each is a rule on types; its gradient follows from duality. Fused operators do the work of a chain of two in one
+collective; they appear only after search.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import FUSED, HALO_EXCHANGES, Collective
 from unity_ir.pcg.types import TensorType
 
-Step = tuple[str, tuple[tuple[str, int], ...]]
+ParallelStep = tuple[str, tuple[tuple[str, int], ...]]
 """A parallel operator and its attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelOperator:
     """
-    `attributes` in the order they are written; `type` from operand type to result type; `backward` the steps that take
-    the result's gradient to the operand's; `chain` the unfused steps a fused operator stands for.
+    A parallel operator. `attributes` in written order; `type` gives the result's type from the operand's; `backward`
+    the
+    operators that turn the result's gradient into the operand's; `chain`, of a fused operator, the operators it stands
+    for.
     """
 
     name: str
     attributes: tuple[str, ...]
     type: Callable[[TensorType, Mapping[str, int]], TensorType]
-    backward: Callable[[Mapping[str, int]], tuple[Step, ...]]
-    chain: Callable[[Mapping[str, int]], tuple[Step, ...]] | None = None
+    backward: Callable[[Mapping[str, int]], tuple[ParallelStep, ...]]
+    chain: Callable[[Mapping[str, int]], tuple[ParallelStep, ...]] | None = None
 
 
 def _dim(op: str, x: TensorType, dim: int) -> int:
@@ -109,7 +111,7 @@ def _zero_pad(x: TensorType, a: Mapping[str, int]) -> TensorType:
     return x.with_sum(x.sum * _by("zero_pad", a))
 
 
-def _step(name: str, **attributes: int) -> Step:
+def _step(name: str, **attributes: int) -> ParallelStep:
     return name, tuple(attributes.items())
 
 
@@ -130,7 +132,7 @@ def _simple(
 def _fused(row: Collective) -> ParallelOperator:
     """The parallel operator of a collective: what the chain it fuses does."""
 
-    def chain(a: Mapping[str, int]) -> tuple[Step, ...]:
+    def chain(a: Mapping[str, int]) -> tuple[ParallelStep, ...]:
         return tuple(
             _step(op, by=a["by"]) if dim is None else _step(op, dim=a[dim], by=a["by"]) for op, dim in row.fuses
         )
@@ -138,7 +140,7 @@ def _fused(row: Collective) -> ParallelOperator:
     def type_rule(x: TensorType, a: Mapping[str, int]) -> TensorType:
         return chain_type(x, chain(a))
 
-    def backward(a: Mapping[str, int]) -> tuple[Step, ...]:
+    def backward(a: Mapping[str, int]) -> tuple[ParallelStep, ...]:
         return tuple(step for op, attrs in reversed(chain(a)) for step in PARALLEL_OPERATORS[op].backward(dict(attrs)))
 
     return ParallelOperator(row.name, row.attributes, type_rule, backward, chain)
@@ -172,8 +174,8 @@ STAYING = (*HALO_OPERATORS, "recompute")
 """The operators after which every shard is on the device it was on."""
 
 
-def chain_type(x: TensorType, steps: tuple[Step, ...]) -> TensorType:
-    """Return the type after a chain of parallel operators. Raises `UnityError` where one does not apply."""
+def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
+    """Return the type after a chain of parallel operators on `x`. Raises `UnityError` where one does not apply."""
     for name, attributes in steps:
         x = PARALLEL_OPERATORS[name].type(x, dict(attributes))
     return x
@@ -181,10 +183,13 @@ def chain_type(x: TensorType, steps: tuple[Step, ...]) -> TensorType:
 
 def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[str, int]]]:
     """
-    The parallel operators that take one type to another: first those that undo a division, then those that make one.
+    The parallel operators that turn a value of type `source` into `target`: first those that undo a division, then
+    those
+    that make one.
 
     Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
-    halo would have to be taken away, or one of addends made.
+    halo
+    would have to be removed, or made of addends.
     """
     if source.halo or target.halo_sum:
         raise UnityError(f"pcg: no parallel operators take {source} to {target}")

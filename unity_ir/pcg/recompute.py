@@ -28,7 +28,7 @@ def not_kept(graph: Graph) -> set[Node]:
     return found
 
 
-class Again:
+class Recomputation:
     """Replace the forward's values that the backward reads by recomputed ones."""
 
     def __init__(self, graph: Graph, placement: Placement | None):

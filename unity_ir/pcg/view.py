@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-Axis = tuple[tuple[int, int], ...]
+ViewAxis = tuple[tuple[int, int], ...]
 """`((factor, stride), ...)`, outermost first."""
 
 
@@ -23,8 +23,8 @@ class View:
     """`#machine.view<start, [factor @ stride, ...], ..., repeat [...]>`."""
 
     start: int
-    axes: tuple[Axis, ...]
-    repeat: Axis = ()
+    axes: tuple[ViewAxis, ...]
+    repeat: ViewAxis = ()
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -67,12 +67,12 @@ class View:
         return f"#machine.view<{', '.join([str(self.start), *lists])}>"
 
 
-def _axis_text(axis: Axis) -> str:
+def _axis_text(axis: ViewAxis) -> str:
     return f"[{', '.join(f'{f} @ {s}' for f, s in axis)}]"
 
 
 @lru_cache(maxsize=4096)
-def _offsets(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+def _offsets(axes: tuple[ViewAxis, ...]) -> tuple[int, ...]:
     flat = [pair for axis in axes for pair in axis]
     return tuple(
         sum(c * s for c, (_, s) in zip(coordinates, flat, strict=True))

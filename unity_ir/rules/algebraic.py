@@ -1,4 +1,4 @@
-"""The rules searches rewrite by, by name: all of the library, or those known to matter for models."""
+"""Selects the rules that searches rewrite with, by name: all of the library, or those known to matter for models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITHOUT = "~"
 
 @cache
 def algebraic() -> tuple[Rule, ...]:
-    """The rules named in `SEARCHED`."""
+    """The rules named in `SEARCHED`, in its order."""
     known = group(rule for name in FAMILIES for rule in family(name))
     return tuple(known[name] for name in SEARCHED)
 
@@ -42,11 +42,13 @@ def algebraic() -> tuple[Rule, ...]:
 @cache
 def selected(text: str) -> tuple[Rule, ...]:
     """
-    The rules that are asked for, in the order they are tried.
+    The rules that a text selects, in the order in which they are tried.
 
-    Names are put together with `+`: `common` (those in `SEARCHED`), `library` (all, these first), `none`, a family, a
-    rule; `~` before a name leaves it out: `library+~fuse-activation`. Rules are proved, but for the word `unproved`
-    among the names. Raises `UnityError` for unknown names, and for rules that are not proved.
+    Names are joined by `+`: `common` (the rules of `SEARCHED`), `library` (all, `common` first), `none`, a family, a
+    rule.
+    `~` before a name leaves it out: `library+~fuse-activation`. The word `unproved` among the names allows rules
+    without a
+    proof. Raises `UnityError` for unknown names, and for rules that are not proved.
     """
     found: dict[str, Rule] = {}
     names = [n for n in (n.strip() for n in text.split("+")) if n]

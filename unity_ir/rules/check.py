@@ -1,8 +1,8 @@
 """
-Whether a rule means anything: names, operators and attributes exist, and both sides have the same types.
+Checks that a rule is well formed: operators and attributes exist, and both sides have the same types.
 
-The latter is tried at two choices of small sizes, unequal ones for unequal symbols. It is a check of the writing, which
-finds a forgotten transpose; that both sides are equal for all sizes is for a prover.
+Types are compared at two choices of small sizes, unequal ones for unequal symbols. That finds slips of the pen, such as
+a forgotten transpose; that both sides are equal for all sizes is for the prover (`rules.proof`).
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ from unity_ir.rules.pattern import (
     ResultOf,
     Substitution,
     Term,
+    attribute_expression,
     build,
     input_type,
     ints,
 )
-from unity_ir.rules.poly import Poly, number
-from unity_ir.tdl.syntax import AttrValue
+from unity_ir.rules.poly import Poly
 
 TRIES = 400
-"""Choices of sizes tried to find one that the source takes."""
+"""Bindings tried in search of those at which the source is well typed."""
 
 SAMPLES = 2
-"""Choices of sizes both sides are built at."""
+"""Bindings at which both sides must have the same types."""
 
 _PARAMETERS = {"name": "relu", "float": 0.5, "dtype": "f32"}
-"""What an attribute that the match gives is taken for, by kind."""
+"""Sample values of attribute parameters, by kind."""
 
 
 def attribute_kinds(op: str) -> dict[str, str]:
-    """The attributes of an operator and their kinds. Raises `UnityError` for an unknown one."""
+    """
+    Kinds (`int`, `ints`, `float`, `name`, `dtype`) of an operator's attributes, by name. Raises `UnityError` if
+    unknown.
+    """
     if op in PARALLEL_OPERATORS:
         return dict.fromkeys(PARALLEL_OPERATORS[op].attributes, "int")
     return {a.name: a.kind for a in find_operator(op).line.attributes}
@@ -52,25 +55,18 @@ def attribute_kinds(op: str) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def attribute_defaults(op: str) -> dict[str, AttrExpr]:
-    """The defaults of an operator's attributes; those without one are not there."""
+    """Default values of an operator's attributes, by name; attributes without a default are left out."""
     if op in PARALLEL_OPERATORS:
         return {}
     found = {a.name: a.default for a in find_operator(op).line.attributes}
-    return {name: _as_attribute(value) for name, value in found.items() if value is not None}
-
-
-def _as_attribute(value: AttrValue) -> AttrExpr:
-    match value:
-        case int():
-            return number(value)
-        case tuple():
-            return tuple(map(number, value))
-        case _:
-            return value
+    return {name: attribute_expression(value) for name, value in found.items() if value is not None}
 
 
 def check(rule: Substitution) -> None:
-    """Raises `UnityError` for a rule that does not hold together."""
+    """
+    Checks a rule: its attributes and numbers of operands, that the source binds all that the target uses, and that both
+    sides have the same types at sample sizes. Raises `UnityError` naming the rule, the fault and the fix.
+    """
     try:
         if not rule.name:
             raise UnityError("give it a name")
@@ -118,7 +114,7 @@ def _fits(kind: str, value: AttrExpr) -> bool:
 
 
 def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
-    """The attributes a match gives, with their kinds."""
+    """Names and kinds of the attribute parameters (`$act`) on one side of a rule."""
     return {
         value.name: attribute_kinds(o.op)[name]
         for o in rule.operations(side)
@@ -190,7 +186,11 @@ def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
 
 
 def samples(rule: Substitution) -> Iterator[Bindings]:
-    """Small sizes, unequal for unequal symbols, at which the conditions hold; degrees are 2. The same in every run."""
+    """
+    Bindings at which to try a rule: small sizes, unequal for unequal symbols, at which its conditions hold. All degrees
+    are
+    2. The same bindings in the same order in every run, `TRIES` at most.
+    """
     symbols = {s for s in rule.symbols if not s.startswith("#")}
     shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))
     degrees = _degrees(rule)
@@ -220,9 +220,11 @@ def _degrees(rule: Substitution) -> frozenset[str]:
 
 def free(rule: Substitution) -> tuple[str, ...]:
     """
-    The symbols that whoever applies the rule has to give, since no match does: degrees, as far as that is enough.
+    The symbols of a rule that no match determines, so that whoever applies it must give values for them: usually
+    degrees.
 
-    Given `matmul(x, w)` of x [a.., d*k] to be divided by d, returns `d`.
+    A symbol is determined if the shapes, degrees and attributes of the source can be solved for it. Given the rule that
+    divides `matmul(x, w)`, of x [a.., d*k], by d along k, returns `("d",)`, from which k follows.
     """
     known = {f"#{p.name}" for i in rule.inputs for p in i.shape if isinstance(p, DimPack)}
     equations = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy, *i.shape) if isinstance(p, Poly)]

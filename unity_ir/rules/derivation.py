@@ -1,14 +1,15 @@
 """
-Derivations: the rule applications that lead from one graph to another, as text, and done again.
+Derivations: sequences of rule applications that lead from one graph to another, as text that can be replayed.
 
     @mlp
     fuse-activation at relu#4
     merge-matmuls at matmul#3.2
     divide-matmul.sum at matmul#4 with d=2
 
-One application a line: the rule, the operator it is applied at, numbered among the nodes of the graph as it is by then
-(`.2`: the second way at that operator), and values for symbols that no match gives. A line `@name` says for which
-function those after it are; before any, they are for every function. `//` begins a comment.
+One application a line: the rule, the operator it is applied at, and values for symbols that no match determines.
+`matmul#3` is the operator that is node 3 of the graph at that step, and `.2` the second match there. A line `@name`
+says to which function the lines after it belong; lines before the first `@name` belong to every function. `//` begins a
+comment.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from unity_ir.rules.trust import check_trusted
 
 @dataclass(frozen=True, slots=True)
 class RuleApplication:
-    """One rule application of a derivation: the rule's name, and the operator it was applied to."""
+    """One application of a rule: the name of the rule, and the operator it is applied at, as in the text."""
 
     rule: str
     at: str
@@ -40,7 +41,7 @@ class RuleApplication:
 
 
 def parse_given(text: str) -> tuple[tuple[str, int], ...]:
-    """Given `d=2,e=4`, returns `(("d", 2), ("e", 4))`. Raises `UnityError`."""
+    """Symbols and values from text: given `d=2,e=4`, returns `(("d", 2), ("e", 4))`. Raises `UnityError`."""
     found: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([1-9]\d{0,17})\s*", part, re.ASCII)
@@ -59,7 +60,10 @@ _LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with
 
 
 def parse_derivations(text: str, where: str) -> Derivations:
-    """The derivations a file holds. Raises `UnityError` naming the line that is none."""
+    """
+    The derivations in the text of a file, by function name. `where` is the file's name, for messages.
+    Raises `UnityError` naming the line that cannot be read.
+    """
     found: dict[str, list[RuleApplication]] = {}
     function = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -82,7 +86,11 @@ def parse_derivations(text: str, where: str) -> Derivations:
 
 
 def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -> Graph:
-    """The graph after one application. Raises `UnityError` where the rule does not apply there."""
+    """
+    Apply `rule` once at the operator `at` (`matmul#3`, or `matmul#3.2` for the second match there). `given` are values
+    for
+    symbols that no match determines. Returns the new graph; raises `UnityError` where the rule does not apply.
+    """
     places: list[str] = []
     for place, after in rule.applications(graph, given):
         if place == at:
@@ -97,9 +105,11 @@ def replay(
     graph: Graph, steps: Iterable[RuleApplication], known: dict[str, Rule] | None = None, unproved: bool = False
 ) -> Graph:
     """
-    The graph after a derivation; `known` are rules beside which the library's are not looked for.
+    Apply all steps of a derivation in order and return the last graph. Rules are looked up by name in `known`, if
+    given,
+    and otherwise in the library.
 
-    Raises `UnityError` for unknown rules, rules without a proof unless `unproved`, and steps that cannot be done.
+    Raises `UnityError` for unknown rules, for rules without a proof unless `unproved`, and for steps that do not apply.
     """
     for number, step in enumerate(steps, 1):
         try:

@@ -1,9 +1,9 @@
 """
-Where a substitution matches a graph.
+Finds the places where a substitution's source pattern matches a graph.
 
-A pattern is laid over the graph from the operator that makes its first result: operands lead to operands, and to a
-result that these do not reach, the users of a value that has already been found. Sizes and attributes are solved for
-last, since most places are ruled out by the names of operators.
+A pattern is laid over the graph from the operator that makes its first result: an operation's operands lead to the
+node's operands; results that are not reached so, to the users of values already found. Sizes and attributes are solved
+for last, since the names of operators rule out most places.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from unity_ir.tdl.counts import flops
 from unity_ir.tdl.syntax import AttrValue
 
 COMMUTATIVE = ("add", "mul", "maximum", "minimum")
-"""Operators whose two operands a pattern finds in either order."""
+"""Operators whose two operands match in either order."""
 
 
 class OpIndex:
-    """A graph's operators by name, and the users of its values. Made once for all rules."""
+    """A graph's nodes by operator name, and the users of each value. Made once and used for all rules."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -46,7 +46,7 @@ class OpIndex:
         return f"{node.op}#{self.number[node]}"
 
     def depends(self, value: Value, nodes: set[Node]) -> bool:
-        """Whether a value is computed from one of these nodes' results."""
+        """Whether `value` is computed, directly or not, from a result of one of `nodes`."""
         least = min(self.number[n] for n in nodes)
         seen: set[Node] = set()
         stack = [value.node]
@@ -64,7 +64,7 @@ class OpIndex:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A place where a rule applies."""
+    """A place in a graph where a substitution applies, with the values that would replace those there."""
 
     rule: Substitution
     index: OpIndex
@@ -73,17 +73,20 @@ class Match:
     inputs: Mapping[str, Value]
     bindings: Bindings
     replaced: Mapping[Value, Value]
-    """Values of the graph, each with the one that may stand in its place."""
+    """Maps values of the graph to the new values that may replace them."""
     nodes: frozenset[Node] = field(default=frozenset())
-    """The operators matched."""
+    """The operators matched by the source pattern."""
 
     @property
     def place(self) -> str:
+        """Name of the operator the match is at, such as `matmul#3`."""
         return self.index.place(self.at)
 
     @cached_property
     def kept(self) -> tuple[Node, ...]:
-        """The operators matched that remain, since others read them, or they are outputs."""
+        """
+        Matched operators that stay in the graph after the replacement: others use their results, or they are outputs.
+        """
         kept: set[Node] = set()
         for node in sorted(self.nodes, key=lambda n: -self.index.number[n]):
             for value in node.results:
@@ -96,9 +99,11 @@ class Match:
     @cached_property
     def repeats_work(self) -> bool:
         """
-        Whether operators remain, and the new ones do more work than those that fall away: some of it is done twice.
+        Whether the replacement computes something twice: matched operators stay in the graph, and the new operators do
+        more
+        work (FLOPs and elements written) than those that fall away.
 
-        So it is with `relu(matmul(x, w)) -> matmul(x, w) {act}` where others read the product.
+        An example is `relu(matmul(x, w)) -> matmul(x, w) {act}` where others use the product.
         """
         if not self.kept:
             return False
@@ -113,14 +118,14 @@ def _work(node: Node) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A pattern laid over a graph so far."""
+    """A partial match: nodes by id of their operation, values by name of their input."""
 
     nodes: Mapping[int, Node]
     values: Mapping[str, Value]
 
 
 class _Plan:
-    """What of a rule does not depend on the graph."""
+    """Parts of a rule's match that do not depend on the graph; see `_plan`."""
 
     def __init__(self, rule: Substitution):
         self.rule = rule
@@ -158,11 +163,13 @@ def matches(
     rule: Substitution, index: OpIndex, given: Bindings | None = None, at: Node | None = None
 ) -> Iterator[Match]:
     """
-    Every match of a rule, in the order of the operators it is at, or those at one operator.
+    All matches of a substitution in the graph of `index`, in the order of nodes; with `at`, those at that node only.
 
-    `given` are values for symbols that no match gives, such as a degree to divide by; without them there is no match.
-    A match whose replacement would have other types, or would depend on what it replaces, is none. Of matches that
-    differ in the order of the replaced values only, or not at all in what they make, the first is given.
+    `given` are values for the symbols that no match determines (`check.free`); without them there is no match. Left out
+    are
+    matches whose replacement would have other types or would depend on what it replaces, and, of matches that differ
+    only
+    in the order of the replaced values or make the same values, all but the first.
     """
     plan, given = _plan(rule), given or {}
     if not plan.ops <= index.by_op.keys() or not plan.free <= given.keys():

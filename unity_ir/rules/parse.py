@@ -56,7 +56,7 @@ from unity_ir.rules.poly import ONE, Poly, number, product, symbol
 
 
 class RuleTextError(UnityError):
-    """Text that is no rule. `position` is the offset of what cannot be read."""
+    """Text that cannot be read as a rule. `position` is the offset, in characters, of the part at fault."""
 
     def __init__(self, message: str, position: int):
         super().__init__(message)
@@ -226,7 +226,10 @@ def _error(message: str, token: Token) -> RuleTextError:
 
 
 def check_rule_name(name: str, position: int = 0) -> None:
-    """Raises `RuleTextError` for a name that would be printed otherwise. Of an empty one `check` speaks."""
+    """
+    Raises `RuleTextError`, at `position`, for a rule name with characters that are not printed as written.
+    An empty name passes: `check.check` reports it.
+    """
     if name != " ".join(name.split()) or not name.isprintable() or set(name) & {'"', "\\"}:
         raise RuleTextError(f"the name {name!a} has blanks or signs that no name may; rename it", position)
 
@@ -294,9 +297,9 @@ def _parse(text: str, start: str) -> Any:
 
 def parse_rules(text: str, where: str = "") -> tuple[Substitution, ...]:
     """
-    The rules a text holds, in order. They are read, not checked: see `unity_ir.rules.check`.
+    The rules in a text, in order. They are parsed only, not checked: see `unity_ir.rules.check`.
 
-    Raises `RuleTextError`; with `where`, the name of the file, it says `file:line:column: message`.
+    `where` is the name of the file, if any. Raises `RuleTextError`, with `where` as `file:line:column: message`.
     """
     try:
         return cast("tuple[Substitution, ...]", _parse(text, "start"))
@@ -309,10 +312,10 @@ def parse_rules(text: str, where: str = "") -> tuple[Substitution, ...]:
 
 
 def parse_tensor(text: str) -> Input:
-    """An input without a name: `int [b.., n]`. Raises `RuleTextError`."""
+    """An input without a name, from text such as `int [b.., n]`. Raises `RuleTextError`."""
     return cast("Input", _parse(text, "tensor"))
 
 
 def parse_poly(text: str) -> Poly:
-    """A polynomial: `2*d*m + n - 1`. Raises `RuleTextError`."""
+    """A polynomial, from text such as `2*d*m + n - 1`. Raises `RuleTextError`."""
     return cast("Poly", _parse(text, "poly"))

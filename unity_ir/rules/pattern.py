@@ -1,10 +1,11 @@
 """
-Substitutions as data: a source and a target over the same inputs, with sizes, degrees and attributes as parameters.
+Substitutions as data: a source and a target pattern over the same inputs, with sizes, degrees and attributes as
+symbols.
 
     matmul(relu(x), concat(v, w)) of x [a.., k], v [k, n], w [k, m]
 
-A side is a tuple of terms; terms are shared by identity. Both the prover and the matcher read them, and `build` makes
-the graph of a side at given parameters.
+A side (source or target) is a tuple of terms, one per result; a shared subterm is one object. The prover and the
+matcher both read them, and `build` makes the graph of a side once all symbols have values.
 """
 
 from __future__ import annotations
@@ -24,30 +25,34 @@ from unity_ir.tdl.syntax import AttrValue
 
 @dataclass(frozen=True, slots=True)
 class DimPack:
-    """Any number of dims: `a..`; their number is the symbol `#a`."""
+    """Entry of a shape that stands for any number of dims: `a..`. Their number is the symbol `#a`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class AttrParameter:
-    """An attribute of kind `float` or `name` that the match gives."""
+    """An attribute of kind `float` or `name` whose value the match gives: `$act`."""
 
     name: str
 
 
 AttrExpr: TypeAlias = Poly | tuple[Poly, ...] | AttrParameter | float | str
-"""An `int` or `ints` over sizes and degrees, or what the match gives, or a fixed value."""
+"""Value of an attribute in a rule: polynomials for kinds `int` and `ints`, a parameter, or a constant."""
 
 ShapeEntry: TypeAlias = Poly | DimPack
 
 Bindings: TypeAlias = Mapping[str, int | float | str | tuple[int, ...]]
-"""Sizes, degrees and attributes by name; packs as the sizes of their dims."""
+"""Values of sizes, degrees and attribute parameters by name; for packs, the sizes of their dims."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
-    """What a rule is about: any value of this shape, divided so. Degrees are per entry of the shape, 1 for packs."""
+    """
+    An input of a rule: matches any value of this shape and in these pieces. `degrees` has an entry for each of `shape`,
+    1
+    for packs; if empty, all are 1. `integer` asks for integer elements.
+    """
 
     name: str
     shape: tuple[ShapeEntry, ...]
@@ -68,7 +73,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """One of an operation's results."""
+    """Result number `index` of an operation."""
 
     operation: Operation
     index: int = 0
@@ -79,25 +84,25 @@ Term: TypeAlias = Input | ResultOf
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`poly >= 0`: what must hold beside the sizes fitting."""
+    """A condition on sizes, `poly >= 0`, under which a rule holds."""
 
     poly: Poly
 
 
 @dataclass(frozen=True, slots=True)
 class ProofRecord:
-    """What a prover has said of a rule: its verdict, the seconds it took, and the conditions it took for granted."""
+    """The proof a rule's text carries: the verdict, the seconds the proof took, and the conditions it assumed."""
 
     verdict: str
     seconds: float
     assumed: tuple[str, ...] = ()
     digest: str = ""
-    """Of what the proof is of: see `rules.trust`."""
+    """`rules.trust.digest` of the rule that was proved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Substitution:
-    """`source` may be replaced by `target`, result by result."""
+    """A rewrite rule: the values of `source` may be replaced by those of `target`, result by result."""
 
     name: str
     inputs: tuple[Input, ...]
@@ -105,12 +110,12 @@ class Substitution:
     target: tuple[Term, ...]
     conditions: tuple[Condition, ...] = ()
     exact: bool = False
-    """Both sides round alike; otherwise the order of floating point additions may differ."""
+    """Both sides are equal to the last bit; otherwise the order of floating point additions may differ."""
     proof: ProofRecord | None = None
-    """None where nothing has been proved."""
+    """None if the text carries no proof."""
 
     def operations(self, side: tuple[Term, ...]) -> list[Operation]:
-        """The operations of a side, operands first."""
+        """All operations of a side, each once, operands before users."""
         found: dict[int, Operation] = {}
 
         def visit(term: Term) -> None:
@@ -125,12 +130,12 @@ class Substitution:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """Every size and degree."""
+        """Symbols of all sizes, degrees and numbers of dims."""
         return frozenset[str]().union(*(p.symbols for p in self.polys))
 
     @property
     def polys(self) -> list[Poly]:
-        """Every polynomial of the rule."""
+        """All polynomials of the rule: sizes, degrees, attributes and conditions."""
         polys: list[Poly] = [c.poly for c in self.conditions]
         for i in self.inputs:
             polys += [*(s for s in i.shape if isinstance(s, Poly)), *i.degrees, i.sum, i.copy]
@@ -141,7 +146,7 @@ class Substitution:
 
 
 def ints(poly: Poly, bindings: Bindings) -> int:
-    """A polynomial at bindings. Raises `UnityError` naming a symbol that has none."""
+    """The integer value of a polynomial under `bindings`. Raises `UnityError` naming a symbol that has no value."""
     values: dict[str, int] = {}
     for s in poly.symbols:
         found = bindings.get(s.removeprefix("#"))
@@ -155,7 +160,9 @@ def ints(poly: Poly, bindings: Bindings) -> int:
 
 
 def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
-    """The type of an input at bindings."""
+    """
+    The type of an input under `bindings`, with element type `dtype`. Raises `UnityError` for symbols without a value.
+    """
     shape: list[int] = []
     degrees: list[int] = []
     for i, size in enumerate(of.shape):
@@ -172,7 +179,7 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
 
 
 def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
-    """An attribute at bindings."""
+    """The value of an attribute expression under `bindings`."""
     match value:
         case Poly():
             return ints(value, bindings)
@@ -184,11 +191,23 @@ def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
             return value
 
 
+def attribute_expression(value: AttrValue) -> AttrExpr:
+    """The constant attribute expression of a value: polynomials for integers, floats and names as they are."""
+    match value:
+        case int():
+            return number(value)
+        case tuple():
+            return tuple(map(number, value))
+        case _:
+            return value
+
+
 def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Bindings) -> tuple[Value, ...]:
     """
-    The values of a side over values for its inputs.
+    Make the graph of a side (source or target): returns its values, over `inputs`, the values of the rule's inputs by
+    name.
 
-    Raises `UnityError` where it is not well typed at these bindings.
+    Raises `UnityError` where an operator is not well typed at these bindings.
     """
     made: dict[int, tuple[Value, ...]] = {}
 
@@ -213,5 +232,5 @@ def _apply(operation: Operation, operands: list[Value], bindings: Bindings) -> t
 
 
 def fixed(value: int) -> Poly:
-    """A number as an attribute."""
+    """The constant polynomial `value`."""
     return number(value)

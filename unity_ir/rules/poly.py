@@ -1,4 +1,4 @@
-"""Integer polynomials over sizes, degrees and indices: what proofs calculate positions and extents with."""
+"""Multivariate polynomials with integer coefficients: sizes, degrees and indices in rules and proofs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Monomial: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Poly:
-    """A sum of monomials with integer coefficients, none of them 0, sorted; made with `number`, `symbol`, operators."""
+    """
+    A sum of monomials with non-zero integer coefficients, sorted. Made by `number`, `symbol`, `parse` and arithmetic.
+    """
 
     terms: tuple[tuple[Monomial, int], ...]
 
@@ -34,19 +36,19 @@ class Poly:
 
     @cached_property
     def symbols(self) -> frozenset[str]:
-        """The symbols that occur."""
+        """Names of all symbols that occur."""
         return frozenset(s for m, _ in self.terms for s in m)
 
     @property
     def constant(self) -> int | None:
-        """Its value, if it is a number."""
+        """The value of a constant polynomial; None if symbols occur."""
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
     def coefficient(self, symbol: str) -> Poly:
         """
-        The factor of `symbol` where it occurs to the first power.
+        The coefficient of the first power of `symbol`, a polynomial in the other symbols.
 
         Given `s*m + i` and s returns `m`.
         """
@@ -58,11 +60,11 @@ class Poly:
         return _sum(found)
 
     def without(self, symbol: str) -> Poly:
-        """The terms in which `symbol` does not occur."""
+        """The sum of the terms in which `symbol` does not occur."""
         return Poly(tuple(t for t in self.terms if symbol not in t[0]))
 
     def substitute(self, values: Mapping[str, Poly]) -> Poly:
-        """With polynomials in the place of symbols."""
+        """The polynomial with symbols replaced by polynomials; symbols not in `values` stay."""
         if self.symbols.isdisjoint(values):
             return self
         out = ZERO
@@ -74,7 +76,7 @@ class Poly:
         return out
 
     def at(self, values: Mapping[str, int]) -> int:
-        """Its value at values of all its symbols."""
+        """The value at integer values of all its symbols. Raises `KeyError` where one has none."""
         total = 0
         for m, c in self.terms:
             for s in m:
@@ -98,10 +100,12 @@ def _sum(terms: Iterable[tuple[Monomial, int]]) -> Poly:
 
 
 def number(value: int) -> Poly:
+    """The constant polynomial `value`."""
     return Poly((((), value),)) if value else ZERO
 
 
 def symbol(name: str) -> Poly:
+    """The polynomial that is one symbol."""
     return Poly((((name,), 1),))
 
 
@@ -114,6 +118,7 @@ ONE = Poly((((), 1),))
 
 
 def product(polys: Iterable[Poly]) -> Poly:
+    """The product of polynomials; 1 for none."""
     out = ONE
     for p in polys:
         out = out * p
@@ -122,9 +127,9 @@ def product(polys: Iterable[Poly]) -> Poly:
 
 def parse(text: str) -> Poly:
     """
-    A polynomial from text: `2*d*m + n - 1`. Symbols are names, with `#a` for the rank of a pack `a..`.
+    A polynomial from text such as `2*d*m + n - 1`. Symbols are names, with `#a` for the number of dims in a pack `a..`.
 
-    Raises `UnityError` where it does not read so.
+    Raises `UnityError` for any other text.
     """
     out = ZERO
     tokens = re.findall(r"\s*([+-]|[^+\-\s][^+-]*)", text)

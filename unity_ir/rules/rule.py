@@ -1,4 +1,4 @@
-"""What a rule is, and how it is applied to a compact graph."""
+"""Rules, and how they are applied to a compact graph."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MOST_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Substitutions under one name: the cases of one idea, such as fusing one activation or another."""
+    """One or more substitutions under one name: the cases of one idea, such as fusing one activation or another."""
 
     name: str
     cases: tuple[Substitution, ...]
 
     def matches(self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None) -> Iterator[Match]:
         """
-        Every match of every case, in the order of the operators they are at. See `match.matches`.
+        All matches of all cases, in the order of the nodes they are at. See `match.matches`.
 
-        `index` is the graph's, if it has been made for other rules.
+        `index` is the graph's `OpIndex`, if one has been made for other rules.
         """
         index = index or OpIndex(graph)
         found = (matches(case, index, given) for case in self.cases)
@@ -36,10 +36,12 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None
     ) -> Iterator[tuple[str, Graph]]:
         """
-        Every way to apply the rule once that does no work twice: the place, and the graph after it.
+        Apply the rule once in every possible way that repeats no work. Yields (place, graph after the application).
 
-        The place is the operator that makes the first replaced value; `matmul#3.2` is the second way at `matmul#3`.
-        Every weight that had a gradient still has one: a rewrite may not lose a weight whose part in the loss is zero.
+        The place names the operator that makes the first replaced value: `matmul#3`, or `matmul#3.2` for the second
+        match
+        there. Applications after which a weight that had a gradient has none are left out, even if that gradient is
+        zero.
         """
         weights: set[Node] | None = None
         last, ways = None, 0
@@ -56,7 +58,9 @@ class Rule:
     def everywhere(
         self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[list[str], Graph]:
-        """The rule applied until it applies no more: the places it was applied at, in order, and the graph."""
+        """
+        Apply the rule until it applies no more, `most` times at most. Returns the places, in order, and the last graph.
+        """
         at: list[str] = []
         while len(at) < most and (found := next(self.applications(graph, given), None)) is not None:
             at.append(found[0])
@@ -70,9 +74,9 @@ def _trained_weights(graph: Graph) -> set[Node]:
 
 def substitute(graph: Graph, replaced: Mapping[Value, Value]) -> Graph:
     """
-    The graph with values replaced, and all that depends on them rebuilt.
+    The graph with the values in `replaced` replaced by others, and all that depends on them rebuilt.
 
-    The replacements are values of the same graph, or new ones over such that do not depend on those replaced.
+    A replacement is a value of the graph, or new over values of the graph; it must not depend on a replaced value.
     """
     new = dict(replaced)
 

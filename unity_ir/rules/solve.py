@@ -1,8 +1,8 @@
 """
-The sizes, degrees and attributes at which a pattern is what a graph has.
+Solves for the sizes, degrees and attributes at which a pattern equals a part of a graph.
 
-Equations are `polynomial = number`. Each with one unknown left, to the first power, is solved; a pattern whose symbols
-do not come out so has no match.
+Equations are `polynomial = number`. An equation with one unknown left, to the first power, is solved for it; where that
+does not determine all symbols, the pattern does not match.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from unity_ir.tdl.syntax import AttrValue
 
 @dataclass(slots=True)
 class Equations:
-    """What must hold, collected while a pattern is laid over a graph. Each method returns False where it cannot."""
+    """
+    Equations between a pattern's symbols and a graph's sizes and attributes. Methods that add to them return False
+    where
+    they have no solution.
+    """
 
     known: dict[str, int] = field(default_factory=dict)
     """Sizes, degrees, and ranks of packs as `#a`."""
@@ -29,7 +33,7 @@ class Equations:
 
     @staticmethod
     def given(bindings: Bindings) -> Equations:
-        """With what a caller has chosen."""
+        """Equations with values that the caller of a rule has chosen."""
         equations = Equations()
         for name, value in bindings.items():
             if isinstance(value, int):
@@ -37,7 +41,7 @@ class Equations:
         return equations
 
     def equal(self, poly: Poly, value: int) -> bool:
-        """Solves `poly = value` if it can be, keeps it if not yet."""
+        """Adds `poly = value`: solves it if one unknown is left, keeps it for `again` if more are."""
         constant = poly.constant
         if constant is not None:
             return constant == value
@@ -61,6 +65,7 @@ class Equations:
         return True
 
     def attribute(self, pattern: AttrExpr, value: AttrValue) -> bool:
+        """Adds that an attribute expression of the pattern has the value of the graph's attribute."""
         match pattern:
             case Poly():
                 constant = pattern.constant
@@ -77,7 +82,7 @@ class Equations:
                 return pattern == value
 
     def again(self) -> bool:
-        """Solves what was kept, as far as it goes."""
+        """Solves the kept equations as far as possible."""
         while self.open:
             kept, self.open = self.open, []
             if not all(self.equal(poly, value) for poly, value in kept):
@@ -87,7 +92,7 @@ class Equations:
         return True
 
     def shape(self, item: Input, type: TensorType) -> bool | None:
-        """Lays an input's shape over a type; None while the ranks of its packs are not known."""
+        """Adds that an input has the shape of a type; None while the number of dims in its packs is not known."""
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False
         names = [p.name for p in item.shape if isinstance(p, DimPack)]
@@ -116,6 +121,7 @@ class Equations:
         return self.equal(item.sum, type.sum) and self.equal(item.copy, type.copy)
 
     def bindings(self) -> Bindings:
+        """The values found."""
         sizes = {name: value for name, value in self.known.items() if not name.startswith("#")}
         return {**sizes, **self.packs, **self.parameters}
 
@@ -126,7 +132,11 @@ def solve(
     conditions: Iterable[Condition],
     given: Bindings,
 ) -> Bindings | None:
-    """The bindings at which the inputs have these types and the attributes these values, or None."""
+    """
+    The bindings at which every input has its type, every attribute expression its value, and all conditions hold; None
+    if
+    there are none. `given` are values the caller has chosen.
+    """
     equations = Equations.given(given)
     if not all(equations.attribute(pattern, value) for pattern, value in attributes):
         return None

@@ -1,10 +1,10 @@
 """
-Which substitutions may be applied: those the prover, as it is now, proves of their text, as it is now.
+Decides which rules may be applied: those that the present prover proves from their present text.
 
-A proof is bound by a digest to the rule's normal form, to the lines and gradients of the operators it names and to
-the version of the prover. The verdicts on the library's rules are kept with the library, by digest; a test proves them
-again. Any other rule is proved when it is to be applied (some 20 ms). What a text says of its own proof counts for
-nothing here.
+A proof belongs to a digest of the rule's normal form, the lines and gradients of the operators it names, and the
+version of the prover. The verdicts on the library's rules are stored with the library, by digest, and a test proves
+them again. Other rules are proved before they are applied (some 20 ms each). The proof that a rule's own text carries
+is not believed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIBRARY = "proofs.toml"
 
 
 def digest(rule: Substitution) -> str:
-    """What a proof is bound to: the same for two texts of one rule, another as soon as what it says changes."""
+    """A hash of all that a proof depends on: equal for two texts of one rule, different once its meaning may differ."""
     ops = sorted({o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys())
     lines = [text for op in ops for text in _said_of(find_operator(op))]
     text = "\n".join([f"prover {PROVER}", rule_text(replace(rule, name="", proof=None)), *lines])
@@ -63,7 +63,7 @@ def _kept() -> Mapping[str, str]:
 
 
 def kept_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
-    """The text of the file of verdicts, with one line for each rule."""
+    """The text of the library's file of verdicts, one line per rule."""
     head = "# What the prover says of every rule of the library: `unity-rules check --write` writes this file.\n"
     lines = (f'"{r.name}" = {{digest = "{digest(r)}", verdict = "{p.verdict}"}}\n' for r, p in proofs)
     return head + "".join(lines)
@@ -73,7 +73,7 @@ _proofs: dict[str, Proof] = {}
 
 
 def proof_of(rule: Substitution) -> Proof:
-    """What is known of a rule: the library's verdict on its digest, or else a proof made now, once a process."""
+    """The proof of a rule: the library's verdict for its digest, or else proved now (once per process)."""
     key = digest(rule)
     if key not in _proofs:
         kept = next((v for v in get_args(Verdict) if v == _kept().get(key)), None)
@@ -89,20 +89,23 @@ def _proved_now(rule: Substitution) -> Proof:
 
 
 def unproved(rule: Rule) -> tuple[str, ...]:
-    """The cases of a rule of which it is not proved that they keep values."""
+    """Names of the cases of a rule that are not proved to keep values."""
     return tuple(case.name for case in rule.cases if not proof_of(case).forward)
 
 
 def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
-    """Of rules of the library by name, those whose gradients are not shown to be equal at ties."""
+    """
+    Those of the named library rules whose gradients are proved equal except where several elements are the maximum.
+    """
     known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}
     return tuple(n for n, r in known.items() if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
 
 
 def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None = None) -> None:
     """
-    Raises `UnityError` for a rule with a case that is not proved, unless that is allowed; and, always, for one that
-    keeps values only, where gradients are still to be made of the graph (of any graph, if none is given).
+    Raises `UnityError` if a case of `rule` is not proved, unless `allow_unproved`; and, in any case, if a rule is
+    proved
+    for forward values only while gradients of `graph` are still to be made (or of any graph, if none is given).
     """
     for case in rule.cases:
         proof = proof_of(case)

@@ -1,4 +1,4 @@
-"""Attributes of an operator against what its line says of them."""
+"""Checks given attributes against those an operator's line declares, and fills in defaults."""
 
 from __future__ import annotations
 

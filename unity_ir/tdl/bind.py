@@ -78,9 +78,10 @@ def spell(
 
 
 class Binder(Extents):
-    """Writes out the expressions."""
+    """The last of the four steps of binding (`ranks`, `indices`, `extents`): writes out the expressions."""
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
+        """A written expression with bound indices and attribute values, in copy number `copy` of a variadic result."""
         match expr:
             case Access(tensor, indices, starred):
                 name = f"{tensor}{copy}" if starred else tensor
@@ -120,9 +121,11 @@ class Binder(Extents):
                 return expr
 
     def extent_of(self, index: Index) -> int:
+        """The product of the extents of an index's variables."""
         return prod(self.extents[n] for n in index_names(index))
 
     def bind(self) -> Bound:
+        """The bound line; see `bind`."""
         self._solve_extents()
         self.spelling = self.keep
         results: list[Result] = []

@@ -32,7 +32,7 @@ from unity_ir.tdl.syntax import (
 
 @dataclass(frozen=True, slots=True)
 class FlopsTerm:
-    """`each` operations for each value of the variables `over`; terms of one `form` and equal `extents` are one."""
+    """A subexpression's work: `each` FLOPs per value of the variables `over`. Equal subexpressions are one term."""
 
     form: Expr
     """The subexpression with the variables it depends on named by place."""
@@ -46,8 +46,7 @@ class FlopsTerm:
 
 def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
-    The subexpressions of all results that compute something, each once per form and variables, in reading order.
-
+    The subexpressions of all results that take FLOPs, in reading order, each once up to renaming of its variables.
     They depend on a line's extents only where a window does.
     """
     return _terms(tuple(r.expr for r in bound.results))

@@ -1,4 +1,4 @@
-"""Element types as numpy holds them."""
+"""Element types in numpy."""
 
 from __future__ import annotations
 

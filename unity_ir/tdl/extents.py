@@ -1,4 +1,4 @@
-"""Binding, third part: the extent of every index variable, from sizes of operands and attributes."""
+"""Third step of binding: solves for the extent of every index variable, from sizes of operands and attributes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unity_ir.tdl.syntax import (
 
 
 class Extents(Indices):
-    """Solves for extents; what does not fit is refused, naming the two that disagree."""
+    """Solves for extents. Sizes that do not fit raise `UnityError`, naming the two that disagree."""
 
     def _solve_extents(self) -> None:
         for (kind, index), clause in self.clauses.items():

@@ -1,10 +1,10 @@
 """
-Data-dependent indexing, as TDL says it: a sum that picks the one position an operand of integers names.
+Data-dependent indexing in TDL: a sum that picks the one position that an integer operand names.
 
     embedding(ids, t)  out[b.., e] = sum[v](where(eq(v, ids[b..]), t[v, e], 0))
 
-So the vocabulary is an index variable like any other, and can be divided. Nothing that evaluates or counts has to run
-over it, though: `gather` and `scatter` see what the sum amounts to.
+The vocabulary v is an index variable like any other, so it can be divided. Evaluation and counts need not run over
+it: `gather` and `scatter` recognise such sums.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unity_ir.tdl.syntax import Access, Call, Const, Expr, Name, Reduce, Var, in
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """`body` where `variable` is the element of `at`, and 0 elsewhere."""
+    """The expression `where(eq(variable, at), body, 0)`."""
 
     variable: str
     at: Access
@@ -33,11 +33,7 @@ def pick(expr: Expr) -> Pick | None:
 
 
 def gather(expr: Expr) -> Pick | None:
-    """
-    A sum over the very variable that is picked: one element is read where there were to be all of them.
-
-    The integers do not depend on it.
-    """
+    """The pick in a sum over the picked variable, which reads one element instead of all; None for other sums."""
     match expr:
         case Reduce("sum", (Var(name),), body):
             found = pick(body)
@@ -49,7 +45,9 @@ def gather(expr: Expr) -> Pick | None:
 
 
 def scatter(expr: Expr) -> Pick | None:
-    """A sum over the positions of the integers: every element of the body is added to the one place picked for it."""
+    """
+    The pick in a sum over positions of the integers, which adds each element to the place picked; None for other sums.
+    """
     match expr:
         case Reduce("sum", _, body):
             found = pick(body)

@@ -1,4 +1,4 @@
-"""Binding, second part: what a written index stands for, packs and variadic names spelled out."""
+"""Second step of binding: replaces written indices by bound ones, with packs and variadic names spelled out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from unity_ir.tdl.syntax import (
 
 
 class Indices(Ranks):
-    """The bound indices of accesses and results."""
+    """Makes bound indices of the written indices of accesses and results."""
 
     def index(self, index: WrittenIndex, copy: int | None) -> list[Index]:
         """The bound indices one written index stands for, in copy number `copy` of a starred access or result."""

@@ -1,4 +1,4 @@
-"""Text of a TDL line to its syntax tree."""
+"""Parses the text of a TDL line."""
 
 from __future__ import annotations
 

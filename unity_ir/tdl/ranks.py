@@ -1,6 +1,4 @@
-"""
-Binding, first part: how many operands there are of a variadic parameter, and how many dims of each pack.
-"""
+"""First step of binding: finds the number of operands of a variadic parameter, and the number of dims of each pack."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 class Ranks:
-    """A line, its operands spelled out, and the ranks of its packs."""
+    """A line with its operands spelled out, and the number of dims of each pack."""
 
     def __init__(
         self,
@@ -60,6 +58,7 @@ class Ranks:
         """Variables of extent 1, for the dims of operands that broadcast."""
 
     def fail(self, message: str) -> UnityError:
+        """The `UnityError` for this operator with a message."""
         return UnityError(f"pcg.{self.line.operator}: {message}")
 
     def _spell_operands(self, shapes: Sequence[Shape]) -> tuple[tuple[Parameter, ...], dict[str, Shape]]:
@@ -177,7 +176,7 @@ class Ranks:
 
 
 def written_accesses(expr: Expr) -> list[Access]:
-    """Every access of an expression, as it is written."""
+    """All tensor accesses in a written expression."""
     if isinstance(expr, Access):
         return [expr]
     return [a for child in children(expr) for a in written_accesses(child)]

@@ -18,15 +18,15 @@ from math import prod
 
 from unity_ir.tdl.syntax import Composite, Index, Segments, Var, Window, index_names
 
-Monomial = tuple[str, ...]
+ExtentProduct = tuple[str, ...]
 """A product of extents; the empty one is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtentSum:
-    """A sum of products of extents, each with a coefficient: `2*|y| + |i| - 3`."""
+    """A linear combination of products of extents: `2*|y| + |i| - 3`, where |y| is the extent of y."""
 
-    terms: tuple[tuple[Monomial, int], ...]
+    terms: tuple[tuple[ExtentProduct, int], ...]
 
     def at(self, extents: Mapping[str, int]) -> int:
         """Its value at given extents."""
@@ -45,7 +45,7 @@ class ExtentSum:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """See the module: the interval of a dim that worker p of d reads."""
+    """The interval of a dim that worker p of d reads; see the module for `step`, `low` and `high`."""
 
     step: ExtentSum
     low: ExtentSum
@@ -64,10 +64,11 @@ _NOTHING = ExtentSum(())
 
 def region(index: Index, variable: str) -> Region | None:
     """
-    What a worker reads of a dim so indexed when `variable`, one of the index's, is divided; None where that is no
-    interval of equal steps.
+    The region of a dim indexed by `index` that a worker reads when `variable`, one of the index's, is divided. None if
+    the
+    regions of the workers are not intervals of equal step.
 
-    Given `2*y + i - 3` and y: steps of 2*|y|, 3 below and |i| - 5 above.
+    Given `2*y + i - 3` and y: step 2*|y|, low 3 and high |i| - 5.
     """
     match index:
         case Var():
@@ -105,7 +106,7 @@ def leading(index: Index, extents: Mapping[str, int]) -> str | None:
 
 
 def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, int]:
-    """How many elements before and after its bare piece a worker reads."""
+    """The elements before and after its piece that a worker reads when `variable` is divided."""
     found = region(index, variable)
     assert found is not None, f"{variable} cannot be divided in {index}"
     return max(0, found.low.at(extents)), max(0, found.high.at(extents))

@@ -74,7 +74,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A number an attribute gives: entry `at` of one of kind `ints`, or the whole of one of kind `int`."""
+    """A number given by an attribute: entry `at` of one of kind `ints`, or the value of one of kind `int`."""
 
     attribute: str
     at: int | None = None
@@ -85,7 +85,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class AffineTerm:
-    """`sign * factor * variable` of an affine index; without a variable, `sign * factor`."""
+    """A term of an affine index, `sign * factor * variable`; without a variable, `sign * factor`."""
 
     sign: int
     factor: int | Entry
@@ -132,6 +132,8 @@ WrittenIndex: TypeAlias = Index | Starred | StarredSegments | Pack | Affine
 
 @dataclass(frozen=True, slots=True)
 class Const:
+    """A number."""
+
     value: float
 
 
@@ -158,6 +160,8 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Access:
+    """A read of a tensor: `x[m, k]`; `starred` if of every variadic operand."""
+
     tensor: str
     indices: tuple[WrittenIndex, ...]
     starred: bool = False
@@ -165,6 +169,8 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
+    """Arithmetic on two expressions: `+`, `-`, `*` or `/`."""
+
     op: str
     """One of `+ - * /`."""
     left: Expr
@@ -173,6 +179,8 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """A scalar function of expressions."""
+
     function: str
     """A scalar function of `tdl.functions`, or, in a written line, an attribute that names one."""
     args: tuple[Expr, ...]
@@ -180,6 +188,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
+    """A reduction over index variables: `sum[k](...)`."""
+
     reducer: str
     """One of `sum max min prod`."""
     indices: tuple[WrittenIndex, ...]
@@ -229,6 +239,8 @@ Expr: TypeAlias = Const | Name | Size | Position | Access | Binary | Call | Redu
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
+    """An operand as the line declares it."""
+
     name: str
     kind: str = "float"
     """Element kind: `float`, `int` (class ids, token ids), `bool`, or, in a written line, `any` of them."""
@@ -246,6 +258,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
+    """An attribute as the line declares it."""
+
     name: str
     kind: str
     """`int`, `ints`, `float`, `name` (a scalar function) or `dtype` (an element type)."""
@@ -254,6 +268,8 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class WrittenResult:
+    """A result as written: name, indices and expression."""
+
     name: str
     variadic: bool
     indices: tuple[WrittenIndex, ...]
@@ -273,6 +289,8 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class Line:
+    """A parsed line of TDL, as written."""
+
     operator: str
     parameters: tuple[Parameter, ...]
     attributes: tuple[Attribute, ...]
@@ -289,6 +307,8 @@ NOT_FLOATING = ("i64", "i32", "bool")
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """A result of a bound line."""
+
     name: str
     indices: tuple[Index, ...]
     expr: Expr

@@ -27,10 +27,11 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator, operators
 from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, apply, divide, erase, leaf, parallel
-from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
+from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.parallel import type_steps
 from unity_ir.pcg.types import TensorType, divided_type, tensor_type
 from unity_ir.tdl.elements import converted
+from unity_ir.tdl.functions import Array
 from unity_ir.tdl.parallel import Configuration, Degrees, operand_degrees
 
 

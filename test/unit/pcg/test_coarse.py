@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unity_ir.machine import Machine
-from unity_ir.pcg.coarse import Memo, plan_coarsely
+from unity_ir.pcg.coarse import RunMemo, plan_coarsely
 from unity_ir.pcg.reshard import Move, group_role, plan
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, is_shard, pinned_at, role_class, shards
 
 MACHINES = {sizes: boxes(*sizes, overhead=1e-6) for sizes in [(2, 2), (3, 2), (2, 4), (4, 4), (2, 2, 4), (8,), (16,)]}
 SHAPES = [(16,), (8, 16), (4, 6, 16), (64, 3), (2, 2, 2, 16)]
-MEMOS: dict[object, Memo] = {}
+MEMOS: dict[object, RunMemo] = {}
 
 
 @st.composite

@@ -15,10 +15,11 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate, trained
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf, parallel
-from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
+from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.types import tensor_type
 from unity_ir.pcg.view import View
 from unity_ir.search.baselines.random_plan import sample
+from unity_ir.tdl.functions import Array
 
 RANDOMS = st.integers(0, 10**6).map(Random)
 SGD = Optimizer()

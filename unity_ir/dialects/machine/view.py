@@ -12,7 +12,7 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.view import Axis, View
+from unity_ir.pcg.view import View, ViewAxis
 
 MAX_TASKS = 2**20
 """A view lists its devices one by one, so a larger one is a typing error or an attack."""
@@ -69,7 +69,7 @@ class ViewAttr(Data[View]):
             raise VerifyException(str(error)) from error
 
 
-def _axis(text: str) -> Axis:
+def _axis(text: str) -> ViewAxis:
     """Given `[4 @ 6, 2 @ 3]`, returns `((4, 6), (2, 3))`."""
     numbers = [int(n) for n in re.findall(_NUMBER, text, re.ASCII)]
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))

@@ -22,13 +22,13 @@ from unity_ir.rules.rule import Rule
 
 @cache
 def family(name: str) -> tuple[Substitution, ...]:
-    """The substitutions of one file of the library: `family("algebraic")`."""
+    """The substitutions of one file of the library, in the order of its text: `family("algebraic")`."""
     file = files(__name__).joinpath(f"{name}.pcg")
     return parse_rules(file.read_text(encoding="utf-8"), f"{name}.pcg")
 
 
 def families() -> tuple[str, ...]:
-    """The files of the library."""
+    """Names of the files of the library."""
     return tuple(sorted(f.name.removesuffix(".pcg") for f in files(__name__).iterdir() if f.name.endswith(".pcg")))
 
 
@@ -39,9 +39,9 @@ def load() -> tuple[Substitution, ...]:
 
 def read(path: str) -> tuple[Substitution, ...]:
     """
-    The substitutions of a file, checked.
+    The substitutions in the file at `path`, checked.
 
-    Raises `UnityError` for text that is no rule, and rules that do not hold together; `OSError` for the file.
+    Raises `UnityError` for text that is no rule and for rules that are not well formed; `OSError` if it cannot be read.
     """
     try:
         rules = parse_rules(Path(path).read_text(encoding="utf-8"), path)
@@ -53,7 +53,7 @@ def read(path: str) -> tuple[Substitution, ...]:
 
 
 def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
-    """Rules by name, with their cases. Raises `UnityError` where one case is given twice."""
+    """Rules by name, each with all its cases. Raises `UnityError` where a case occurs twice."""
     cases: dict[str, list[Substitution]] = {}
     seen: set[str] = set()
     for substitution in substitutions:
@@ -66,12 +66,15 @@ def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Every rule of the library by name."""
+    """All rules of the library by name."""
     return group(load())
 
 
 def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
-    """A rule by name, or one case of it. Raises `UnityError` naming the nearest ones if there is none."""
+    """
+    The rule, or the case of a rule, called `name`: in `known` if given, else in the library.
+    Raises `UnityError` naming the nearest names if there is none.
+    """
     known = rules() if known is None else known
     if name in known:
         return known[name]

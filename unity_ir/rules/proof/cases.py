@@ -1,6 +1,6 @@
 """
-The cases a substitution is proved in: so many dims of each pack, each choice of what its attributes name, each choice
-of element types. In each, `tensors` applies the lines of a side at symbolic sizes.
+Splits the proof of a rule into cases: a number of dims for each pack, a value for each attribute that names a function
+or element type, and element types of the inputs. In each case `tensors` applies a side's operators at symbolic sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unity_ir.rules.proof.tensors import TensorForm, named
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a proof, at symbolic sizes."""
+    """One case of a proof: all that is not symbolic in it."""
 
     ranks: Mapping[str, int]
     """The number of dims of each pack."""
@@ -37,14 +37,14 @@ class Case:
 
     @property
     def fixed(self) -> dict[str, Poly]:
-        """The numbers of dims, as `#a` has them in text."""
+        """The number of dims of each pack `a..`, as the polynomial for the symbol `#a`."""
         return {f"#{p}": number(rank) for p, rank in self.ranks.items()}
 
 
 def cases(rule: Substitution) -> Iterator[Case]:
     """
-    All cases of a rule, for those numbers of dims that stand for all others (`places`). Raises `Undecided` where a rule
-    is well typed at none of some number of dims.
+    All cases of a rule that have to be proved; the numbers of dims in them stand for all others (see `places`).
+    Raises `Undecided` if the rule is well typed at none of the cases for some number of dims.
     """
     for ranks in pack_ranks(rule):
         found = False
@@ -63,7 +63,11 @@ def cases(rule: Substitution) -> Iterator[Case]:
 
 
 def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
-    """The numbers of dims of each pack that a rule is proved for. Raises `Undecided` for those in a condition."""
+    """
+    Every choice of a number of dims for each pack for which the rule is proved, by pack. Raises `Undecided` if a
+    condition
+    mentions the number of dims of a pack, since then a few numbers do not stand for all.
+    """
     if any(s.startswith("#") for c in rule.conditions for s in c.poly.symbols):
         raise Undecided("a condition is on the number of dims of a pack")
     names = packs(rule)
@@ -72,7 +76,10 @@ def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
 
 
 def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
-    """Every choice of what attributes name, and some number for the others, which stay symbols."""
+    """
+    Every choice of values for the attribute parameters that name functions or element types, by parameter. Numeric
+    parameters get a sample value, but stay symbols in the proof.
+    """
     named_by = {p: choices(of) for p, of in parameters(rule).items()}
     names = [p for p, values in named_by.items() if values]
     numbers: dict[str, float | str] = dict.fromkeys((p for p in named_by if p not in names), 0.5)
@@ -84,8 +91,9 @@ def spelled_at(
     rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]
 ) -> tuple[dict[str, int], list[Mapping[str, str]]]:
     """
-    Values of all symbols at which lines are spelled out, none 1, so that no dim is lost; and the element types of the
-    inputs at which both sides are well typed. Raises `Undecided` where there are none.
+    Sample values for all symbols, at which lines are spelled out, and all element types of the inputs at which both
+    sides
+    are well typed there. No value is 1, since a dim of size 1 is left out of lines. Raises `Undecided` if nothing fits.
     """
     random = Random(1)
     last: UnityError | None = None
@@ -122,7 +130,7 @@ def spelled_at(
 def inputs_at(
     rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str] = DTYPES
 ) -> dict[str, TensorForm]:
-    """The inputs of a rule whose packs have so many dims."""
+    """The inputs of a rule as tensors of symbolic shapes, by name: each pack has the number of dims in `ranks`."""
     inputs: dict[str, TensorForm] = {}
     for i in rule.inputs:
         shape: list[Poly] = []
@@ -146,7 +154,11 @@ def tensors(
     context: ProofContext,
     fixed: Mapping[str, Poly],
 ) -> tuple[list[TensorForm], Made]:
-    """The results of a side, and of every operation by its id; parallel operators are left out."""
+    """
+    Apply the operators of a side (source or target) to `inputs`. `fixed` has the numbers of dims of packs
+    (`Case.fixed`).
+    Returns the results of the side, and those of every operation by its id. Parallel operators are identities here.
+    """
     made: Made = {}
     for operation in rule.operations(side):
         operands = [result_of(t, inputs, made) for t in operation.operands]
@@ -157,12 +169,12 @@ def tensors(
 
 
 def result_of(term: Term, inputs: Mapping[str, TensorForm], made: Made) -> TensorForm:
-    """The tensor a term stands for."""
+    """The tensor of a term, given the rule's inputs by name and the results of operations by id."""
     return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
 
 
 def attributes_at(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, AttrExpr]:
-    """The attributes of an operation, with numbers in the place of numbers of dims."""
+    """The attributes of an operation, with the numbers of dims of packs put in for their symbols."""
 
     def known(value: AttrExpr) -> AttrExpr:
         match value:

@@ -1,9 +1,9 @@
 """
-Whether two forms are equal for all sizes and indices.
+Decides whether two forms are equal for all sizes and indices.
 
-Guards on free indices (which part of a concatenation an element is in) are split into cases. In each, monomials are
-grouped by their factors, and in each group the monomials must cancel: as they stand, or else counted at every point of
-their domains. A group that does not cancel proves nothing, so what is not proved is never taken for equal.
+Guards on free indices (for instance, which operand of a concatenation an element comes from) are split into cases. In
+each case monomials are grouped by their factors, and the monomials of a group must cancel: as they stand, or counted at
+every point of their domains. A group that does not cancel leaves the question undecided, never answered wrongly.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ COMMUTATIVE = ("+", "*")
 
 
 class Undecided(Exception):
-    """Why a proof was given up."""
+    """Raised where a proof is given up; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """`proved`, or the reason it is not."""
+    """The answer of `equal`: whether equality is proved, and if not, the reason."""
 
     proved: bool
     reason: str = ""
 
 
 def equal(left: Form, right: Form, facts: Facts) -> Equality:
-    """Whether two forms are equal wherever the facts hold."""
+    """Try to prove that two forms are equal for all values of their symbols that satisfy `facts`."""
     if left == right:
         return Equality(True)
     difference = (*left, *scaled(right, -1))

@@ -1,12 +1,13 @@
 """
-Normal forms of tensor elements: sums of monomials with bound sums.
+Forms: the values of tensor elements as sums of monomials, at symbolic indices and sizes.
 
 An element of a tensor is a `Form`, a sum of `Mono`s, each
 
     coefficient * SUM over binders in domain of PRODUCT of factors
 
-and a factor is an element of an input, a size or index as a value, a scalar function that nothing is known of, or a
-maximum. Everything a line of TDL can say is one, for all sizes at once.
+A factor is an element of an input, a size or index as a number, a scalar function about which nothing is assumed, or a
+maximum, minimum or product over a domain. Binders are the indices that are summed over. Every expression of TDL except
+opaque functions can be written so.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ _numbers = count()
 """Numbers of fresh symbols."""
 
 REAL = "$"
-"""What the symbols of attributes begin with that are no integers: nothing is concluded from how they compare."""
+"""Prefix of symbols of real-valued attributes, which take no part in integer reasoning."""
 
 
 def fresh(stem: str) -> str:
-    """A symbol nothing else has."""
+    """A new symbol that is not in use, named after `stem`."""
     return f"{stem.split('#')[0]}#{next(_numbers)}"
 
 
 def restart() -> None:
     """
-    Begin to number fresh symbols anew, so that equal claims are about equal symbols and their questions have been
-    answered before. Forms from before and after may not be mixed.
+    Begin to number fresh symbols from 0 again, so that a repeated claim has the same symbols and finds its answers in
+    the
+    solver's cache. Never mix forms made before and after this.
     """
     global _numbers
     _numbers = count()
@@ -43,16 +45,17 @@ def restart() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """`poly >= 0`, or `poly == 0`."""
+    """A condition on integers: `poly >= 0`, or, if `equal`, `poly == 0`."""
 
     poly: Poly
     equal: bool = False
 
     def substitute(self, values: Mapping[str, Poly]) -> Constraint:
+        """The constraint with symbols replaced by polynomials."""
         return Constraint(self.poly.substitute(values), self.equal)
 
     def negated(self) -> tuple[Constraint, ...]:
-        """The cases in which it does not hold."""
+        """Constraints of which exactly one holds where this one does not."""
         below = Constraint(-self.poly - 1)
         return (below, Constraint(self.poly - 1)) if self.equal else (below,)
 
@@ -61,13 +64,13 @@ class Constraint:
 
 
 def box(variable: str, size: Poly) -> tuple[Constraint, Constraint]:
-    """0 <= variable < size."""
+    """The two constraints `0 <= variable < size`."""
     return Constraint(symbol(variable)), Constraint(size - 1 - symbol(variable))
 
 
 @dataclass(frozen=True)
 class Read:
-    """An element of an input."""
+    """An element of an input: factor of a monomial."""
 
     tensor: str
     indices: tuple[Poly, ...]
@@ -75,14 +78,14 @@ class Read:
 
 @dataclass(frozen=True)
 class SymbolValue:
-    """A size, index or attribute as a number."""
+    """The value of a size, index or attribute as a number: factor of a monomial."""
 
     symbol: str
 
 
 @dataclass(frozen=True)
 class Apply:
-    """A scalar function, of which nothing is known but what `apply` makes use of."""
+    """A scalar function of forms. Nothing is assumed about it but the laws that `apply` and `normal` use."""
 
     function: str
     arguments: tuple[Form, ...]
@@ -90,7 +93,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Extreme:
-    """The `max`, `min` or `prod` over several (binders, domain) of their forms."""
+    """The `max`, `min` or `prod` of all elements of several quantified forms."""
 
     reducer: str
     parts: tuple[Quantified, ...]
@@ -98,7 +101,7 @@ class Extreme:
 
 @dataclass(frozen=True)
 class Quantified:
-    """A form under binders."""
+    """All values of the form `body` for values of `binders` that satisfy `domain`."""
 
     binders: tuple[str, ...]
     domain: frozenset[Constraint]
@@ -110,6 +113,8 @@ MonoFactor: TypeAlias = Read | SymbolValue | Apply | Extreme
 
 @dataclass(frozen=True)
 class Mono:
+    """A monomial: see the module. `domain` constrains binders and free symbols; where it does not hold, it is 0."""
+
     coefficient: Fraction
     binders: tuple[str, ...] = ()
     domain: frozenset[Constraint] = frozenset()
@@ -117,7 +122,7 @@ class Mono:
 
     @cached_property
     def free(self) -> frozenset[str]:
-        """Symbols that are not bound here."""
+        """Symbols that occur and are not binders."""
         return frozenset[str]().union(
             *(c.poly.symbols for c in self.domain), *(free_symbols(f) for f in self.factors)
         ) - set(self.binders)
@@ -127,7 +132,7 @@ Form: TypeAlias = tuple[Mono, ...]
 
 
 def free_symbols(factor: MonoFactor) -> frozenset[str]:
-    """The symbols a factor depends on."""
+    """Symbols that occur freely in a factor."""
     match factor:
         case Read(_, indices):
             return frozenset[str]().union(*(i.symbols for i in indices))
@@ -148,16 +153,17 @@ def _free_in(bound: Quantified) -> frozenset[str]:
 
 
 def constant(value: Fraction | int) -> Form:
+    """The form that is a constant."""
     return (Mono(Fraction(value)),) if value else ()
 
 
 def of_poly(poly: Poly) -> Form:
-    """A polynomial as a number."""
+    """The form whose value is that of a polynomial."""
     return tuple(Mono(Fraction(c), (), frozenset(), tuple(map(SymbolValue, m))) for m, c in poly.terms)
 
 
 def as_poly(form: Form) -> Poly | None:
-    """The polynomial a form is, if it is one with integer coefficients, and of integers."""
+    """The polynomial with the value of a form; None if the form is not an integer polynomial of sizes and indices."""
     out = number(0)
     for m in form:
         if m.binders or m.domain or m.coefficient.denominator != 1:
@@ -172,11 +178,12 @@ def as_poly(form: Form) -> Poly | None:
 
 
 def scaled(form: Form, by: Fraction | int) -> Form:
+    """The form times a constant."""
     return tuple(Mono(m.coefficient * by, m.binders, m.domain, m.factors) for m in form)
 
 
 def times(left: Form, right: Form) -> Form:
-    """The product, multiplied out."""
+    """The product of two forms, multiplied out."""
     out: list[Mono] = []
     for a in left:
         for b in right:
@@ -188,23 +195,23 @@ def times(left: Form, right: Form) -> Form:
 
 
 def guarded(form: Form, constraints: Iterable[Constraint]) -> Form:
-    """The form where the constraints hold, and 0 elsewhere."""
+    """The form that equals `form` where all constraints hold, and 0 elsewhere."""
     extra = frozenset(constraints)
     return tuple(Mono(m.coefficient, m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -> Form:
-    """The sum of the form over binders."""
+    """The sum of `form` over all values of `binders` that satisfy `domain`."""
     extra = frozenset(domain)
     return tuple(Mono(m.coefficient, binders + m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
-    A function of forms.
+    A scalar function of forms.
 
-    The laws made use of: exp of a sum, relu of relu, what a reciprocal is of a product, and that
-    `maximum` and `minimum` are the extremes of two.
+    Simplifies by these laws: exp(a + b) = exp(a) exp(b), relu(relu(a)) = relu(a), the reciprocal of a product is the
+    product of reciprocals. `maximum` and `minimum` become `Extreme`s of two.
     """
     if function in ("maximum", "minimum"):
         parts = tuple(Quantified((), frozenset(), a) for a in arguments)
@@ -252,7 +259,7 @@ def _recip(argument: Form) -> Form:
 
 
 def renamed(mono: Mono) -> Mono:
-    """The same with binders nothing else has."""
+    """The same monomial with fresh symbols for its binders."""
     if not mono.binders:
         return mono
     names = {b: fresh(b) for b in mono.binders}
@@ -266,7 +273,7 @@ def renamed(mono: Mono) -> Mono:
 
 
 def renamed_bound(bound: Quantified) -> Quantified:
-    """The same with binders nothing else has."""
+    """The same quantified form with fresh symbols for its binders."""
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
     domain = frozenset(c.substitute(values) for c in bound.domain)
@@ -274,11 +281,12 @@ def renamed_bound(bound: Quantified) -> Quantified:
 
 
 def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
-    """With polynomials in the place of free symbols."""
+    """The form with free symbols replaced by polynomials; see `substitute_factor`."""
     return tuple(substitute_mono(m, values) for m in form)
 
 
 def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
+    """The monomial with free symbols replaced by polynomials; see `substitute_factor`."""
     used = {s: p for s, p in values.items() if s in mono.free}
     if not used:
         return mono
@@ -291,7 +299,11 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 
 
 def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
-    """A `SymbolValue` that gets more than another name is marked, for `multiplied_out` to take apart."""
+    """
+    The factor with free symbols replaced by polynomials. A `SymbolValue` that becomes more than one symbol is returned
+    as
+    `Apply("value", ..)`, which `multiplied_out` turns into a sum of monomials.
+    """
     match factor:
         case Read(tensor, indices):
             return Read(tensor, tuple(i.substitute(values) for i in indices))
@@ -312,7 +324,7 @@ def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFac
 
 
 def multiplied_out(form: Form) -> Form:
-    """Without the `value` marks substitution leaves: numbers are multiplied into their monomials."""
+    """The form without the `value` marks of `substitute_factor`: polynomials are multiplied into the monomials."""
     out: list[Mono] = []
     for mono in form:
         marks = [f for f in mono.factors if isinstance(f, Apply) and f.function == "value"]
@@ -342,7 +354,7 @@ def _inner(factor: MonoFactor) -> MonoFactor:
 
 
 def text(factor: MonoFactor) -> str:
-    """A factor as text; equal ones have one text."""
+    """A factor as text; equal factors have equal text."""
     match factor:
         case Read(tensor, indices):
             return f"{tensor}[{', '.join(map(str, indices))}]"
@@ -355,18 +367,18 @@ def text(factor: MonoFactor) -> str:
 
 
 def form_text(form: Form) -> str:
-    """A form as text."""
+    """A form as text; equal forms have equal text."""
     return " + ".join(sorted(map(mono_text, form))) or "0"
 
 
 def mono_text(mono: Mono) -> str:
-    """A monomial as text."""
+    """A monomial as text; equal monomials have equal text."""
     factors = " ".join(text(f) for f in mono.factors)
     return f"{mono.coefficient} {_over(mono.binders, mono.domain)}{factors}"
 
 
 def bound_text(bound: Quantified) -> str:
-    """A form under binders as text."""
+    """A quantified form as text; equal ones have equal text."""
     return f"{_over(bound.binders, bound.domain)}{form_text(bound.body)}"
 
 

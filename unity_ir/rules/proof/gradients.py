@@ -1,9 +1,9 @@
 """
-The vector-Jacobian product of a substitution's side, at symbolic sizes.
+The vector-Jacobian products of a substitution's sides at symbolic sizes.
 
-Operators' gradients are written over `ops.operator.Tensor`, which builds what they call. Here that is a proof's tensor:
-a gradient operator applied to one is its line applied, and sizes are integers that remember their polynomial. So what
-is proved equal are the very gradient lines that `pcg-differentiate` would put into the graph, ties included.
+Gradients of operators are written over the protocol `ops.operator.Tensor`. Here a tensor is a `TensorForm`, calling an
+operator applies its line, and sizes are integers that remember their polynomial. So the gradients that are compared are
+those that `pcg-differentiate` puts into the graph, with the same behaviour at ties of maxima.
 """
 
 from __future__ import annotations
@@ -28,18 +28,22 @@ from unity_ir.tdl.syntax import AttrValue
 
 class SymbolicInt(int):
     """
-    An integer that knows which polynomial of the sizes it is. Sums, differences and products do, too; a question whose
-    answer depends on the sizes raises `Undecided`, so that no gradient is built for the sample's sizes alone.
+    A size: the integer it is in the sample, with its polynomial. Sums, differences and products keep track of
+    polynomials;
+    a comparison whose answer is not the same for all sizes raises `Undecided`, so no gradient is built for the sample
+    only.
     """
 
     poly: Poly
 
     @classmethod
     def at(cls, poly: Poly, sample: Mapping[str, int]) -> Self:
+        """The integer that is the value of `poly` at the sample sizes."""
         return cls.of(poly, poly.at(sample))
 
     @classmethod
     def of(cls, poly: Poly, value: int) -> Self:
+        """The integer `value` with its polynomial."""
         made = cls(value)
         made.poly = poly
         return made
@@ -208,8 +212,8 @@ def products(
     rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, TensorForm], context: ProofContext, case: Case
 ) -> tuple[dict[str, Product], list[TensorForm]]:
     """
-    The gradient of each floating point input of a side, from cotangents of its results that are inputs of their own,
-    and the results. Raises `Undecided` for what forms cannot say.
+    The gradient of each floating point input of a side (source or target), by name, and the results of the side. The
+    gradients of the results are inputs of their own. Raises `Undecided` for what forms cannot say.
     """
     results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}

@@ -1,9 +1,9 @@
 """
-Bringing forms to a shape in which equal ones look alike.
+Brings forms to a normal form, so that many equal forms become identical.
 
-All steps are equalities of finite sums: a binder that is given by an equation is replaced by it; a pair of binders that
-only occurs as `s*m + i` over a whole box is one binder over the product; a binder over an interval that no factor
-mentions is a number; a sum may run over `index + shift` instead of `index`.
+All steps are equalities of finite sums: a binder determined by an equation is substituted; two binders that occur only
+as `s*m + i` over a whole box become one binder over the product; a binder over an interval that no factor mentions
+becomes a number; a sum over `index + shift` becomes one over `index`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
 
 
 def normal(form: Form, facts: Facts) -> Form:
-    """The form with every monomial in normal form, those that cancel left out."""
+    """The normal form of `form` wherever `facts` hold; monomials that cancel are left out."""
     found: dict[tuple[object, ...], Mono] = {}
     for mono in multiplied_out(form):
         for m in _normal(mono, facts):
@@ -179,8 +179,8 @@ def _nonempty(part: Quantified, facts: Facts) -> bool:
 
 def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
     """
-    A part of a maximum, taken apart: by guards on its binders, and where it is a maximum itself. Both keep the set of
-    values, which is all a maximum or minimum depends on.
+    Splits a part of a maximum or minimum into several: by guards on its binders, and where it is itself a maximum. Both
+    keep the set of values, on which alone a maximum or minimum depends.
     """
     if reducer not in ("max", "min"):
         yield Quantified(part.binders, part.domain, normal(part.body, facts.also(part.domain)))
@@ -495,7 +495,7 @@ def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple
 
 
 def depth(factors: tuple[MonoFactor, ...]) -> int:
-    """How deep sums are nested in factors, so that names of different depths are different."""
+    """The number of nested binders in factors. Binders are named by their depth, so that nested names differ."""
     return max((_factor_depth(f) for f in factors), default=0)
 
 

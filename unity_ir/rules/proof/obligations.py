@@ -1,14 +1,14 @@
 """
-What every parallelization rule rests on, proved from the operator's line alone (DESIGN: "Rules").
+Proves what the parallelization rules of an operator rest on, from its line alone (DESIGN: "Rules").
 
-The rule divides an index variable v into d pieces of m, or takes operands in addends. It is right if
+Such a rule divides an index variable v into d pieces of size m, or takes operands as addends. It is right if
 
 - each task reads, and writes, within its piece and halo of every dim v indexes: positions at v = p*m + i;
 - a sum over v is the sum over p of the sums over the pieces: what a reduce adds up;
-- the line is linear in the operands that come in addends together: the line of a sum is the sum of the lines.
+- the line is linear in the operands that are addends together: the line of a sum is the sum of the lines.
 
 `tdl.analysis` decides which variables and operands may be divided; none of its code is used here but that decision.
-Gradients are lines of their own, so their obligations are proved like all others.
+Gradients are operators with lines of their own, so their obligations are proved like all others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DEGREE, PIECE, TASK = "degree", "piece", "task"
 
 @dataclass(frozen=True, slots=True)
 class Obligation:
-    """`about` is `reads of v`, `sum over v` or `addends of x, y`."""
+    """One statement about an operator and its proof. `about` is `reads of v`, `sum over v` or `addends of x, y`."""
 
     operator: str
     about: str
@@ -63,7 +63,7 @@ class Obligation:
 
 
 def obligations(operator: Operator) -> Iterator[Obligation]:
-    """Every obligation of an operator, with its verdict."""
+    """Try to prove every obligation of an operator, at symbolic sizes; yields each with its verdict."""
     shapes, given = sample(operator)
     analysis = operator.bind(shapes, operator.attributes(given))
     for variable in analysis.splittable:

@@ -1,5 +1,5 @@
 """
-Which dim every expression of a rule hits, for every number of dims in its packs.
+Checks that a rule refers to the same dims whatever the number of dims in its packs.
 
 A rule over packs is proved at 0 and at 2 dims of each. That stands for all other numbers if no line cuts a shape
 inside a pack, and if every attribute that says where a dim is is, as a polynomial, the number of dims before it: `#a
@@ -31,7 +31,11 @@ _PACK_DIM = re.compile(r"(\w+)\.(\d+)")
 
 
 def check_places(rule: Substitution) -> None:
-    """Raises `Undecided` where an expression hits one dim at some number of dims, and another at others."""
+    """
+    Checks that each dim a rule refers to is the same dim for every number of dims in its packs. Raises `Undecided`
+    naming
+    the operation where it is not.
+    """
     if not packs(rule):
         return
     case = next(c for c in cases(rule) if all(rank == RANK for rank in c.ranks.values()))

@@ -50,7 +50,10 @@ DETAIL = 240
 
 
 def prove(rule: Substitution, seed: int = 0) -> Proof:
-    """The verdict on a substitution. Samples are drawn with `seed`."""
+    """
+    Try to prove a substitution. Returns the verdict with the reason or counterexample; `seed` is that of the samples on
+    which it is first tested.
+    """
     begin = perf_counter()
     verdict, detail, questions = _prove(rule, seed)
     return Proof(verdict, shorten(detail, DETAIL, placeholder=" .."), perf_counter() - begin, questions)

@@ -1,9 +1,10 @@
 """
-Refutation: a substitution evaluated at small sizes, on inputs that false rules tend to fall to.
+Searches for counterexamples: evaluates both sides of a substitution at small sizes, on inputs where false rules tend to
+fail.
 
-Sizes of 1, up to 4 dims of a pack, ids beyond every table, numbers around the limits of element types, ties, zeros,
-large and negative values, parameters at 0 and below. A sample where the sides differ refutes a rule whatever a proof
-says.
+Among them are sizes of 1, up to 4 dims of a pack, ids beyond every table, numbers at the limits of element types, ties,
+zeros, large and negative values, parameters at 0 and below. A sample where the sides differ refutes the rule, whatever
+a proof says.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, leaf
-from unity_ir.pcg.interpret import Array, interpret
+from unity_ir.pcg.interpret import interpret
 from unity_ir.rules.pattern import Bindings, Substitution
 from unity_ir.rules.proof.sides import LARGE, converts, sides, typed_samples
 from unity_ir.tdl.elements import converted
+from unity_ir.tdl.functions import Array
 
 PLAIN, DIRECTED = 5, 7
 """Samples of standard normal numbers, and of others."""
@@ -49,7 +51,7 @@ TOLERANCE: Mapping[str, float] = {"f64": 1e-7, "f32": 1e-3, "f16": 0.05, "bf16":
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A substitution at bindings, with values for its inputs."""
+    """A substitution at given bindings, with values for its inputs."""
 
     bindings: Bindings
     leaves: Sequence[Node]
@@ -66,7 +68,9 @@ class Sample:
 
 
 def inputs(rule: Substitution, seed: int) -> Iterator[Sample]:
-    """The samples of a rule. Raises `UnityError` where it is well typed at no small sizes."""
+    """
+    The samples of a rule, the same for the same `seed`. Raises `UnityError` if it is well typed at no small sizes.
+    """
     wide = converts(rule)
     for n, (bindings, dtypes) in enumerate(typed_samples(rule, PLAIN + DIRECTED * (1 + wide), seed)):
         leaves, source, target = sides(rule, bindings, dtypes)
@@ -115,7 +119,9 @@ def _integers(random: np.random.Generator, shape: tuple[int, ...], plain: bool, 
 
 
 def refute(rule: Substitution, seed: int = 0) -> str | None:
-    """A sample at which the sides differ, in words; None if there is none. Raises `UnityError` as `inputs` does."""
+    """
+    A description of the first sample at which the sides differ; None if there is none. Raises `UnityError` as `inputs`.
+    """
     for sample in inputs(rule, seed):
         found = _difference(sample, tuple(zip(sample.source, sample.target, strict=True)), sample.arrays)
         if found is not None:
@@ -126,8 +132,9 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 
 def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | None:
     """
-    A sample at which the vector-Jacobian products of the sides differ, in words, and whether that is at values nothing
-    is special about, so not only at ties; None if there is none.
+    A description of the first sample at which the vector-Jacobian products of the sides differ, and whether its values
+    are
+    generic (random normal), so that ties are not the reason. None if there is no such sample.
     """
     for sample in inputs(rule, seed):
         random = np.random.default_rng([seed, 1])

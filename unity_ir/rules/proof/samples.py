@@ -1,10 +1,10 @@
-"""Every operator at shapes that show all of its line: what tables and proofs of operators start from."""
+"""Sample shapes and attributes for every operator, at which tables and proofs of operators start."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unity_ir.ops.operator import Operator
+from unity_ir.ops.operator import Operator, Shapes
 from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.syntax import (
     Access,
@@ -19,8 +19,6 @@ from unity_ir.tdl.syntax import (
     WrittenIndex,
     children,
 )
-
-Shapes = tuple[tuple[int, ...], ...]
 
 _WINDOW: Mapping[str, AttrValue] = {"stride": (1, 1), "padding": (1, 1)}
 _CONV: Mapping[str, AttrValue] = {**_WINDOW, "dilation": (1, 1)}
@@ -56,13 +54,13 @@ def _extent(index: WrittenIndex) -> int:
 
 
 def analysed(operator: Operator) -> Analysis:
-    """The operator at its sample, analysed."""
+    """The analysis of an operator at its sample shapes and attributes."""
     shapes, given = sample(operator)
     return operator.bind(shapes, operator.attributes(given))
 
 
 def sample(operator: Operator) -> tuple[Shapes, Mapping[str, AttrValue]]:
-    """The smallest operand shapes, and attributes, that show all of an operator's line."""
+    """Small operand shapes, and attributes, at which no part of an operator's line drops out."""
     if operator.name in SAMPLES:
         return SAMPLES[operator.name]
     line = operator.line

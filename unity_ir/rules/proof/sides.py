@@ -1,8 +1,8 @@
 """
-A substitution at bindings: where both its sides are well typed, and whether they ever are.
+Finds sizes and degrees at which both sides of a substitution are well typed, and checks that there are some.
 
-A rule holds wherever its sizes fit, so sizes that do not fit say nothing about it. But a rule that is not well typed at
-any degrees above 1, or whose sides never have the same types, is no substitution.
+Sizes that do not fit say nothing about a rule. But a rule that is well typed at no degrees above 1, or whose sides
+never have the same types, is an error.
 """
 
 from __future__ import annotations
@@ -67,12 +67,15 @@ APART = "its sides are of types"
 
 
 def packs(rule: Substitution) -> list[str]:
-    """The packs of a rule."""
+    """Names of the packs in a rule's inputs."""
     return sorted({s.name for i in rule.inputs for s in i.shape if isinstance(s, DimPack)})
 
 
 def parameters(rule: Substitution) -> dict[str, str]:
-    """The attributes the match gives, and an operator's attribute each is."""
+    """
+    The attribute parameters of a rule, each with an operator's attribute (`operator.attribute`) that it is the value
+    of.
+    """
     found: dict[str, str] = {}
     for operation in rule.operations((*rule.source, *rule.target)):
         for name, value in operation.attributes:
@@ -82,12 +85,12 @@ def parameters(rule: Substitution) -> dict[str, str]:
 
 
 def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
-    """Bindings at which both sides are well typed, sizes small and mostly unequal."""
+    """Bindings at which both sides are well typed, `most` at most: small sizes, mostly different ones."""
     yield from (bindings for bindings, _ in typed_samples(rule, most, seed))
 
 
 def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tuple[Bindings, Mapping[str, str]]]:
-    """Bindings and element types of the inputs at which both sides are well typed."""
+    """Like `samples`, each with element types of the inputs at which both sides are well typed."""
     found = 0
     last: UnityError | None = None
     dtypes = list(element_types(rule))
@@ -126,7 +129,7 @@ def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
 
 
 def choices(of: str) -> tuple[str, ...]:
-    """The values of an operator's attribute that names a function or an element type; () where it is a number."""
+    """The possible values of an operator's attribute that names a function or an element type; () for a number."""
     operator, _, name = of.partition(".")
     kinds = {a.name: a.kind for a in find_operator(operator).line.attributes}
     return {"name": ACTIVATIONS, "dtype": ELEMENT_TYPES}.get(kinds[name], ())
@@ -137,15 +140,16 @@ def _attribute(of: str, random: Random) -> float | str:
 
 
 def converts(rule: Substitution) -> bool:
-    """Whether an operator has an element type for an attribute, so that those of the inputs matter."""
+    """Whether an operator of the rule has an element type as an attribute, so that those of the inputs matter."""
     ops = {o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys()
     return any(a.kind == "dtype" for op in ops for a in find_operator(op).line.attributes)
 
 
 def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
     """
-    Element types that the inputs may have, by name: all that a match allows where something is cast, else one choice,
-    since lines treat all floating point numbers alike. Not all of them need be well typed.
+    Choices of element types for the inputs, by name: all that a match allows if the rule casts, else a single choice,
+    since
+    lines treat all floating point types alike. Not all choices are well typed.
     """
     if not converts(rule):
         yield DTYPES
@@ -160,7 +164,10 @@ def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
 def sides(
     rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DTYPES
 ) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
-    """The inputs and both sides at bindings. Raises `UnityError` where they are not well typed or differ in type."""
+    """
+    The input leaves, the source's values and the target's values under `bindings`.
+    Raises `UnityError` where a side is not well typed or their types differ.
+    """
     for condition in rule.conditions:
         values = {s: v for s, v in bindings.items() if isinstance(v, int)}
         values |= {f"#{s}": len(v) for s, v in bindings.items() if isinstance(v, tuple)}
@@ -180,7 +187,7 @@ def sides(
 
 
 def degrees(rule: Substitution) -> frozenset[str]:
-    """The symbols that are degrees: of inputs, or of parallel operators."""
+    """The symbols of a rule that are degrees: of its inputs or of parallel operators."""
     found: list[Poly] = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy)]
     for operation in rule.operations((*rule.source, *rule.target)):
         if operation.op in PARALLEL_OPERATORS:
@@ -190,10 +197,10 @@ def degrees(rule: Substitution) -> frozenset[str]:
 
 def ill_typed(rule: Substitution) -> str | None:
     """
-    Why a rule is not well typed at any degrees above 1, in words; None if it is at some.
+    Why a rule is well typed at no degrees above 1, as text; None if it is at some. A rule whose sides differ in shape
+    wherever each has one is ill typed, too.
 
-    So is one whose sides differ in shape wherever each of them has one. Raises `UnityError` where even the serial form
-    of the rule fits no sizes that were tried: then nothing is known.
+    Raises `UnityError` if not even the rule without its parallel operators is well typed at the sizes tried.
     """
     error = misfits(rule, islice(divisible(rule), TYPED))
     if not error:
@@ -210,7 +217,9 @@ def ill_typed(rule: Substitution) -> str | None:
 
 
 def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
-    """The errors at bindings; none if at some of them there is none."""
+    """
+    The errors of typing a rule under the bindings in `tried`; empty if it is well typed under one of them.
+    """
     found: list[str] = []
     types = list(element_types(rule))
     for bindings in tried:
@@ -225,7 +234,7 @@ def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
 
 
 def divisible(rule: Substitution) -> Iterator[Bindings]:
-    """Bindings with degrees above 1; in every second one they divide all sizes."""
+    """Bindings with degrees above 1; in every second one the degrees divide all sizes."""
     random = Random(2)
     divided = degrees(rule)
     symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
@@ -242,7 +251,7 @@ def divisible(rule: Substitution) -> Iterator[Bindings]:
 
 
 def erased(rule: Substitution) -> Substitution:
-    """The rule without parallel operators and degrees."""
+    """The rule without parallel operators, and with all degrees 1."""
     inputs = {i.name: replace(i, degrees=(), sum=ONE, copy=ONE) for i in rule.inputs}
     made: dict[int, Operation] = {}
 

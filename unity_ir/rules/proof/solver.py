@@ -1,4 +1,4 @@
-"""Questions about integers that proofs come down to: what follows from constraints over sizes and indices."""
+"""Answers questions about integers in proofs: which constraints on sizes and indices follow from which (by Z3)."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def _z3(poly: Poly) -> Any:
 
 @lru_cache(maxsize=4096)
 def condition(constraint: Constraint) -> Any:
-    """A constraint as Z3 has it."""
+    """A constraint as a Z3 expression."""
     expression = _z3(constraint.poly)
     return expression == 0 if constraint.equal else expression >= 0
 
 
 def holds(constraint: Constraint, values: Mapping[str, int]) -> bool:
-    """Whether a constraint holds at values of all its symbols."""
+    """Whether a constraint holds at integer values of all its symbols."""
     value = constraint.poly.at(values)
     return value == 0 if constraint.equal else value >= 0
 
@@ -53,7 +53,7 @@ class _Model(dict[str, int]):
 
 
 class Answers:
-    """What Z3 has answered in the proof of one rule, so that it is not asked twice."""
+    """Cache of Z3's answers within the proof of one rule."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -62,14 +62,18 @@ class Answers:
         """Values at which some question had an answer; often they are an answer to the next one."""
 
     def unsatisfiable(self, constraints: frozenset[Constraint]) -> bool:
-        """Whether no integers satisfy all constraints; False, too, where Z3 does not say."""
+        """Whether no integers satisfy all constraints. False also where Z3 does not answer."""
         known = self.known.get(constraints)
         if known is None:
             known = self.known[constraints] = not self._at_hand(constraints) and self._ask(constraints)
         return known
 
     def cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
-        """Whether, wherever the facts hold, the weights of the constraints that hold add up to 0."""
+        """
+        Whether for all integers that satisfy `facts` the weights of those constraint sets that hold sum to 0. False
+        also where
+        Z3 does not answer.
+        """
         known = self.known.get((weighted, facts))
         if known is None:
             held = [z3.If(z3.And([condition(c) for c in domain]), w, 0) for w, domain in weighted]
@@ -94,7 +98,7 @@ class Answers:
         return bool(answer == z3.unsat)
 
     def check(self, assertions: Sequence[Any]) -> tuple[Any, Any]:
-        """Z3's answer and the solver that has it: the one that starts fastest, or else the one that knows most."""
+        """Run Z3 on assertions; returns its answer and the solver (for a model). Tries a quick solver first."""
         self.questions += 1
         answer = solver = None
         for make, milliseconds in ((z3.SimpleSolver, FAST), (z3.Solver, TIMEOUT)):
@@ -108,7 +112,7 @@ class Answers:
 
 
 class Facts:
-    """What is known of the symbols: sizes and degrees are at least 1, and what a case assumes."""
+    """Constraints taken as true: sizes and degrees are at least 1, and the assumptions of a case."""
 
     def __init__(self, constraints: Iterable[Constraint], answers: Answers | None = None):
         self.constraints = frozenset(constraints)
@@ -116,15 +120,16 @@ class Facts:
 
     @property
     def questions(self) -> int:
-        """Asked of Z3 about these facts and those made from them."""
+        """Number of questions put to Z3 about these facts and those derived from them."""
         return self._answers.questions
 
     def also(self, constraints: Iterable[Constraint]) -> Facts:
+        """These facts and further constraints."""
         found = frozenset(constraints)
         return self if found <= self.constraints else Facts(self.constraints | found, self._answers)
 
     def imply(self, claim: Constraint) -> bool:
-        """Whether a constraint follows."""
+        """Whether `claim` follows. False also where Z3 does not answer."""
         if claim in self.constraints or self._trivial(claim):
             return True
         if claim.poly.constant is not None:
@@ -132,10 +137,11 @@ class Facts:
         return all(self._unsatisfiable(frozenset({case})) for case in claim.negated())
 
     def imply_all(self, claims: Iterable[Constraint]) -> bool:
+        """Whether all claims follow."""
         return all(map(self.imply, claims))
 
     def contradict(self, constraints: Iterable[Constraint]) -> bool:
-        """Whether constraints cannot hold together with what is known."""
+        """Whether the constraints cannot hold together with the facts."""
         found = frozenset(c for c in constraints if c not in self.constraints and not self._trivial(c))
         if any(c.poly.constant is not None for c in found):
             return True
@@ -145,7 +151,7 @@ class Facts:
         return bool(found) and self._unsatisfiable(found)
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
-        """Whether, for all values of the symbols, the weights of the constraints that hold add up to 0."""
+        """Whether for all integers that satisfy the facts the weights of those constraint sets that hold sum to 0."""
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
         return self._answers.cancel(tuple(weighted), frozenset(self._about(symbols)))
 

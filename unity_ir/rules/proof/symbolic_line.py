@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
-from unity_ir.rules.pattern import AttrExpr, AttrParameter
+from unity_ir.rules.pattern import AttrExpr, attribute_expression
 from unity_ir.rules.poly import ZERO, Poly, number, product
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.dims import dim_size, given_number
@@ -41,23 +41,18 @@ class SymbolicLine:
         self.dtype = next((t.dtype for p, of_any, t in kinds if p.floating or of_any), "f64")
         """The element type of results for which the line names none."""
         self.tensors = {p.name: t for p, t in zip(spelled.bound.operands, operands, strict=True)}
-        defaults = {a.name: a.default for a in operator.line.attributes if a.default is not None}
-        self.attributes: dict[str, AttrExpr] = {}
-        for name, value in {**defaults, **attributes}.items():
-            self.attributes[name] = _as_attribute(value)
+        defaults = ((a.name, a.default) for a in operator.line.attributes if a.default is not None)
+        self.attributes = {**{name: attribute_expression(value) for name, value in defaults}, **attributes}
         self.extents = self._extents()
-
-    def _number(self, of: Entry | int) -> Poly:
-        return given_number(of, self.attributes)
 
     def terms(self, index: Affine) -> tuple[list[tuple[Poly, str]], Poly]:
         """The (factor, variable) pairs of a window, and its offset, with the values of attributes in their places."""
         found: list[tuple[Poly, str]] = []
         offset = ZERO
         for term in index.terms:
-            factor, variable = self._number(term.factor), term.variable
+            factor, variable = given_number(term.factor, self.attributes), term.variable
             if variable in self.attributes:
-                factor, variable = factor * self._number(Entry(str(variable))), None
+                factor, variable = factor * given_number(Entry(str(variable)), self.attributes), None
             if variable is None:
                 offset = offset + factor * term.sign
             else:
@@ -65,7 +60,7 @@ class SymbolicLine:
         return found, offset
 
     def _extents(self) -> dict[str, Poly]:
-        extents: dict[str, Poly] = {v: self._number(of) for v, of in self.spelled.sizes.items()}
+        extents: dict[str, Poly] = {v: given_number(of, self.attributes) for v, of in self.spelled.sizes.items()}
         places: list[tuple[str, object, Poly]] = []
         for result in self.spelled.bound.results:
             for access in accesses(result.expr):
@@ -133,20 +128,6 @@ def _of_any_type(line: syntax.Line, bound: syntax.Bound) -> list[bool]:
     anything = {p.name: p.kind == "any" for p in line.parameters}
     variadic = next((p for p in line.parameters if p.variadic), None)
     return [anything.get(p.name, variadic is not None and variadic.kind == "any") for p in bound.operands]
-
-
-def _as_attribute(value: object) -> AttrExpr:
-    match value:
-        case bool():
-            raise Undecided("an attribute is a truth value")
-        case int():
-            return number(value)
-        case tuple():
-            return tuple(number(v) if isinstance(v, int) else v for v in value)  # pyright: ignore
-        case Poly() | AttrParameter() | float() | str():
-            return value
-        case _:
-            raise Undecided(f"{value!r} is no attribute")
 
 
 def _is_padding(offset: Poly) -> bool | None:

@@ -1,6 +1,6 @@
 """
-Tensors as functions from symbolic positions to forms, and those that `pad` and `reshape` make: their lines are written
-from the sizes, with numbers where proofs need polynomials.
+Tensors at symbolic sizes, as functions from positions to forms; and `pad`, `reshape` and `broadcast_grad` on them,
+whose TDL lines depend on concrete sizes and are of no use here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ElementPosition: TypeAlias = tuple[Poly, ...]
 
 
 class Undivided(Exception):
-    """A position that is needed as quotient and remainder, and is not written so."""
+    """Raised where the quotient and remainder of a position by a size are needed, but cannot be read off it."""
 
     def __init__(self, position: Poly, by: Poly):
         super().__init__(f"position {position} is not written as a quotient and remainder by {by}")
@@ -28,25 +28,25 @@ class Undivided(Exception):
 
 @dataclass(frozen=True)
 class TensorForm:
-    """A value at symbolic sizes: its shape, its element at any position, and how elements are stored."""
+    """A tensor of symbolic sizes: its shape, its element at any position as a form, and how it is stored."""
 
     shape: tuple[Poly, ...]
     element: Callable[[ElementPosition], Form]
     dtype: str = "f64"
     """Element type."""
     stored: bool = False
-    """Elements are numbers of the element type; otherwise they are real numbers that are still to be rounded to it."""
+    """Elements are already rounded to the element type; otherwise they are real numbers still to be rounded."""
     gradient: bool = False
-    """Computed from the gradient of a result: how it rounds where it is cast is no part of what is proved."""
+    """Computed from the gradient of a result; how its casts round is not part of what is proved."""
 
     @property
     def floating(self) -> bool:
-        """Elements are floating point numbers, so that they may have a gradient."""
+        """Whether elements are floating point numbers, so that they have gradients."""
         return self.dtype not in NOT_FLOATING
 
 
 def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> TensorForm:
-    """An input, of which nothing is known but its shape and element type."""
+    """An input tensor: its elements are `Read`s of `name`."""
     return TensorForm(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
 
 
@@ -56,12 +56,12 @@ def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
 
 
 def added(one: TensorForm, other: TensorForm) -> TensorForm:
-    """The sum, element by element, of two tensors of one shape."""
+    """The elementwise sum of two tensors of the same shape."""
     return TensorForm(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
 
 
 def divided(size: Poly, by: Poly) -> Poly | None:
-    """The quotient of two polynomials, where the divisor is one monomial that divides every term."""
+    """The quotient `size / by`; None unless `by` is one monomial that divides every term of `size`, or is `size`."""
     if by == ONE:
         return size
     if len(by.terms) != 1:
@@ -85,7 +85,10 @@ PADDING = ("dim", "before", "after", "interior")
 
 
 def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly) -> TensorForm:
-    """The element i at `(interior + 1) * i + before`, and zeros between."""
+    """
+    `of` with zeros before, after and (`interior` of them) between the elements along `dim`: element i moves to position
+    `(interior + 1) * i + before`. Raises `Undecided` if `dim` is not a number.
+    """
     at = dim.constant
     if at is None:
         raise Undecided("pad: its dim depends on the sizes")
@@ -102,7 +105,8 @@ def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly)
 
 def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> TensorForm:
     """
-    The elements in order in another shape. `digits` are positions known as quotient and remainder.
+    The elements of `of`, in row-major order, in another shape. `digits` maps (position, divisor) to known quotients and
+    remainders, and gets new ones.
 
     Raises `Undecided` where the shapes are not products of the same polynomials.
     """

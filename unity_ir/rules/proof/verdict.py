@@ -1,4 +1,4 @@
-"""What the prover says of a substitution. The verdicts are explained in `proof.prove`."""
+"""The prover's verdicts on substitutions. They are explained in `proof.prove`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdict: TypeAlias = Literal["proved", "almost everywhere", "forward only", "ref
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What is known of a substitution. `detail` is a counterexample or the reason."""
+    """The result of trying to prove a substitution: verdict, reason or counterexample, and seconds taken."""
 
     verdict: Verdict
     detail: str = ""
@@ -20,15 +20,15 @@ class Proof:
 
     @property
     def proved(self) -> bool:
-        """Whether values and gradients are equal everywhere."""
+        """Whether values and gradients are proved equal everywhere."""
         return self.verdict == "proved"
 
     @property
     def trainable(self) -> bool:
-        """Whether the rule may be applied to a graph before it is differentiated."""
+        """Whether the rule may be applied to a graph that is still to be differentiated."""
         return self.verdict in ("proved", "almost everywhere")
 
     @property
     def forward(self) -> bool:
-        """Whether values are equal."""
+        """Whether values are proved equal."""
         return self.verdict in ("proved", "almost everywhere", "forward only")

@@ -11,7 +11,7 @@ import pytest
 from unity_ir.ops import operator
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf, parallel
-from unity_ir.pcg.interpret import Array, interpret, interpret_pieces, join
+from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, type_steps
 from unity_ir.pcg.types import TensorType
 from unity_ir.rules.library import load
@@ -20,6 +20,7 @@ from unity_ir.rules.poly import Poly
 from unity_ir.rules.proof.prove import prove
 from unity_ir.rules.proof.sides import samples
 from unity_ir.rules.trust import proof_of
+from unity_ir.tdl.functions import Array
 
 RULES = {rule.name: rule for rule in load()}
 

@@ -32,7 +32,7 @@ NUMBER = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
+class AttributeRoles:
     """What a line uses an attribute for."""
 
     axis: bool = False
@@ -47,7 +47,7 @@ class Roles:
     """The value to try for each entry, where windows use it: 1 for a factor or a size, 0 for an offset."""
 
 
-def roles(line: Line, attribute: str) -> Roles:
+def roles(line: Line, attribute: str) -> AttributeRoles:
     """What a line uses an attribute for."""
     clauses = [c for c in line.clauses if c.value == Entry(attribute) or str(c.value).split(".")[0] == attribute]
     axis = any(c.kind == "rank" for c in clauses)
@@ -67,7 +67,7 @@ def roles(line: Line, attribute: str) -> Roles:
             if term.variable == attribute:
                 entries.setdefault(0, 1)
     factors = tuple(entries.get(i, 0) for i in range(max(entries, default=-1) + 1))
-    return Roles(axis, order, bool(factors), pieces, factors)
+    return AttributeRoles(axis, order, bool(factors), pieces, factors)
 
 
 def reads(expr: Expr) -> Iterator[Access]:

@@ -18,11 +18,11 @@ from unity_ir.rules.research.generate.sizes import PolyShape
 PACK = "a"
 """The pack of leading dims; no size has this name."""
 
-Shapes = Callable[[Term], PolyShape]
+ShapeOf = Callable[[Term], PolyShape]
 """The sizes of a rule's terms."""
 
 
-def packed(rule: Substitution, shape: Shapes) -> Iterator[Substitution]:
+def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
     """The rule with a pack for all dims of its inputs, and with one for the leading ones; those that can be written."""
     terms = list(_terms(rule))
     shapes = {shape(t) for t in terms}
@@ -71,7 +71,7 @@ def _terms(rule: Substitution) -> Iterator[Term]:
 class _Packing:
     """A rule with a pack for a leading size, or, without one, for all dims of everything."""
 
-    def __init__(self, rule: Substitution, shape: Shapes, leading: Poly | None):
+    def __init__(self, rule: Substitution, shape: ShapeOf, leading: Poly | None):
         self.source, self.shape, self.leading = rule, shape, leading
         self.inputs = {i: self._input(i) for i in rule.inputs}
         self.made: dict[int, Operation] = {}

@@ -37,7 +37,7 @@ BATCH = 8
 SAVE = 10.0
 """Seconds between two states of minimising."""
 
-Progress = Callable[[str, int, int], None]
+StageProgress = Callable[[str, int, int], None]
 """Is told the stage, what is done and what there is to do."""
 
 
@@ -95,7 +95,7 @@ class GenerationReport:
 
 
 def generate(
-    space: Space, state: Path | None = None, jobs: int = 1, progress: Progress = lambda stage, done, total: None
+    space: Space, state: Path | None = None, jobs: int = 1, progress: StageProgress = lambda stage, done, total: None
 ) -> GenerationReport:
     """
     Every rule over a space that is needed to imply all others, proved for all sizes and degrees.
@@ -106,7 +106,7 @@ def generate(
 
 
 class _Run:
-    def __init__(self, space: Space, state: Path | None, jobs: int, progress: Progress):
+    def __init__(self, space: Space, state: Path | None, jobs: int, progress: StageProgress):
         self.space, self.state, self.jobs, self.progress = space, state, jobs, progress
         self.stages: dict[str, Any] = load(state, asdict(space))
         self.terms = Terms()

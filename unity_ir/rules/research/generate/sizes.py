@@ -15,7 +15,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.rules.pattern import AttrExpr, AttrParameter
 from unity_ir.rules.poly import ONE, Poly, number, symbol
 from unity_ir.rules.proof.dims import dim_size, given_number
-from unity_ir.rules.research.generate.attributes import Roles, SizeAt, roles
+from unity_ir.rules.research.generate.attributes import AttributeRoles, SizeAt, roles
 from unity_ir.rules.research.generate.terms import TermStep, TypedTerm
 from unity_ir.tdl.bind import Spelled, spell
 from unity_ir.tdl.syntax import Access, Affine, WrittenIndex, accesses
@@ -198,7 +198,7 @@ class TermSizes:
             role = roles(line, a.name)
             first = values[0]
             if first == a.default:
-                role = Roles()
+                role = AttributeRoles()
             if a.kind == "float" and a.default is None:
                 found[a.name] = AttrParameter(a.name)
             elif isinstance(first, tuple):
