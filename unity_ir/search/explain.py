@@ -37,9 +37,9 @@ class Alternative:
     around: float
     """Seconds of the reshards to and from it, in that plan."""
     seconds: float
-    """Of that plan ..."""
+    """Seconds of the best plan with this alternative, ..."""
     bytes: float
-    """... and what it holds on a device."""
+    """... and the bytes it holds on a device."""
     priced: float
     """Seconds plus the price of its bytes if memory is short; alternatives are ranked by it."""
 
@@ -57,9 +57,10 @@ def operators(graph: Graph) -> dict[str, Node]:
 
 def named(graph: Graph, name: str) -> tuple[str, Node]:
     """
-    The operator of a name: `matmul1`, `matmul` if there is one only, or its number among all, counted from 1.
+    Return the printed name and the node of an operator.
 
-    Raises `UnityError`, with what is near, if there is none.
+    `name` is its printed name (`matmul1`), its kind if there is only one of it (`matmul`), or its number among all,
+    counted from 1. Raises `UnityError`, with similar names, if there is none.
     """
     known = operators(graph)
     wanted = name.removeprefix("%").removeprefix("#")
@@ -83,9 +84,9 @@ def named(graph: Graph, name: str) -> tuple[str, Node]:
 def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
     """Return, for each way to divide an operator of the rewritten graph, the best plan; best first."""
     graph, solver = found.rewritten, _solver(found)
-    terms = FactorGraphBuilder(solver, graph, whole=node)
-    table = solver.table(node, terms.with_gradient)
-    ledger = CostModel(solver, graph)
+    builder = FactorGraphBuilder(solver, graph, whole=node)
+    table = solver.table(node, builder.with_gradient)
+    model = CostModel(solver, graph)
     groups, mesh = solver.spaces.groups, solver.spaces.machine.mesh
     classes: dict[str, list[int]] = {}
     for row in range(len(table)):
@@ -93,18 +94,20 @@ def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
         classes.setdefault(how, []).append(row)
     out: list[Alternative] = []
     for how, rows in classes.items():
-        problem = terms.problem()
-        problem.keep(terms.numbers[node], np.isin(np.arange(len(table)), rows))
-        best = _alternative(how, node, terms.plan(problem), ledger, found.price)
+        problem = builder.problem()
+        problem.keep(builder.numbers[node], np.isin(np.arange(len(table)), rows))
+        best = _alternative(how, node, builder.plan(problem), model, found.price)
         if found.plan.rows[node] in rows:
             # It may share moves in a way that the plans of the sum, in which each operator pays, do not.
-            best = min(best, _alternative(how, node, found.plan, ledger, found.price), key=lambda a: a.priced)
+            best = min(best, _alternative(how, node, found.plan, model, found.price), key=lambda a: a.priced)
         out.append(best)
     return sorted(out, key=lambda a: (a.priced, a.divided))
 
 
 def _class(how: Assignment, mesh: Mesh) -> str:
-    """Given k, m, m on axes of 2 returns `k by 2, m by 4`: on which axes it is what is not said."""
+    """
+    Return an assignment as text without saying which axes: given k, m, m on axes of size 2, returns `k by 2, m by 4`.
+    """
     parts = divided(how, mesh).split(", ") if how else ["one device"]
     return ", ".join(sorted(parts))
 
@@ -114,10 +117,10 @@ def _solver(found: JointPlan) -> Solver:
     return found.solver if found.price == 0 else found.solver.at(Price(1.0, found.price))
 
 
-def _alternative(how: str, node: Node, plan: ExactPlan, ledger: CostModel, price: float) -> Alternative:
-    choice = ledger.choice(plan)
-    seconds, bytes = ledger.costs(choice)
-    kernels, around = ledger.around(node, choice)
+def _alternative(how: str, node: Node, plan: ExactPlan, model: CostModel, price: float) -> Alternative:
+    choice = model.choice(plan)
+    seconds, bytes = model.costs(choice)
+    kernels, around = model.around(node, choice)
     return Alternative(how, kernels, around, seconds, bytes, seconds + price * bytes)
 
 

@@ -29,25 +29,25 @@ MACHINES = [boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6), boxes(2, 3, ove
 
 
 def random_problem(seed: int) -> FactorGraph:
-    """A few variables, links between some of them; rows that look alike through a link, and links beside each other."""
+    """A few variables, edges between some, several between a pair; rows that look alike through an edge."""
     random = np.random.default_rng(seed)
     sizes = [int(random.integers(1, 5)) for _ in range(int(random.integers(1, 6)))]
-    links: list[Edge] = []
+    edges: list[Edge] = []
     for _ in range(int(random.integers(0, 8)) if len(sizes) > 1 else 0):
         source, target = sorted(int(v) for v in random.choice(len(sizes), 2, replace=False))
         made, needs = (port(random.integers(0, 3, sizes[v])) for v in (source, target))
         table = random.integers(0, 9, (len(made.layouts), len(needs.layouts))).astype(float)
-        links.append(Edge(source, target, DenseCost(made, needs, table)))
+        edges.append(Edge(source, target, DenseCost(made, needs, table)))
     seconds = [random.integers(0, 9, n).astype(float) for n in sizes]
-    return FactorGraph([np.arange(n) for n in sizes], seconds, [every(n) for n in sizes], links)
+    return FactorGraph([np.arange(n) for n in sizes], seconds, [every(n) for n in sizes], edges)
 
 
 def total(problem: FactorGraph, choice: tuple[int, ...]) -> float:
     """What a choice of row positions costs."""
     alone = sum(float(s[x]) for s, x in zip(problem.seconds, choice, strict=True))
     return alone + sum(
-        float(link.seconds[link.made.at[choice[link.source]], link.needs.at[choice[link.target]]])
-        for link in problem.links
+        float(edge.seconds[edge.made.at[choice[edge.source]], edge.needs.at[choice[edge.target]]])
+        for edge in problem.edges
     )
 
 
@@ -90,13 +90,13 @@ def test_two_passes_are_exact_on_a_chain(seed: int):
     random = np.random.default_rng(seed)
     sizes = [int(random.integers(1, 5)) for _ in range(5)]
     rows = [np.arange(n) for n in sizes]
-    links = [
+    edges = [
         Edge(
             v, v + 1, DenseCost(port(rows[v]), port(rows[v + 1]), random.integers(0, 9, sizes[v : v + 2]).astype(float))
         )
         for v in range(4)
     ]
-    problem = FactorGraph(rows, [random.integers(0, 9, n).astype(float) for n in sizes], list(map(every, sizes)), links)
+    problem = FactorGraph(rows, [random.integers(0, 9, n).astype(float) for n in sizes], list(map(every, sizes)), edges)
     messages = Messages(problem)
     messages.forward()
     messages.backward()
@@ -110,7 +110,7 @@ def test_elimination_through_axes_with_a_memo(seed: int):
     problem, memo = random_problem(seed), Memo()
     count, sizes = len(problem.rows), {v: len(r) for v, r in enumerate(problem.rows)}
     factors = [Factor((v,), (problem.own[v],), s) for v, s in enumerate(problem.seconds)]
-    factors += [Factor((k.source, k.target), (k.made.axis, k.needs.axis), k.seconds) for k in problem.links]
+    factors += [Factor((k.source, k.target), (k.made.axis, k.needs.axis), k.seconds) for k in problem.edges]
     least = min(total(problem, c) for c in choices(problem))
     found = minimise_within(1e9, sizes, factors, memo)
     assert found is not None
@@ -170,7 +170,7 @@ def plain_minimum(problem: FactorGraph) -> float:
     return minimise(
         {v: len(r) for v, r in enumerate(problem.rows)},
         [plain((v,), s) for v, s in enumerate(problem.seconds)]
-        + [plain((k.source, k.target), k.seconds[np.ix_(k.made.at, k.needs.at)]) for k in problem.links],
+        + [plain((k.source, k.target), k.seconds[np.ix_(k.made.at, k.needs.at)]) for k in problem.edges],
     )[0]
 
 

@@ -189,18 +189,18 @@ def test_rows_left_of_a_finer_problem_have_its_best_choice(machine: Machine, see
         least = FactorGraphBuilder(Solver(plain, SGD), graph).solve().seconds
         coarse, rows = None, None
         for merge in (2, 1, 0):
-            terms = FactorGraphBuilder(Solver(replace(plain, merge=merge), SGD, stepwise=merge > 0), graph)
-            problem = terms.problem()
+            builder = FactorGraphBuilder(Solver(replace(plain, merge=merge), SGD, stepwise=merge > 0), graph)
+            problem = builder.problem()
             if coarse is not None:
-                problem = problem.among(refine_rows(coarse, rows, terms))
+                problem = problem.among(refine_rows(coarse, rows, builder))
             if merge:
                 messages = Messages(problem)
                 for _ in range(2):
                     messages.forward(least * (1 + 1e-9))
                     messages.backward(least * (1 + 1e-9))
                 assert messages.bound <= least * (1 + 1e-9)
-            coarse, rows = terms, problem.rows
-        assert terms.plan(problem).seconds == pytest.approx(least, rel=1e-9)
+            coarse, rows = builder, problem.rows
+        assert builder.plan(problem).seconds == pytest.approx(least, rel=1e-9)
 
 
 @pytest.mark.parametrize("levels", [(), (2,), (3, 2), (4,), (12,), (2, 4)])
@@ -216,13 +216,13 @@ def test_layouts_are_found_by_their_counts(levels: tuple[int, ...], roles: int):
 
 def orders(graph, machine: Machine) -> float:
     """The least sum where orders of counted axes are told apart."""
-    terms = FactorGraphBuilder(Solver(Spaces(machine, by_count=True), SGD, stepwise=True), graph)
-    found = with_axis_order(terms, terms.problem())
+    builder = FactorGraphBuilder(Solver(Spaces(machine, by_count=True), SGD, stepwise=True), graph)
+    found = with_axis_order(builder, builder.problem())
     assert found is not None
     sizes = {v: len(rows) for v, rows in enumerate(found[0].rows)}
     factors = [Factor((v,), (every(n),), found[0].seconds[v]) for v, n in sizes.items()]
-    for link in found[0].links:
-        factors.append(Factor((link.source, link.target), (link.made.axis, link.needs.axis), link.seconds))
+    for edge in found[0].edges:
+        factors.append(Factor((edge.source, edge.target), (edge.made.axis, edge.needs.axis), edge.seconds))
     least = minimise_within(10**12, sizes, factors)
     assert least is not None
     return least[0]

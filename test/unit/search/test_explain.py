@@ -34,10 +34,10 @@ def test_every_alternative_is_the_best_plan_with_it(seed: int):
     assert ways[0].seconds == pytest.approx(found.plan.seconds, abs=1e-9)
     assert len({w.divided for w in ways}) == len(ways)
     # No choice at all is below the alternative it takes.
-    ledger = CostModel(found.solver, found.rewritten)
+    model = CostModel(found.solver, found.rewritten)
     best = {w.divided: w.seconds for w in ways}
-    choice = tuple(random.choice(np.flatnonzero(np.isfinite(s)).tolist()) for s in ledger.seconds)
-    assert ledger.costs(choice)[0] >= min(best.values()) - 1e-9
+    choice = tuple(random.choice(np.flatnonzero(np.isfinite(s)).tolist()) for s in model.seconds)
+    assert model.costs(choice)[0] >= min(best.values()) - 1e-9
     text = explain(found, result.cost, next(n for n, o in operators(found.rewritten).items() if o is node))
     if "on a part of the machine" in text:
         return  # emitted faster so; every alternative is on all of it

@@ -51,8 +51,8 @@ def with_memory(machine: Machine, bytes: float) -> Machine:
     return replace(machine, device=replace(machine.device, memory=int(bytes)))
 
 
-def chosen_at_random(ledger: CostModel, random: Random) -> Choice:
-    return tuple(random.choice(np.flatnonzero(np.isfinite(s)).tolist()) for s in ledger.seconds)
+def chosen_at_random(model: CostModel, random: Random) -> Choice:
+    return tuple(random.choice(np.flatnonzero(np.isfinite(s)).tolist()) for s in model.seconds)
 
 
 @pytest.mark.slow
@@ -62,12 +62,12 @@ def test_any_choice_takes_the_time_and_bytes_the_ledger_says(seed: int, optimize
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 7), dims=(2, 4, 6, 12))
     solver = Solver(Spaces(FOUR), optimizer)
-    ledger = CostModel(solver, graph)
-    choice = chosen_at_random(ledger, random)
-    plan = ledger.plan(choice, 0.0)
-    assert ledger.choice(plan) == choice
+    model = CostModel(solver, graph)
+    choice = chosen_at_random(model, random)
+    plan = model.plan(choice, 0.0)
+    assert model.choice(plan) == choice
     priced = cost(realise(graph, plan, solver), FOUR, optimizer)
-    seconds, bytes = ledger.costs(choice)
+    seconds, bytes = model.costs(choice)
     assert priced.memory_bytes == bytes
     assert priced.time == pytest.approx(seconds, abs=1e-9)
 
@@ -78,20 +78,20 @@ def test_prices_are_minimised(seed: int, part: float, optimizer: Optimizer):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 6), dims=(2, 4, 6, 12))
     solver = Solver(Spaces(FOUR), optimizer)
-    ledger = CostModel(solver, graph)
+    model = CostModel(solver, graph)
     for price in (SPACE, Price(1.0, part * 1e-8)):
         found = solver.at(price).solve(graph)
-        seconds, bytes = ledger.costs(ledger.choice(found))
+        seconds, bytes = model.costs(model.choice(found))
         assert price.second * seconds + price.byte * bytes == pytest.approx(found.seconds)
-        s, b = ledger.costs(chosen_at_random(ledger, random))
+        s, b = model.costs(chosen_at_random(model, random))
         assert price.second * s + price.byte * b >= found.seconds * (1 - 1e-9)
 
 
-def tried(ledger: CostModel) -> list[tuple[float, float]]:
+def tried(model: CostModel) -> list[tuple[float, float]]:
     """Seconds and bytes of every choice."""
-    rows = [np.flatnonzero(np.isfinite(s)).tolist() for s in ledger.seconds]
+    rows = [np.flatnonzero(np.isfinite(s)).tolist() for s in model.seconds]
     assume(np.prod([float(len(r)) for r in rows]) < 5000)
-    return [ledger.costs(choice) for choice in product(*rows)]
+    return [model.costs(choice) for choice in product(*rows)]
 
 
 @given(st.integers(0, 10**6), st.floats(-0.1, 1.05))
@@ -192,17 +192,17 @@ def test_the_peak_fits_where_it_is_above_what_is_held_twice(seed: int):
 def smallest_at_random(graph: Graph, machine: Machine, optimizer: Optimizer, random: Random, tries: int) -> int:
     """The least need of plans drawn at random, then of what random changes of one row make of the smallest."""
     solver = Solver(Spaces(machine), optimizer)
-    ledger = CostModel(solver, graph)
-    best = chosen_at_random(ledger, random)
-    least = need_of(realise(graph, ledger.plan(best, 0.0), solver), machine, optimizer)
+    model = CostModel(solver, graph)
+    best = chosen_at_random(model, random)
+    least = need_of(realise(graph, model.plan(best, 0.0), solver), machine, optimizer)
     for i in range(tries):
-        choice = list(chosen_at_random(ledger, random))
+        choice = list(chosen_at_random(model, random))
         if i > tries // 6:
             v = random.randrange(len(best))
             choice = [*best[:v], choice[v], *best[v + 1 :]]
-        if ledger.costs(tuple(choice))[1] > least:
+        if model.costs(tuple(choice))[1] > least:
             continue
-        found = need_of(realise(graph, ledger.plan(tuple(choice), 0.0), solver), machine, optimizer)
+        found = need_of(realise(graph, model.plan(tuple(choice), 0.0), solver), machine, optimizer)
         if found <= least:
             best, least = tuple(choice), found
     return least

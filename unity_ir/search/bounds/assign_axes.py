@@ -1,9 +1,9 @@
 """
 Turn a plan that counts equal axes into one that names them.
 
-A counted plan says that two of a level's five axes shard the samples and three the columns; which two is open. Each
-class of axes is cut into runs, one per role, and the order of the runs is chosen for every operator, relay and leaf at
-once, by elimination, so that resharding costs least.
+A counted plan says that two of a level's five axes shard the samples and three the columns, but not which. The equal
+axes of a level are cut into runs, one per role, and the order of the runs is chosen for every operator, relay and leaf
+at once, by elimination, so that resharding costs least.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from unity_ir.search.layouts.limits import limits
 
 
 def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Iterator[Assignment]:
-    """Yield assignments in which each class of axes has every role as often as `counts` [class, role] says."""
+    """
+    Yield assignments in which the equal axes of each group have every role as often as `counts` [group, role] says, in
+    runs.
+    """
     each: list[list[tuple[tuple[int, GridRole], ...]]] = []
     for group, row in zip(groups, counts.tolist(), strict=True):
         runs = [(name, count) for name, count in zip(names, row, strict=True) if count]
@@ -86,7 +89,12 @@ class _MoveCosts:
 
 
 def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
-    """Return the parallel graph of a plan that counts axes; None if there are too many pairs of orders to price."""
+    """
+    Return the parallel graph of a plan that counts axes, with axes named; None if it would price too many pairs of
+    orders.
+
+    `graph` is the serial graph; `solver` counts axes.
+    """
     try:
         return _AxisAssignment(graph, plan, solver).graph()
     except _TooMany:
@@ -122,7 +130,10 @@ class _AxisAssignment:
         self.ways.append(list(islice(ways, limits().axis_orders)))
 
     def graph(self) -> Graph | None:
-        """Choose an order everywhere; return the graph that has them."""
+        """
+        Choose an order of axes for every variable; return the parallel graph, or None if elimination would take too
+        long.
+        """
         sizes = {i: len(ways) for i, ways in enumerate(self.ways)}
         found = minimise_within(limits().axis_entries, sizes, list(self._factors()))
         if found is None:

@@ -41,7 +41,9 @@ from unity_ir.search.memory.lagrangian import needed
 
 @dataclass(frozen=True)
 class KnownPlan:
-    """Seconds and bytes per device of a known plan of a serial graph, and the price of a byte where memory is short."""
+    """
+    A known plan of a serial graph: its seconds, its bytes per device, and the price of a byte where memory is short.
+    """
 
     graph: Graph
     seconds: float
@@ -52,7 +54,9 @@ class KnownPlan:
 @dataclass
 class Bounds:
     """
-    Bounds on the plans of graphs on one machine. Tables are shared between graphs; the bounds do not depend on that.
+    Bounds the plans of graphs on one machine. Given a `KnownPlan`, returns a lower bound and maybe a faster plan.
+
+    Tables are shared between graphs; the bounds do not depend on that.
     """
 
     machine: Machine
@@ -60,14 +64,14 @@ class Bounds:
     _solvers: dict[tuple[int, bool], Solver] = field(default_factory=dict[tuple[int, bool], Solver])
 
     def solver(self, merge: int = 0, stepwise: bool = True) -> Solver:
-        """Return the solver over counted layouts."""
+        """Return the solver over counted layouts, with dims merged to a coarseness (`space.merged_dims`)."""
         if (merge, stepwise) not in self._solvers:
             spaces = Spaces(self.machine, by_count=True, merge=merge)
             self._solvers[merge, stepwise] = Solver(spaces, self.optimizer, stepwise=stepwise)
         return self._solvers[merge, stepwise]
 
     def ahead(self, graph: Graph) -> Iterator[None]:
-        """Compute in advance, step by step, the tables that bounds on graphs like this one need."""
+        """Compute the tables that bounds on graphs like this one need, a part with every `next`."""
         kind = _kind(graph, self.machine)
         if kind == "alone":
             return
@@ -79,10 +83,10 @@ class Bounds:
                 if node.is_compute:
                     solver.table(node, with_gradient)
                     yield
-            terms = SharedFactorGraphBuilder(solver, graph)
-            for link in terms.links if solver.stepwise else ():
+            builder = SharedFactorGraphBuilder(solver, graph)
+            for edge in builder.edges if solver.stepwise else ():
                 yield
-                two_way_cost(link).ready()
+                two_way_cost(edge).ready()
 
     def __call__(self, known: KnownPlan) -> tuple[float, Graph | None]:
         """
@@ -110,7 +114,10 @@ def certified(
     steps: int = limits().pass_sums,
 ) -> tuple[Graph, PlanCost, float]:
     """
-    Return a plan of a serial graph (or a faster one met on the way that fits), its cost, and a bound on all plans.
+    Return a plan of a serial graph, its cost, and a lower bound in seconds on all plans of the graph.
+
+    `plan` is a known plan, `priced` its cost; a faster plan that fits replaces it if bounding finds one. `steps` limits
+    the sums of a TRW-S pass.
     """
     return bounded((plan, priced), bound(serial, machine, optimizer, priced.time, steps), optimizer)
 
@@ -118,7 +125,11 @@ def certified(
 def bounded(
     plan: tuple[Graph, PlanCost], found: tuple[float, Graph | None], optimizer: Optimizer
 ) -> tuple[Graph, PlanCost, float]:
-    """Return the plan (or the one in `found`, if it is faster and fits), its cost, and the bound in `found`."""
+    """
+    Return a plan, its cost, and a lower bound on all plans of its serial graph.
+
+    `found` is what `Bounds` returned: the bound, and maybe a plan, which replaces `plan` if it is faster and fits.
+    """
     (least, other), (graph, priced) = found, plan
     machine = priced.machine
     if other is not None:
@@ -193,10 +204,10 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     best = 0.0
     coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
     for merge in limits().merges:
-        terms = SharedFactorGraphBuilder(bounds.solver(merge).at(price), graph)
-        problem = terms.problem()
+        builder = SharedFactorGraphBuilder(bounds.solver(merge).at(price), graph)
+        problem = builder.problem()
         if coarse is not None:
-            left = refine_rows(coarse[0], coarse[1].problem.rows, terms)
+            left = refine_rows(coarse[0], coarse[1].problem.rows, builder)
             if not all(map(len, left)):
                 return known
             problem = problem.among(left)
@@ -206,13 +217,13 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
         best = max(best, _passed(messages, known, merge > 0))
         if known <= best * (1 + limits().near):
             break
-        coarse = terms, messages
+        coarse = builder, messages
     return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)
 
 
 def _relaxing(problem: FactorGraph) -> int:
     """Estimate the additions of computing the distances between all layouts."""
-    spaces = {id(way.space): way.space for way in map(two_way_cost, problem.links)}
+    spaces = {id(way.space): way.space for way in map(two_way_cost, problem.edges)}
     return sum(space.steps for space in spaces.values())
 
 
@@ -227,13 +238,13 @@ def _ordered(
     """
     machine, optimizer = bounds.machine, bounds.optimizer
     best = np.inf if plan is None else _seconds(plan, machine, optimizer)
-    terms = SharedFactorGraphBuilder(bounds.solver(), graph)
+    builder = SharedFactorGraphBuilder(bounds.solver(), graph)
     for part in limits().order_margins:
         if min(known, best) <= least * (1 + limits().near):
             break
         limit = min(known, best, least * (1 + part))
-        counts = Messages(terms.problem())
-        found = with_axis_order(terms, counts.problem) if _below(counts, limit) else None
+        counts = Messages(builder.problem())
+        found = with_axis_order(builder, counts.problem) if _below(counts, limit) else None
         if found is None:
             break
         problem, rows = found
@@ -244,7 +255,7 @@ def _ordered(
         least = max(least, min(limit, orders.bound))
         (seconds, chosen), _ = among_best(orders.problem, orders.slack, limits().best_rows)
         counted = [int(of[row]) for of, row in zip(rows, chosen, strict=True)]
-        other = assign_axes(graph, terms.chosen(counts.problem, seconds, counted, least), terms.solver)
+        other = assign_axes(graph, builder.chosen(counts.problem, seconds, counted, least), builder.solver)
         if other is not None and _seconds(other, machine, optimizer) < best:
             plan, best = other, _seconds(other, machine, optimizer)
     return least, plan
@@ -257,7 +268,7 @@ def _seconds(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
 
 
 def _below(messages: Messages, limit: float) -> bool:
-    """Return whether any choice below `limit` is left after passes that drop rows above it."""
+    """Return whether any choice below `limit` is left after passes that drop rows whose choices all exceed it."""
     for _ in range(limits().count_passes):
         rows = messages.rows
         for passed in (messages.forward, messages.backward):

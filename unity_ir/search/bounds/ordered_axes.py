@@ -1,11 +1,11 @@
 """
 Tighten the bound over axis counts by the order in which axes shard a dim.
 
-An axis enters a dim only inside those that shard it already, so which of two axes shards the columns, and which the
-summed dim, matters. The rows that counting left (`search/bounds/axis_counts.py`) get an order of their equal axes,
-except for the axes along one dim, the first, mostly samples: these may be anywhere among the others, which is a
-relaxation. The distance between two orders is that of the cheapest moves of all axes, moving freely between layouts
-with the same order.
+An axis enters a dim only inside those that shard it already, so it matters which of two axes shards the columns, and
+which the summed dim. The rows left by counting (`search/bounds/axis_counts.py`) are expanded into one row per order of
+their equal axes. Axes along the first dim, mostly samples, keep no place in the order, which is a relaxation. The
+distance between two orders is that of the cheapest moves of all axes, with free moves between layouts of the same
+order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OrderedSpace:
         self.space = on_axes
         self.groups = groups
         self.floats = 0 if on_axes.rank else NOWHERE
-        """The role whose axes float: their places are not part of the order."""
+        """The role whose axes have no place in the order; NOWHERE if there is none."""
         self._codes, self._of = np.unique(self._code(on_axes.counts[on_axes.stays].argmax(axis=2)), return_inverse=True)
         n = len(self._codes)
         self._filled, self._seconds = np.zeros(n, dtype=bool), np.zeros((n, n))
@@ -72,10 +72,10 @@ class OrderedSpace:
     def _moves(self) -> PricedMoves:
         """All moves, the cheapest between each two layouts."""
         sources, targets, seconds = self.space.moves
-        edges = self._of[targets] * len(self._codes) + self._of[sources]
-        some = np.lexsort((seconds, edges))
-        some = some[np.diff(edges[some], prepend=-1) > 0]
-        target, source = np.divmod(edges[some], len(self._codes))
+        pairs = self._of[targets] * len(self._codes) + self._of[sources]
+        some = np.lexsort((seconds, pairs))
+        some = some[np.diff(pairs[some], prepend=-1) > 0]
+        target, source = np.divmod(pairs[some], len(self._codes))
         apart = source != target
         target, source, seconds = target[apart], source[apart], seconds[some][apart]
         nth = np.arange(len(target)) - np.searchsorted(target, target)
@@ -143,15 +143,15 @@ def _spelled(groups: Sequence[AxisGroup], counts: Counts, floats: int) -> tuple[
 
 
 _End = tuple[int, Value, tuple[int, ...]]
-"""A variable, a value it makes or needs, and the value's role for each of the variable's roles."""
+"""A variable, a value it makes or needs, and the value's role for each role of the variable."""
 
 
 class _AxisOrders:
-    """The rows left of a counted problem, with orders. Rows of equal variables are expanded once."""
+    """The rows left in a factor graph over counts, expanded into orders of axes; equal variables are expanded once."""
 
-    def __init__(self, terms: FactorGraphBuilder, problem: FactorGraph):
-        self.terms, self.counted = terms, problem
-        self.solver = terms.solver
+    def __init__(self, builder: FactorGraphBuilder, problem: FactorGraph):
+        self.builder, self.counted = builder, problem
+        self.solver = builder.solver
         self.on_axes = Spaces(self.solver.spaces.machine)
         self.ends = list(self._ends())
         self.spaces: dict[int, OrderedSpace] = {}
@@ -160,32 +160,32 @@ class _AxisOrders:
         self._betweens: dict[tuple[object, ...], DenseCost] = {}
         self.counts: list[Counts] = []
         self.floats: list[int] = []
-        for (key, number), rows in zip(terms.numbers.items(), problem.rows, strict=True):
+        for (key, number), rows in zip(builder.numbers.items(), problem.rows, strict=True):
             of = self._table(key) if isinstance(key, Node) else self.solver.space(key)
             self.counts.append(of.counts[rows])
             self.floats.append(self._floats(number, of.counts.shape[2]))
 
     def _table(self, node: Node) -> OperatorTable:
-        return self.solver.table(node, self.terms.with_gradient)
+        return self.solver.table(node, self.builder.with_gradient)
 
     def _ends(self) -> Iterator[tuple[_End, _End]]:
         """Yield both ends of each edge, in the order of the edges."""
-        terms = self.terms
-        for node in terms.nodes:
+        builder = self.builder
+        for node in builder.nodes:
             if node.is_leaf:
                 continue
             for i, value in enumerate(node.operands):
-                if terms.relayed(value) or not value.node.is_leaf:
+                if builder.relayed(value) or not value.node.is_leaf:
                     yield (
                         self._made(value),
                         self._at(node, value, [operand_role(node.analysis, i, r) for r in self._table(node).roles]),
                     )
             for value in node.results:
-                if terms.relayed(value):
+                if builder.relayed(value):
                     yield self._by_operator(value), self._relay(value)
 
     def _made(self, value: Value) -> _End:
-        return self._relay(value) if self.terms.relayed(value) else self._by_operator(value)
+        return self._relay(value) if self.builder.relayed(value) else self._by_operator(value)
 
     def _relay(self, value: Value) -> _End:
         return self._at(value, value, (*range(len(value.shape)), COPY, SUM, REPEAT))
@@ -196,18 +196,18 @@ class _AxisOrders:
 
     def _at(self, key: Node | Value, value: Value, roles: Sequence[int]) -> _End:
         space = self.solver.space(value)
-        return self.terms.numbers[key], value, tuple(space.role(role) for role in roles)
+        return self.builder.numbers[key], value, tuple(space.role(role) for role in roles)
 
     def _floats(self, variable: int, roles: int) -> int:
         """Return the role that is along the first dim of all values at a variable's edges; NOWHERE if there is none."""
-        ends = [end for link in self.ends for end in link if end[0] == variable]
+        ends = [end for edge in self.ends for end in edge if end[0] == variable]
         along = [r for r in range(roles) if all(value.shape and to[r] == 0 for _, value, to in ends)]
         return along[0] if along and ends else NOWHERE
 
     def small(self) -> bool:
         """Return whether layouts and rows are within the limits."""
         axes = len(self.solver.spaces.machine.mesh.sizes)
-        values = {value for link in self.ends for _, value, _ in link}
+        values = {value for edge in self.ends for _, value, _ in edge}
         if any((len(value.shape) + 2) ** axes > limits().order_layouts for value in values):
             return False
         ways: dict[tuple[object, ...], int] = {}
@@ -215,10 +215,10 @@ class _AxisOrders:
             key = self._key(number)
             if key not in ways:
                 ways[key] = sum(_ways(row, floats) for row in counts)
-        links = {(self._key(a), self._key(b)) for (a, _, _), (b, _, _) in self.ends}
+        edges = {(self._key(a), self._key(b)) for (a, _, _), (b, _, _) in self.ends}
         return (
             max(ways.values(), default=0) <= limits().order_rows
-            and sum(ways[a] * ways[b] for a, b in links) <= limits().order_pairs
+            and sum(ways[a] * ways[b] for a, b in edges) <= limits().order_pairs
         )
 
     def problem(self) -> FactorGraph | None:
@@ -228,12 +228,12 @@ class _AxisOrders:
                 on_axes = self.on_axes.of_value(value)
                 self.spaces[id(self.solver.space(value))] = OrderedSpace(on_axes, self.solver.spaces.groups)
         wanted: dict[int, list[Ints]] = {}
-        for link, (made, needs) in zip(self.counted.links, self.ends, strict=True):
-            way, _ = _whole(link)
+        for edge, (made, needs) in zip(self.counted.edges, self.ends, strict=True):
+            way, _ = _whole(edge)
             of = wanted.setdefault(id(self.solver.space(made[1])), [])
             of.append(self._port(made, way.training, None)[1])
             if way.training:
-                of.append(self._port(needs, way.training, link.needs)[2])
+                of.append(self._port(needs, way.training, edge.needs)[2])
         sources = {of: np.unique(np.concatenate(some)) for of, some in wanted.items()}
         if any(self.spaces[of].steps(some) > limits().order_sums for of, some in sources.items()):
             return None
@@ -241,8 +241,8 @@ class _AxisOrders:
             self.spaces[of].fill(some)
         of = [self._spelled(n)[0] for n in range(len(self.counts))]
         seconds = [s[rows] for s, rows in zip(self.counted.seconds, of, strict=True)]
-        links = [self._link(*each) for each in zip(self.counted.links, self.ends, strict=True)]
-        return FactorGraph([np.arange(len(rows)) for rows in of], seconds, [every(len(rows)) for rows in of], links)
+        edges = [self._add_edge(*each) for each in zip(self.counted.edges, self.ends, strict=True)]
+        return FactorGraph([np.arange(len(rows)) for rows in of], seconds, [every(len(rows)) for rows in of], edges)
 
     def counted_rows(self) -> list[Ints]:
         """Return, per variable, the counted row of each row."""
@@ -250,7 +250,7 @@ class _AxisOrders:
 
     def _key(self, number: int) -> tuple[object, ...]:
         """Return a key, equal for variables of one structure with the same rows."""
-        return id(self.terms.kinds[number]), self.floats[number], self.counted.rows[number].tobytes()
+        return id(self.builder.variables[number]), self.floats[number], self.counted.rows[number].tobytes()
 
     def _spelled(self, number: int) -> tuple[Ints, Ints]:
         key = self._key(number)
@@ -279,11 +279,11 @@ class _AxisOrders:
             self._ports[key] = found, somewhere // _MANY, somewhere % _MANY
         return self._ports[key]
 
-    def _link(self, link: Edge, ends: tuple[_End, _End]) -> Edge:
-        way, part = _whole(link)
+    def _add_edge(self, edge: Edge, ends: tuple[_End, _End]) -> Edge:
+        way, part = _whole(edge)
         space = self.spaces[id(self.solver.space(ends[0][1]))]
         made, from_there, to_back = self._port(ends[0], way.training, None)
-        needs, to_there, from_back = self._port(ends[1], way.training, link.needs)
+        needs, to_there, from_back = self._port(ends[1], way.training, edge.needs)
         key = id(space), id(made), id(needs), way.training, part
         if key not in self._betweens:
             seconds = space.least(from_there, to_there)
@@ -292,16 +292,16 @@ class _AxisOrders:
             nowhere = len(needs.layouts) - seconds.shape[1]
             seconds = np.hstack([np.zeros((len(seconds), nowhere)), part * seconds])
             self._betweens[key] = DenseCost(made, needs, seconds)
-        return Edge(link.source, link.target, self._betweens[key])
+        return Edge(edge.source, edge.target, self._betweens[key])
 
 
 _MANY = 1 << 31
 """Above any number of layouts: packs two indices into one integer."""
 
 
-def _whole(link: Edge) -> tuple[TwoWayCost, float]:
+def _whole(edge: Edge) -> tuple[TwoWayCost, float]:
     """Return the two-way cost of an edge, and the factor it is scaled by."""
-    way, part = link.between, 1.0
+    way, part = edge.between, 1.0
     if isinstance(way, ScaledCost):
         way, part = way.whole, way.part
     if not isinstance(way, TwoWayCost):
@@ -309,13 +309,13 @@ def _whole(link: Edge) -> tuple[TwoWayCost, float]:
     return way, part
 
 
-def with_axis_order(terms: FactorGraphBuilder, problem: FactorGraph) -> tuple[FactorGraph, list[Ints]] | None:
+def with_axis_order(builder: FactorGraphBuilder, problem: FactorGraph) -> tuple[FactorGraph, list[Ints]] | None:
     """
     Expand a problem over counts into one over orders; None if it would be too large.
 
-    `terms` is the builder of counted layouts (stepwise, `Spaces` by count). Every choice on axes costs at least its
+    `builder` is the builder of counted layouts (stepwise, `Spaces` by count). Every choice on axes costs at least its
     order here. Also returns, for each variable, the counted row of each of its rows.
     """
-    found = _AxisOrders(terms, problem)
+    found = _AxisOrders(builder, problem)
     orders = found.problem() if found.small() else None
     return None if orders is None else (orders, found.counted_rows())

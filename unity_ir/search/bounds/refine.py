@@ -23,19 +23,19 @@ from unity_ir.search.layouts.axes import Ints
 from unity_ir.search.layouts.space import LayoutSpace
 
 
-def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], terms: FactorGraphBuilder) -> list[Ints]:
+def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: FactorGraphBuilder) -> list[Ints]:
     """Return, per variable of the finer problem, the rows whose coarse rows are among `rows`."""
     above: dict[tuple[int, int], Ints] = {}
     seen: dict[tuple[int, int, bytes], Ints] = {}
     out: list[Ints] = []
-    for key, number in terms.numbers.items():
+    for key, number in builder.numbers.items():
         at = coarse.numbers[key]
-        of = id(terms.kinds[number]), id(coarse.kinds[at])
+        of = id(builder.variables[number]), id(coarse.variables[at])
         if of not in above:
-            above[of] = _layouts(key, coarse, terms) if isinstance(key, Value) else _rows(key, coarse, terms)
+            above[of] = _layouts(key, coarse, builder) if isinstance(key, Value) else _rows(key, coarse, builder)
         left = *of, rows[at].tobytes()
         if left not in seen:
-            alive: npt.NDArray[np.bool_] = np.zeros(coarse.kinds[at].among, dtype=bool)
+            alive: npt.NDArray[np.bool_] = np.zeros(coarse.variables[at].among, dtype=bool)
             alive[rows[at]] = True
             seen[left] = np.flatnonzero(alive[above[of]])
         out.append(seen[left])
@@ -60,27 +60,27 @@ def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
             seen[key] = np.searchsorted(above.layouts, somewhere)
         return seen[key]
 
-    for number, (link, above) in enumerate(zip(problem.links, coarse.problem.links, strict=True)):
-        space, coarser = two_way_cost(link).space, two_way_cost(above).space
+    for number, (edge, above) in enumerate(zip(problem.edges, coarse.problem.edges, strict=True)):
+        space, coarser = two_way_cost(edge).space, two_way_cost(above).space
         of = id(space), id(coarser)
         if of not in into:
             into[of] = _merged(space, coarser)
-        messages.there[number] = coarse.there[number][places(link.needs, above.needs, into[of])]
-        messages.back[number] = coarse.back[number][places(link.made, above.made, into[of])]
+        messages.there[number] = coarse.there[number][places(edge.needs, above.needs, into[of])]
+        messages.back[number] = coarse.back[number][places(edge.made, above.made, into[of])]
     return messages
 
 
-def two_way_cost(link: Edge) -> TwoWayCost:
+def two_way_cost(edge: Edge) -> TwoWayCost:
     """Return the unscaled two-way cost of an edge. Raises `TypeError` where the cost is a dense table."""
-    way = link.between.whole if isinstance(link.between, ScaledCost) else link.between
+    way = edge.between.whole if isinstance(edge.between, ScaledCost) else edge.between
     if not isinstance(way, TwoWayCost):
         raise TypeError("search: only messages are passed finer")
     return way
 
 
-def _layouts(value: Value, coarse: FactorGraphBuilder, terms: FactorGraphBuilder) -> Ints:
+def _layouts(value: Value, coarse: FactorGraphBuilder, builder: FactorGraphBuilder) -> Ints:
     """Return the merged layout of each layout of a value."""
-    return _merged(terms.solver.space(value), coarse.solver.space(value))
+    return _merged(builder.solver.space(value), coarse.solver.space(value))
 
 
 def _merged(space: LayoutSpace, into: LayoutSpace) -> Ints:
@@ -93,13 +93,13 @@ def _merged(space: LayoutSpace, into: LayoutSpace) -> Ints:
     return into.find(counts)
 
 
-def _rows(node: Node, coarse: FactorGraphBuilder, terms: FactorGraphBuilder) -> Ints:
+def _rows(node: Node, coarse: FactorGraphBuilder, builder: FactorGraphBuilder) -> Ints:
     """Return the coarse row of each row of an operator."""
-    fine = terms.solver.table(node, terms.with_gradient)
+    fine = builder.solver.table(node, builder.with_gradient)
     table = coarse.solver.table(node, coarse.with_gradient)
     layouts: list[Ints] = []
     for value, of in [*zip(node.operands, fine.operands, strict=True), *zip(node.results, fine.results, strict=True)]:
-        layouts.append(_layouts(value, coarse, terms)[of])
+        layouts.append(_layouts(value, coarse, builder)[of])
     mine, theirs = np.stack(layouts, axis=1), np.stack([*table.operands, *table.results], axis=1)
     first, which = distinct(np.concatenate([theirs, mine]))
     return first[which[len(theirs) :]]

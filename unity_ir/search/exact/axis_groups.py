@@ -1,10 +1,10 @@
 """
 Group neighbouring mesh axes of a large machine, so that all axes of a group have one role.
 
-Searching 12 axes one by one is out of reach, and most of the gain has neighbouring axes in one role anyway. The axes,
-outermost first, are cut into as many groups as the graph's size allows; then local search moves one cut at a time while
-the plan gets faster. Where every axis is a group of its own the search is exact; otherwise its plan is the best of the
-cuts tried.
+A search over 12 separate axes is too large, and good plans mostly give neighbouring axes one role. The axes, outermost
+first, are cut into as many groups as the graph's size allows; then local search moves one cut at a time while the plan
+gets faster. If every axis is a group of its own the search is exact; otherwise the plan is the best over the cuts
+tried.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.space import Spaces
-
-"""Configurations and layouts of a whole graph up to which axes are cut into more than `exact_axes` groups."""
 
 
 def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None) -> tuple[Solver, ExactPlan]:

@@ -31,7 +31,7 @@ VariableId = int
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Map each value of a variable to a class below `size`; tables are indexed by class. Every class occurs."""
+    """Maps each value of a variable to a class below `size`; tables are indexed by class. Every class occurs."""
 
     at: Ints
     size: int

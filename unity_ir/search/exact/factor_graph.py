@@ -2,8 +2,8 @@
 Write the layout search of one graph as a factor graph: variables with unary costs, edges with pairwise costs.
 
 A variable is an operator (its rows are configurations) or a relay (its rows are the layouts in which a value with
-several users, or a leaf, may be found). An edge is a value on its way, from the layout that one variable's row makes to
-the layout that another's row needs, at the cost of resharding.
+several users, or a leaf, may be found). An edge is the reshard of a value, from the layout that one variable's row
+makes to the layout that another's row needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from unity_ir.search.layouts.objective import TIME, Price
 from unity_ir.search.layouts.space import LayoutSpace
 
 NOWHERE = -1
-"""Stands for a layout where none is needed: another operand of the same operator brings the value already."""
+"""
+Stands for a needed layout where none is needed: an earlier operand of the same operator is the same value, in the same
+layout.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +134,7 @@ class PairwiseCost(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """A value on its way from one variable to another."""
+    """The reshard of a value between two variables, by number."""
 
     source: int
     target: int
@@ -149,7 +152,7 @@ class Edge:
     def seconds(self) -> Floats:
         """The cost [layout made, layout needed]. Raises `TypeError` where the cost is no dense table."""
         if not isinstance(self.between, DenseCost):
-            raise TypeError("search: this link has no table of seconds")
+            raise TypeError("search: this edge has no table of seconds")
         return self.between.seconds
 
 
@@ -165,7 +168,7 @@ class FactorGraph:
     seconds: list[Floats]
     own: list[Projection]
     """The rows themselves."""
-    links: list[Edge]
+    edges: list[Edge]
 
     def __post_init__(self) -> None:
         # Memoise restricted ports and costs, so that equal layers still share them.
@@ -173,26 +176,26 @@ class FactorGraph:
         self._ways: dict[tuple[int, int, int], tuple[PairwiseCost, PairwiseCost]] = {}
         self.into: list[list[int]] = [[] for _ in self.rows]
         self.out: list[list[int]] = [[] for _ in self.rows]
-        for number, link in enumerate(self.links):
-            self.out[link.source].append(number)
-            self.into[link.target].append(number)
+        for number, edge in enumerate(self.edges):
+            self.out[edge.source].append(number)
+            self.into[edge.target].append(number)
 
     def among(self, rows: Sequence[Ints]) -> FactorGraph:
         """Return the problem restricted to `rows`, per variable."""
-        links: list[Edge] = []
-        for link in self.links:
-            made, needs = self._port(link.made, rows[link.source]), self._port(link.needs, rows[link.target])
-            links.append(Edge(link.source, link.target, self._way(link.between, made, needs)))
+        edges: list[Edge] = []
+        for edge in self.edges:
+            made, needs = self._port(edge.made, rows[edge.source]), self._port(edge.needs, rows[edge.target])
+            edges.append(Edge(edge.source, edge.target, self._way(edge.between, made, needs)))
         return FactorGraph(
             [of[some] for of, some in zip(self.rows, rows, strict=True)],
             [of[some] for of, some in zip(self.seconds, rows, strict=True)],
             [every(len(some)) for some in rows],
-            links,
+            edges,
         )
 
     def steps(self) -> int:
         """Estimate the additions of one pass of messages."""
-        return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.links)
+        return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.edges)
 
     def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
         """Drop rows of a variable."""
@@ -200,10 +203,10 @@ class FactorGraph:
         self.seconds[variable] = self.seconds[variable][rows]
         self.own[variable] = every(len(self.rows[variable]))
         for number in (*self.into[variable], *self.out[variable]):
-            link = self.links[number]
-            made = self._port(link.made, rows) if variable == link.source else link.made
-            needs = self._port(link.needs, rows) if variable == link.target else link.needs
-            self.links[number] = Edge(link.source, link.target, self._way(link.between, made, needs))
+            edge = self.edges[number]
+            made = self._port(edge.made, rows) if variable == edge.source else edge.made
+            needs = self._port(edge.needs, rows) if variable == edge.target else edge.needs
+            self.edges[number] = Edge(edge.source, edge.target, self._way(edge.between, made, needs))
 
     def _port(self, of: Port, rows: Ints | npt.NDArray[np.bool_]) -> Port:
         key = id(of), rows.tobytes()
@@ -222,8 +225,9 @@ def between(
     space: LayoutSpace, made: Port, needs: Port, training: bool, price: Price = TIME, kept: bool = True
 ) -> DenseCost:
     """
-    Return the price of resharding a value from each layout of one port to each of another. A port is where a value is
-    made or read, with a row per layout; NOWHERE (another operand brings the value already) costs 0.
+    Return the price of resharding a value from each layout of one port to each of another; 0 to NOWHERE.
+
+    `training` says whether the gradient is resharded back, `kept` whether the backward reads the resharded value.
     """
     nowhere = int(len(needs.layouts) > 0 and needs.layouts[0] == NOWHERE)
     seconds = price.reshard(space, made.layouts, needs.layouts[nowhere:], training, kept)

@@ -2,13 +2,13 @@
 Charge once for moves that several operators share.
 
 Operators that read a value in one layout share the move there, in the emitted program and in its cost. The exact search
-minimises terms of at most two variables and charges every reader, so where a value has three uses or more its minimum
-may not be the fastest plan, and is no bound.
+minimises terms of at most two variables and charges every reader, so for a value with three uses or more its minimum
+may miss the fastest plan, and is no bound.
 
 A lower bound charges each reader 1 / (number of possible sharers) of the move. Where the bound's minimum then
 undercharges, cutting planes follow: the layouts in question are tracked, which gives the relay a row for each subset of
-them that the value was brought to; the relay pays for these moves once and readers find the value there. This repeats
-until the choice costs what the bound says.
+them that the value was brought to. The relay pays for these moves once, and readers find the value there. This repeats
+until the choice costs as much as the bound.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class ScaledCost:
         return self.whole.needs
 
     def there(self, of_made: Floats) -> Floats:
-        """The least of `of_made` and the way, for each layout needed."""
+        """Return min over layouts made of `of_made` + the scaled cost, for each layout needed."""
         return self.part * self.whole.there(of_made / self.part)
 
     def back(self, of_needs: Floats) -> Floats:
-        """The least of `of_needs` and the way, for each layout made."""
+        """Return min over layouts needed of the scaled cost + `of_needs`, for each layout made."""
         return self.part * self.whole.back(of_needs / self.part)
 
     def of(self, made: Port, needs: Port) -> ScaledCost:
@@ -81,7 +81,7 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         super().__init__(solver, graph)
 
     def several(self, value: Value) -> bool:
-        """Return whether readers of a value are charged a share of a move."""
+        """Return whether readers of a value are charged only a share of a move."""
         return several(self.uses.get(value, ()))
 
     def part(self, value: Value) -> float:
@@ -98,8 +98,8 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def states(self, value: Value, tracked: tuple[int, ...]) -> Ints:
         """
-        Return the states of the tracked layouts [state, layout]; the value was brought to at most floor(uses / 2)
-        layouts.
+        Return the states [state, tracked layout] that a value's relay may have; it was brought to at most floor(uses /
+        2) layouts.
         """
         trained = {self.training(value, [user]) for user, _ in self.uses[value]}
         may = (*([THERE] if False in trained else []), *([BOTH] if True in trained else []))
@@ -114,8 +114,8 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def ways_to_be_there(self, value: Value, tracked: int) -> int:
         """Return the number of states for `tracked` layouts."""
-        kinds = len({self.training(value, [user]) for user, _ in self.uses[value]})
-        return sum(comb(tracked, count) * kinds**count for count in range(len(self.uses[value]) // 2 + 1))
+        trainings = len({self.training(value, [user]) for user, _ in self.uses[value]})
+        return sum(comb(tracked, count) * trainings**count for count in range(len(self.uses[value]) // 2 + 1))
 
     def found(self, value: Value, row: int) -> int:
         return row // len(self.states(value, self.tracked[value])) if value in self.tracked else row
@@ -127,8 +127,8 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         tracked = self.tracked[value]
         states = self.states(value, tracked)
         key = ("tracked", id(plain), tracked, states.tobytes())
-        kinds = self.solver.kinds
-        if key not in kinds:
+        variables = self.solver.variables
+        if key not in variables:
             space = self.solver.space(value)
             layouts, which = np.repeat(plain.rows, len(states)), np.tile(np.arange(len(states)), len(plain.rows))
             seconds = plain.seconds[layouts]
@@ -138,20 +138,20 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
                 seconds = seconds + paid[layouts, states[which, i]]
             rows = np.arange(len(layouts))
             needs = tuple(Port(p.layouts, Projection(p.at[layouts], p.axis.size)) for p in plain.needs)
-            kinds[key] = Variable(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
-        return kinds[key]
+            variables[key] = Variable(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
+        return variables[key]
 
-    def way(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
+    def pairwise(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
         if self.numbers.get(value) != source or not self.several(value):
-            return super().way(value, source, made, needs, training, kept)
+            return super().pairwise(value, source, made, needs, training, kept)
         part, tracked = self.part(value), self.tracked.get(value, ())
         key = ("part", value.type, value.node.op == "weight", training, kept, id(made), id(needs), part, tracked)
-        ways = self.solver.ways
-        if key not in ways:
-            ways[key] = self._way(value, made, needs, training, kept, part, tracked)
-        return ways[key]
+        known = self.solver.pairwise
+        if key not in known:
+            known[key] = self._shared_cost(value, made, needs, training, kept, part, tracked)
+        return known[key]
 
-    def _way(
+    def _shared_cost(
         self, value: Value, made: Port, needs: Port, training: bool, kept: bool, part: float, tracked: tuple[int, ...]
     ) -> PairwiseCost:
         if not tracked:
@@ -193,29 +193,29 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPla
     `plan` is the minimum where each operator pays. `seconds` of the result are those of `cost.plan`, up to the cost of
     free moves. Returns `plan` itself unless only time is minimised.
     """
-    terms = SharedFactorGraphBuilder(solver, graph)
-    values = [v for v in terms.uses if terms.several(v)]
+    builder = SharedFactorGraphBuilder(solver, graph)
+    values = [v for v in builder.uses if builder.several(v)]
     if solver.price != TIME or not values or not solver.spaces.groups:
         return plan
     enough = ROUNDED if plan.rows_before <= limits().shared_exact_rows else limits().close
-    best = _best_relays(terms, plan, values, None)
+    best = _best_relays(builder, plan, values, None)
     tracked: dict[Value, tuple[int, ...]] = {}
     bound = 0.0
     for _ in range(limits().shared_rounds if solver.spaces.axis_by_axis or solver.spaces.by_count else 1):
         try:
-            found = terms.solve()
+            found = builder.solve()
         except OutOfBudget:
             break
         bound = max(bound, found.bound)
-        settled = _best_relays(terms, found, values, tracked)
+        settled = _best_relays(builder, found, values, tracked)
         if settled.seconds < best.seconds:
             best = settled
-        more = _more(terms, found, values)
+        more = _more(builder, found, values)
         is_least = found.seconds <= found.bound * (1 + ROUNDED)
         if best.seconds <= bound * (1 + enough) or not is_least or not more:
             break
         tracked |= more
-        terms = SharedFactorGraphBuilder(solver, graph, tracked)
+        builder = SharedFactorGraphBuilder(solver, graph, tracked)
     return replace(best, bound=bound)
 
 
@@ -231,7 +231,7 @@ def bounded(solver: Solver, graph: Graph) -> float:
 
 
 def _best_relays(
-    terms: SharedFactorGraphBuilder, plan: ExactPlan, several: Iterable[Value], tracked: Tracked | None
+    builder: SharedFactorGraphBuilder, plan: ExactPlan, several: Iterable[Value], tracked: Tracked | None
 ) -> ExactPlan:
     """
     Return the plan with the best relay layouts for its configurations, and their cost.
@@ -241,25 +241,25 @@ def _best_relays(
     """
     seconds, layouts, rests = plan.seconds, dict(plan.layouts), dict(plan.rests)
     for value in several:
-        readers = _Readers(terms, value, plan)
+        readers = _Readers(builder, value, plan)
         over_relays = readers.seconds()
         best = int(over_relays.argmin())
         seconds += float(over_relays[best]) - readers.charged(None if tracked is None else tracked.get(value, ()))
         layouts[value] = best
         if value.node.is_leaf:
-            rests[value] = int(terms.solver.leaf(value, terms.with_gradient, True, True)[1][best])
+            rests[value] = int(builder.solver.leaf(value, builder.with_gradient, True, True)[1][best])
     return replace(plan, seconds=seconds, layouts=layouts, rests=rests)
 
 
-def _more(terms: SharedFactorGraphBuilder, plan: ExactPlan, several: Iterable[Value]) -> dict[Value, tuple[int, ...]]:
+def _more(builder: SharedFactorGraphBuilder, plan: ExactPlan, several: Iterable[Value]) -> dict[Value, tuple[int, ...]]:
     """Return the values with more layouts tracked: those undercharged in `plan`, as far as the limits allow."""
     out: dict[Value, tuple[int, ...]] = {}
     for value in several:
-        tracked = terms.tracked.get(value, ())
-        new = [n for n in _Readers(terms, value, plan).underpaid() if n not in tracked]
-        layouts = len(terms.solver.space(value))
+        tracked = builder.tracked.get(value, ())
+        new = [n for n in _Readers(builder, value, plan).underpaid() if n not in tracked]
+        layouts = len(builder.solver.space(value))
         while new:
-            rows = layouts * terms.ways_to_be_there(value, len(tracked) + len(new))
+            rows = layouts * builder.ways_to_be_there(value, len(tracked) + len(new))
             if rows <= limits().shared_rows and rows * layouts <= limits().shared_entries:
                 break
             new.pop()
@@ -271,23 +271,23 @@ def _more(terms: SharedFactorGraphBuilder, plan: ExactPlan, several: Iterable[Va
 class _Readers:
     """The readers of a value under a choice, by the layout they need."""
 
-    def __init__(self, terms: SharedFactorGraphBuilder, value: Value, plan: ExactPlan):
-        self.terms, self.value, self.at = terms, value, plan.layouts[value]
-        self.space = terms.solver.space(value)
+    def __init__(self, builder: SharedFactorGraphBuilder, value: Value, plan: ExactPlan):
+        self.builder, self.value, self.at = builder, value, plan.layouts[value]
+        self.space = builder.solver.space(value)
         self.needs: dict[int, list[bool]] = {}
         """For each layout needed, whether a gradient comes back, per reader."""
-        for user, slots in _slots(terms.uses[value]).items():
-            table = terms.solver.table(user, terms.with_gradient)
+        for user, slots in _slots(builder.uses[value]).items():
+            table = builder.solver.table(user, builder.with_gradient)
             for need in dict.fromkeys(int(table.operands[i][plan.rows[user]]) for i in slots):
-                self.needs.setdefault(need, []).append(terms.training(value, [user]))
+                self.needs.setdefault(need, []).append(builder.training(value, [user]))
         self.arriving = self._arriving(plan)
 
     def _arriving(self, plan: ExactPlan) -> Floats:
         """Return seconds [layout] from where the value is made, or rests best, to each relay layout."""
-        terms, node = self.terms, self.value.node
+        builder, node = self.builder, self.value.node
         if node.is_leaf:
-            return terms.solver.leaf(self.value, terms.with_gradient, True, True)[0]
-        made = terms.solver.table(node, terms.with_gradient).results[self.value.index][plan.rows[node]]
+            return builder.solver.leaf(self.value, builder.with_gradient, True, True)[0]
+        made = builder.solver.table(node, builder.with_gradient).results[self.value.index][plan.rows[node]]
         training = any(t for each in self.needs.values() for t in each)
         return self.space.reshard(np.array([made]), np.arange(len(self.space)), training)[0]
 
@@ -306,12 +306,12 @@ class _Readers:
             if tracked is not None and need in tracked:
                 total += self._once(need, each)
             else:
-                total += self._paid(need, each, 1.0 if tracked is None else self.terms.part(self.value))
+                total += self._paid(need, each, 1.0 if tracked is None else self.builder.part(self.value))
         return total
 
     def underpaid(self) -> list[int]:
         """Return the layouts whose readers together are charged less than the move costs."""
-        part = self.terms.part(self.value)
+        part = self.builder.part(self.value)
         of = self.needs.items()
         return [need for need, each in of if self._paid(need, each, part) < self._once(need, each) * (1 - ROUNDED)]
 

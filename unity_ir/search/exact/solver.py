@@ -58,7 +58,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class ExactPlan:
-    """One row per operator table, one layout per relayed value and leaf."""
+    """A choice for a serial graph: a row of each operator's table, and a layout for each relayed value and leaf."""
 
     seconds: float
     rows: Mapping[Node, int]
@@ -78,7 +78,7 @@ class ExactPlan:
 
 @dataclass
 class _ReshardRows:
-    """The cost from a layout to all layouts (`there`), or to it from all, row by row on demand."""
+    """The cost of resharding from a layout to all others (`there`), or from all others to it, row by row on demand."""
 
     space: LayoutSpace
     price: Price
@@ -121,15 +121,15 @@ class _IdentityRows:
 
 @dataclass
 class Solver:
-    """Solves graphs on one machine, memoising tables of operators, ports and costs across graphs."""
+    """Finds the optimal plans of graphs on one machine; memoises tables of operators, ports and costs across graphs."""
 
     spaces: Spaces
     optimizer: Optimizer
     stepwise: bool = False
-    """Whether only message passing follows: no row is dropped, and no dense table of layout pairs is made."""
+    """Whether only messages are passed: rows are not dropped, and there are no dense tables of layout pairs."""
     _tables: dict[tuple[object, ...], OperatorTable] = field(default_factory=dict[tuple[object, ...], OperatorTable])
-    kinds: dict[tuple[object, ...], Variable] = field(default_factory=dict[tuple[object, ...], Variable])
-    ways: dict[tuple[object, ...], PairwiseCost] = field(default_factory=dict[tuple[object, ...], PairwiseCost])
+    variables: dict[tuple[object, ...], Variable] = field(default_factory=dict[tuple[object, ...], Variable])
+    pairwise: dict[tuple[object, ...], PairwiseCost] = field(default_factory=dict[tuple[object, ...], PairwiseCost])
     memo: Memo = field(default_factory=Memo)
     _leaves: dict[tuple[object, ...], tuple[Floats, Ints]] = field(
         default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
@@ -160,7 +160,7 @@ class Solver:
         """Return the optimal plan of a serial forward graph."""
         return FactorGraphBuilder(self, graph).solve()
 
-    def kind(
+    def variable(
         self,
         node: Node,
         with_gradient: set[Node],
@@ -184,11 +184,11 @@ class Solver:
         leaves = tuple(v in single and v.node.op == "weight" for v in node.operands)
         same = tuple(v in shared for v in node.operands)
         key = (id(table), tuple(v in single for v in node.operands), leaves, tuple(results), flags, whole, same)
-        if key not in self.kinds:
-            self.kinds[key] = self._make_kind(table, node, with_gradient, user, single, results, flags, whole, same)
-        return self.kinds[key]
+        if key not in self.variables:
+            self.variables[key] = self._variable(table, node, with_gradient, user, single, results, flags, whole, same)
+        return self.variables[key]
 
-    def _make_kind(
+    def _variable(
         self,
         table: OperatorTable,
         node: Node,
@@ -232,25 +232,25 @@ class Solver:
     def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Variable:
         """Return the variable of a relay: the layouts in which users may find a shared value or a leaf."""
         key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient, kept)
-        if key not in self.kinds:
+        if key not in self.variables:
             rows = np.arange(len(self.space(value)))
             leaf = value.node.is_leaf
             seconds = self.leaf(value, with_gradient, True, kept)[0] if leaf else np.zeros(len(rows))
             needs = () if leaf else (port(rows),)
-            self.kinds[key] = Variable(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
-        return self.kinds[key]
+            self.variables[key] = Variable(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
+        return self.variables[key]
 
     def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
         """Return the pairwise cost between two ports of a value."""
         key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
-        if key not in self.ways:
+        if key not in self.pairwise:
             space = self.space(value)
-            self.ways[key] = (
+            self.pairwise[key] = (
                 TwoWayCost(made, needs, space, training)
                 if self.stepwise
                 else between(space, made, needs, training, self.price, kept)
             )
-        return self.ways[key]
+        return self.pairwise[key]
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
         """Return, by the layout in which users find a leaf, its cost and the best layout to rest in."""
@@ -351,7 +351,7 @@ def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]
 def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
     """Return the best choice among the `few` rows of least slack per variable, and how many rows fitted the limit."""
     while True:
-        spend(2 * limits().work_port * len(problem.links))
+        spend(2 * limits().work_port * len(problem.edges))
         among = [np.sort(np.argsort(s, kind="stable")[:few]) for s in slack]
         found = _eliminate(problem.among(among), limits().pruned_entries)
         if found is not None:
@@ -365,8 +365,8 @@ def _eliminate(problem: FactorGraph, limit: int, memo: Memo | None = None) -> tu
         Factor((v,), (axis,), seconds)
         for v, (axis, seconds) in enumerate(zip(problem.own, problem.seconds, strict=True))
     ]
-    for link in problem.links:
-        factors.append(Factor((link.source, link.target), (link.made.axis, link.needs.axis), link.seconds))
+    for edge in problem.edges:
+        factors.append(Factor((edge.source, edge.target), (edge.made.axis, edge.needs.axis), edge.seconds))
     found = minimise_within(limit, {v: len(rows) for v, rows in enumerate(problem.rows)}, factors, memo)
     if found is None:
         return None
@@ -375,7 +375,7 @@ def _eliminate(problem: FactorGraph, limit: int, memo: Memo | None = None) -> tu
 
 
 class FactorGraphBuilder:
-    """Builds the factor graph of one serial graph, and turns its rows back into plans."""
+    """Builds the factor graph of one serial graph, and turns choices of its rows into plans."""
 
     def __init__(self, solver: Solver, graph: Graph, whole: Node | None = None):
         """Keep every row of the operator `whole`, dominated or not."""
@@ -386,8 +386,8 @@ class FactorGraphBuilder:
         self.keeps = ALL_SAVED if solver.price.byte == 0 else SavedForBackward(graph)
         self.uses = graph.users()
         self.numbers: dict[Node | Value, int] = {}
-        self.kinds: list[Variable] = []
-        self.links: list[Edge] = []
+        self.variables: list[Variable] = []
+        self.edges: list[Edge] = []
         self.single_leaves: list[tuple[Value, Node, int]] = []
         for node in self.nodes:
             if not node.is_leaf:
@@ -397,8 +397,8 @@ class FactorGraphBuilder:
 
     def problem(self) -> FactorGraph:
         """Return the factor graph."""
-        kinds = self.kinds
-        return FactorGraph([k.rows for k in kinds], [k.seconds for k in kinds], [k.own for k in kinds], [*self.links])
+        of = self.variables
+        return FactorGraph([v.rows for v in of], [v.seconds for v in of], [v.own for v in of], [*self.edges])
 
     def solve(self) -> ExactPlan:
         """Return the best plan found, with its bound."""
@@ -421,7 +421,7 @@ class FactorGraphBuilder:
             need = int(self.solver.table(user, self.with_gradient).operands[slot][rows[user]])
             read = self.keeps.operands(user)[slot]
             layouts[value] = self.solver.leaf(value, self.with_gradient, user in self.with_gradient, read)[1][need]
-        among, left = sum(k.among for k in self.kinds), sum(map(len, problem.rows))
+        among, left = sum(v.among for v in self.variables), sum(map(len, problem.rows))
         again = frozenset(n for n in self.keeps.may_recompute if self._recomputes(n, rows[n]))
         return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
 
@@ -430,7 +430,9 @@ class FactorGraphBuilder:
         return row
 
     def shared(self) -> frozenset[Value]:
-        """Return the values that an operator may find where it needs them because another needs them there, too."""
+        """
+        Return the values that an operator may find in the layout it needs because another one has brought it there.
+        """
         return frozenset()
 
     def _recomputes(self, node: Node, row: int) -> bool:
@@ -445,9 +447,9 @@ class FactorGraphBuilder:
         """Return whether a gradient comes back from these users."""
         return value.node in self.with_gradient and not self.with_gradient.isdisjoint(users)
 
-    def _enter(self, key: Node | Value, kind: Variable) -> int:
-        self.numbers[key] = len(self.kinds)
-        self.kinds.append(kind)
+    def _enter(self, key: Node | Value, variable: Variable) -> int:
+        self.numbers[key] = len(self.variables)
+        self.variables.append(variable)
         return self.numbers[key]
 
     def _operator(self, node: Node) -> None:
@@ -455,32 +457,32 @@ class FactorGraphBuilder:
         results = [
             self.training(v, [user for user, _ in self.uses[v]]) if v in self.uses else None for v in node.results
         ]
-        kind = self.solver.kind(
+        variable = self.solver.variable(
             node, self.with_gradient, single, results, self.keeps, node is self.whole, self.shared()
         )
-        own = self._enter(node, kind)
-        ports = iter(kind.needs)
+        own = self._enter(node, variable)
+        ports = iter(variable.needs)
         for i, value in enumerate(node.operands):
             if value in single:
                 self.single_leaves.append((value, node, i))
                 continue
             source = self.numbers[value if self.relayed(value) else value.node]
-            made = self.kinds[source].made[0 if self.relayed(value) else value.index]
+            made = self.variables[source].made[0 if self.relayed(value) else value.index]
             kept = self.keeps.operands(node)[i]
-            self._link(value, source, made, own, next(ports), self.training(value, [node]), kept)
+            self._add_edge(value, source, made, own, next(ports), self.training(value, [node]), kept)
         for i, value in enumerate(node.results):
             if self.relayed(value):
                 relay = self._relay(value)
                 training = self.training(value, [user for user, _ in self.uses[value]])
                 kept = self.keeps.relayed(value, self.uses[value])
-                self._link(value, own, kind.made[i], relay, self.kinds[relay].needs[0], training, kept)
+                self._add_edge(value, own, variable.made[i], relay, self.variables[relay].needs[0], training, kept)
 
-    def _link(
+    def _add_edge(
         self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool, kept: bool
     ) -> None:
-        self.links.append(Edge(source, target, self.way(value, source, made, needs, training, kept)))
+        self.edges.append(Edge(source, target, self.pairwise(value, source, made, needs, training, kept)))
 
-    def way(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
+    def pairwise(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
         """Return the pairwise cost between the variable where a value is found and another."""
         return self.solver.between(value, made, needs, training, kept)
 

@@ -23,14 +23,16 @@ from unity_ir.search.layouts.limits import limits
 
 class Messages:
     """
-    Messages along the edges of a factor graph: `there` to the user [layout needed], `back` to the producer [layout
-    made].
+    The messages of TRW-S on a factor graph, one per edge and direction.
+
+    `there` goes to the user [layout needed], `back` to the producer [layout made]. Passes drop rows of the factor graph
+    in place.
     """
 
     def __init__(self, problem: FactorGraph):
         self.problem = problem
-        self.there: list[Floats] = [np.zeros(len(link.needs.layouts)) for link in problem.links]
-        self.back: list[Floats] = [np.zeros(len(link.made.layouts)) for link in problem.links]
+        self.there: list[Floats] = [np.zeros(len(edge.needs.layouts)) for edge in problem.edges]
+        self.back: list[Floats] = [np.zeros(len(edge.made.layouts)) for edge in problem.edges]
         self.slack: list[Floats] = [np.zeros(len(s)) for s in problem.seconds]
         """
         Per variable and row, a lower bound on what any choice with the row costs above the bound before the last pass.
@@ -55,10 +57,10 @@ class Messages:
             self._spend(self.problem.out[variable])
             left, share = self._gather(variable, limit)
             for number in self.problem.out[variable]:
-                link = self.problem.links[number]
-                least = link.made.least(share)
-                self.there[number] = link.between.there(least - self.back[number])
-                left = left - least[link.made.at]
+                edge = self.problem.edges[number]
+                least = edge.made.least(share)
+                self.there[number] = edge.between.there(least - self.back[number])
+                left = left - least[edge.made.at]
             bound += float(left.min())
         self.last, self.bound = bound, max(self.bound, bound)
         return bound
@@ -70,27 +72,27 @@ class Messages:
             self._spend(self.problem.into[variable])
             left, share = self._gather(variable, limit)
             for number in self.problem.into[variable]:
-                link = self.problem.links[number]
-                least = link.needs.least(share)
-                self.back[number] = link.between.back(least - self.there[number])
-                left = left - least[link.needs.at]
+                edge = self.problem.edges[number]
+                least = edge.needs.least(share)
+                self.back[number] = edge.between.back(least - self.there[number])
+                left = left - least[edge.needs.at]
             bound += float(left.min())
         self.last, self.bound = bound, max(self.bound, bound)
         return bound
 
-    def _spend(self, links: Sequence[int]) -> None:
+    def _spend(self, edges: Sequence[int]) -> None:
         """Charge the budget for messages along some edges."""
-        ports = [(self.problem.links[n].made.layouts, self.problem.links[n].needs.layouts) for n in links]
-        spend(limits().work_message * (1 + len(links)) + sum(len(made) * len(needs) for made, needs in ports))
+        ports = [(self.problem.edges[n].made.layouts, self.problem.edges[n].needs.layouts) for n in edges]
+        spend(limits().work_message * (1 + len(edges)) + sum(len(made) * len(needs) for made, needs in ports))
 
     def _gather(self, variable: int, limit: float) -> tuple[Floats, Floats]:
         """Return each row's cost with all incoming messages, and its share per chain through the variable."""
         problem = self.problem
         total = problem.seconds[variable]
         for number in problem.into[variable]:
-            total = total + self.there[number][problem.links[number].needs.at]
+            total = total + self.there[number][problem.edges[number].needs.at]
         for number in problem.out[variable]:
-            total = total + self.back[number][problem.links[number].made.at]
+            total = total + self.back[number][problem.edges[number].made.at]
         self.slack[variable] = total - total.min()
         rows = self.slack[variable] <= limit
         if not rows.all():
@@ -101,8 +103,8 @@ class Messages:
 
     def _limit(self, known: float) -> float:
         """Return the slack above which a row of the next pass cannot beat `known`, with rounding allowed for."""
-        links = len(self.problem.links)
-        return (known - self.last) * (1 + 2 * links * ROUNDED) + 2 * links * GRAIN
+        edges = len(self.problem.edges)
+        return (known - self.last) * (1 + 2 * edges * ROUNDED) + 2 * edges * GRAIN
 
     def prune(self, limit: float) -> int:
         """Drop rows with more slack than `limit`; return the number of rows left."""
@@ -113,10 +115,10 @@ class Messages:
         return sum(len(s) for s in self.slack)
 
     def _keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
-        before = [(n, self.problem.links[n]) for n in self.problem.into[variable] + self.problem.out[variable]]
+        before = [(n, self.problem.edges[n]) for n in self.problem.into[variable] + self.problem.out[variable]]
         self.problem.keep(variable, rows)
         self.slack[variable] = self.slack[variable][rows]
         for number, old in before:
-            new = self.problem.links[number]
+            new = self.problem.edges[number]
             self.there[number] = self.there[number][np.searchsorted(old.needs.layouts, new.needs.layouts)]
             self.back[number] = self.back[number][np.searchsorted(old.made.layouts, new.made.layouts)]

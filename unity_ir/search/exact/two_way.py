@@ -1,11 +1,11 @@
 """
-Compute messages over the way there and back of a value, without the dense table of layout pairs.
+Compute messages over the reshard of a value and of its gradient, without the dense table of layout pairs.
 
-A layout says where a value is on the way there, and where its gradient is on the way back; with REPEAT, one does not
-follow from the other. Minima over both are taken one way at a time: first over the ways there of all layouts with the
-same gradient layout, then over the ways back. That needs distances between layouts without REPEAT only, some ten times
-fewer on large machines, and only between those in the ports. Sums are in float32 and rounded down, so that a bound made
-of them holds.
+A layout says where the value is, and where its gradient is; with REPEAT, one does not follow from the other. Minima
+over both are taken in two steps: first over the value's reshards from all layouts with the same gradient layout, then
+over the gradient's reshards. That needs distances between layouts without REPEAT only, some ten times fewer on large
+machines, and only between those in the ports. Sums are in float32 and rounded down, so that bounds computed from them
+hold.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _End:
         return least
 
     def least_there(self, of_layouts: Singles, other: _End, out: Singles) -> Singles:
-        """Return the minimum where no gradient comes back."""
+        """Return the same minimum for values whose gradient is not needed."""
         alone = np.full(len(out), np.inf, dtype=np.float32)
         np.minimum.at(alone, self.there, of_layouts)
         return (out + alone[:, None]).min(axis=0)[other.there]
@@ -120,13 +120,13 @@ class TwoWayCost:
 
     @cached_property
     def _out(self) -> Singles:
-        """Seconds of the ways there [where made, where needed]."""
+        """Seconds of the value's reshards [where made, where needed]."""
         made, needs = self._ends
         return self.space.least(made.theres, needs.theres)
 
     @cached_property
     def _home(self) -> Singles:
-        """Seconds of the ways back [from where needed, to where made]."""
+        """Seconds of the gradient's reshards [from where needed, to where made]."""
         made, needs = self._ends
         return self.space.least(needs.backs, made.backs)
 

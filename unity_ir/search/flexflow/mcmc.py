@@ -1,12 +1,12 @@
 """
 FlexFlow's search (section 6): Metropolis-Hastings over the assignments of single operators, on the delta simulator.
 
-A proposal gives one operator, drawn at random, another assignment: what each mesh axis does in its task grid, or where
-on it the operator is pinned; some take the assignment that an alike operator has now. It is taken with probability
-min(1, exp(beta * operators * (old - new) / best)). A chain starts from each of several plans, and ends when its budget
-of proposals is spent, or when no better plan was found for half of those it made; what is left of the budget goes to
-chains that start near the best plan. Nothing is pinned in the first part of a chain, in which devices are all alike;
-then it goes on from its best plan. All is drawn from the seed, so the same search ends in the same plan.
+A proposal gives one operator, drawn at random, another assignment: the role of each mesh axis in its task grid, or the
+coordinate at which it is pinned; some copy the assignment of an equal operator. It is accepted with probability min(1,
+exp(beta * operators * (old - new) / best)). A chain starts from each of several plans, and ends when its budget of
+proposals is spent, or when no better plan was found in half of its proposals. The budget left goes to chains that start
+near the best plan. In the first part of a chain nothing is pinned, so that all devices are alike; the last part starts
+from its best plan. All random numbers come from the seed, so the same search returns the same plan.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Assignments = Mapping[Node, Assignment]
 
 
 STARTS = ("data-parallel", "expert", "serial", "random")
-"""The plans chains start from."""
+"""The plans that chains start from."""
 
 
 AGAIN = "again"
-"""The name of chains that start near the best plan so far, while there is budget left."""
+"""Name of the chains that start near the best plan so far."""
 
 
 PATIENCE = 50
-"""Proposals per operator that a chain waits for a better plan at least."""
+"""Minimum number of proposals per operator that a chain waits for a better plan."""
 
 
 PROGRESS_EVERY = 256
@@ -51,22 +51,25 @@ PROGRESS_EVERY = 256
 @dataclass(frozen=True)
 class Settings:
     """
-    How to search: `beta` weighs a slowdown, relative to what an operator takes on average in the best plan; `budget` is
-    of proposals, over all chains.
+    Settings of the search. `beta` weighs a slowdown relative to an operator's mean time in the best plan; `budget` is
+    the number of proposals over all chains.
     """
 
     beta: float = 25.0
     budget: int = 60_000
     seconds: float | None = None
-    """Also a limit of time, for which the result may differ from run to run."""
+    """A time limit, too; with one, results may differ from run to run."""
     seed: int = 0
     starts: Sequence[str] = STARTS
     overlap: bool = True
     pinning: float = 0.2
-    """The last part of every chain's proposals, in which operators may be pinned."""
+    """Fraction of every chain's proposals, its last ones, in which operators may be pinned."""
     patience: int = PATIENCE
     beat: float | None = None
-    """Seconds of a plan there is already: no chain starts near the best plan, and those slower than it end early."""
+    """
+    Seconds of a plan that is known: no chain starts near the best plan then, and chains slower than the known plan end
+    early.
+    """
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,14 @@ class Chain:
 
     start: str
     first: float
-    """Seconds of an iteration of the plan it started from."""
+    """Simulated seconds of the plan it started from."""
     best: float
     proposed: int
     accepted: int
     found_at: int
-    """Proposals until the best plan."""
+    """Number of proposals made before its best plan."""
     seconds: float
-    """That the chain took."""
+    """Seconds the chain ran for."""
     interrupted: bool = False
     """Whether Ctrl-C ended it."""
 
@@ -94,7 +97,7 @@ class McmcPlan:
     graph: Graph
     assignments: Assignments
     seconds: float
-    """Simulated, of an iteration."""
+    """Simulated seconds of an iteration."""
     chains: tuple[Chain, ...]
 
 
@@ -145,7 +148,10 @@ def mcmc(
 
 
 def told_apart(machine: Machine) -> tuple[int, ...]:
-    """The innermost axes, as many as make at most `mcmc_classes` classes of devices: where operators may be pinned."""
+    """
+    Return the mesh axes on which operators may be pinned: the innermost ones that make at most `mcmc_classes` classes
+    of devices.
+    """
     axes: list[int] = []
     classes = 1
     for axis in reversed(range(len(machine.mesh.sizes))):
@@ -247,7 +253,7 @@ class _ChainSearch:
     def chain(
         self, name: str, assignments: Assignments, budget: int, progress: Callable[[int, float], None] | None
     ) -> tuple[Chain, tuple[int, Assignments]]:
-        """One chain: its first part pins nothing."""
+        """Run one chain from the given assignments; return its statistics, and its best plan with its ticks."""
         start = perf_counter()
         pinning = 0 if self.space is not None or not told_apart(self.machine) else round(budget * self.settings.pinning)
         ends = start + self.settings.seconds / len(self.settings.starts) if self.settings.seconds else None

@@ -1,5 +1,5 @@
 """
-Enumerate roles of mesh axes: which shard which dim, copy, sum or repeat.
+Enumerate the roles of mesh axes: sharding a dim, copy, sum or repeat.
 
 Every axis of the machine has a role of its own; on larger machines, neighbouring axes share one
 (`search/exact/axis_groups.py`), or equal axes of a level are counted (`search/bounds/axis_counts.py`). A layout or

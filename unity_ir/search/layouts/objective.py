@@ -16,10 +16,10 @@ from unity_ir.search.layouts.space import LayoutSpace
 @dataclass(frozen=True, slots=True)
 class Price:
     """
-    Charge `second` per second of an iteration and `byte` per byte held on a device at the end of its forward.
+    The objective of a search: `second` per second of an iteration, plus `byte` per byte held at the end of its forward.
 
-    The share `hidden` of moves of weights and their gradients, to and from where they rest, is free: it overlaps
-    kernels.
+    The share `hidden` of the moves of weights and their gradients, to and from where they rest, is free: it is taken as
+    overlapped with kernels.
     """
 
     second: float = 1.0
@@ -32,7 +32,7 @@ class Price:
         return self.second * seconds + self.byte * bytes
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
-        """Return for which rows recomputing the results is cheaper than saving them."""
+        """Return, per row, whether recomputing the results is cheaper than saving those that `kept` flags."""
         none = np.zeros(len(table))
         return self.of(table.again, none) < self.of(none, table.bytes(kept))
 
@@ -60,7 +60,7 @@ class Price:
 
 
 TIME = Price()
-"""Nothing but seconds."""
+"""Seconds alone."""
 
 SPACE = Price(0.0, 1.0)
-"""Nothing but bytes."""
+"""Bytes alone."""

@@ -21,7 +21,7 @@ from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """Configurations of one operator; rows of all arrays correspond."""
+    """The configurations of one operator: a row each, in all arrays."""
 
     roles: tuple[GridRole, ...]
     """The role of each column of `counts`."""

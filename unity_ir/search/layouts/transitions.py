@@ -23,8 +23,10 @@ from unity_ir.search.layouts.limits import limits
 @dataclass(frozen=True, eq=False)
 class Moves:
     """
-    Moves between layouts without REPEAT, by index in `role_counts`. Moves of one set (the same axes, from one role to
-    another) are contiguous; no two of a set share a source or a target.
+    Moves between layouts without REPEAT, by index in `role_counts`.
+
+    Moves of one set (the same axes, from one role to another) are contiguous; no two of a set share a source or a
+    target.
     """
 
     degrees: Ints
@@ -120,7 +122,10 @@ class PricedMoves:
 
 @lru_cache(maxsize=256)
 def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
-    """Return all moves between layouts of values of rank `len(single)`; `single` says which dims are not merged."""
+    """
+    Return all moves between layouts of values of rank `len(single)`; `single` says, per dim, that it is not merged with
+    others.
+    """
     rank = len(single)
     every = role_counts(groups, rank + 2)
     names = (*range(rank), COPY, SUM)

@@ -1,5 +1,6 @@
-"""The fastest plan that fits the memory of a device.
+"""
+Find the fastest plan that fits the memory of a device.
 
-`lagrangian` prices bytes until the plan fits -> `seconds_and_bytes` (both costs of any choice, and its neighbours) ->
-`peak_descent` (local search on peak memory, where the price alone does not reach the limit).
+`lagrangian` prices bytes until the plan fits -> `seconds_and_bytes` (both costs of any choice, and local search) ->
+`peak_descent` (local search on peak memory, where prices alone do not reach the limit).
 """

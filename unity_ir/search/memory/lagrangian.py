@@ -39,16 +39,16 @@ from unity_ir.simulate.report import peak
 
 @dataclass(frozen=True)
 class FittingPlan:
-    """The fastest plan found within a limit, ..."""
+    """The fastest plan of a serial graph found within a limit of bytes, with lower bounds."""
 
     graph: Graph
-    """... of this graph, ..."""
+    """The serial graph."""
     plan: ExactPlan
     bytes: float
     price: float
-    """... seconds per byte at which the bound is best, ..."""
+    """Seconds per byte at which the bound is greatest."""
     lines: tuple[tuple[float, float], ...]
-    """... and for every price tried a lower bound on seconds + price * bytes."""
+    """For every price tried, (price, a lower bound on seconds + price * bytes of all choices)."""
 
     def bound(self, limit: float) -> float:
         """Return a lower bound in seconds on the choices of at most `limit` bytes."""
@@ -56,7 +56,11 @@ class FittingPlan:
 
 
 class NothingFits(UnityError):
-    """Raised where no choice fits: `plan` takes the fewest `bytes`; no choice takes fewer seconds than `fastest`."""
+    """
+    Raised where no choice fits.
+
+    `plan` is the choice of the fewest `bytes`; `fastest` is a lower bound on the seconds of all choices.
+    """
 
     def __init__(self, plan: ExactPlan, bytes: float, fastest: float):
         super().__init__("search: no plan fits")
@@ -67,7 +71,7 @@ class NothingFits(UnityError):
 
 @dataclass(frozen=True)
 class SmallestPlan:
-    """The smallest plan known, which does not fit: its bytes per device, its seconds, and advice."""
+    """The smallest plan known, which does not fit: bytes per device, seconds, and advice to the user."""
 
     needs: float
     seconds: float
@@ -84,14 +88,14 @@ class SmallestPlan:
 
 
 class Refused(UnityError):
-    """Raised where no plan fits, rewritten or not; plans by hand were not tried."""
+    """Raised where no plan fits, with or without rewrites; baselines were not tried."""
 
     def __init__(self, message: str, smallest: SmallestPlan | None = None):
         super().__init__(message)
         self.smallest = smallest
 
     def known(self, name: str, needs: float, seconds: float) -> Refused:
-        """Return this error, or that of the plan by hand `name` if it needs fewer bytes."""
+        """Return this error, or one that names the baseline `name` if it needs fewer bytes per device."""
         if self.smallest is None or self.smallest.needs <= needs:
             return self
         least = replace(self.smallest, needs=needs, seconds=seconds, of=f"known, that of {name},")
@@ -99,7 +103,9 @@ class Refused(UnityError):
 
 
 class Solvers:
-    """Solvers at several prices. Those for time alone, bytes alone and the last price keep their tables."""
+    """
+    Solvers of one machine at several prices of a byte; those for time alone, for bytes alone and the last one are kept.
+    """
 
     def __init__(self, solver: Solver):
         self.solver = solver
@@ -117,34 +123,34 @@ class Solvers:
 
 class LagrangianCurve:
     """
-    The choices for a graph that are optimal at some price, from the fastest to the smallest.
+    The choices for a serial graph that are optimal at some price of a byte, from the fastest to the smallest.
 
-    They are kept: under another limit the search goes on between those on either side of it.
+    Choices and bounds are kept, so that a search under another limit starts from those on either side of it.
     """
 
     def __init__(self, solvers: Solvers, graph: Graph, fastest: ExactPlan | None = None):
         """Start from `fastest`, the optimum without a limit, if it is known."""
         self.solvers, self.graph = solvers, graph
-        self.ledger = CostModel(solvers.solver, graph)
+        self.model = CostModel(solvers.solver, graph)
         fastest = fastest or with_shared_moves(solvers.solver, graph, solvers.solver.solve(graph))
-        self.fastest = self.ledger.choice(fastest)
+        self.fastest = self.model.choice(fastest)
         self.lines = [(0.0, fastest.bound)]
         self.met = [self.fastest]
         self._at = {0.0: self.fastest}
         self.good: list[Choice] = []
-        """Choices that were the fastest found within some limit."""
+        """Choices that were the fastest within some limit."""
 
     @cached_property
     def smallest(self) -> Choice:
-        """The choice of the fewest bytes, if every operator pays for the moves it shares."""
-        self.met.append(self.ledger.choice(self.solvers.at(SPACE).solve(self.graph)))
+        """The choice of the fewest bytes, if every operator pays for moves that it shares."""
+        self.met.append(self.model.choice(self.solvers.at(SPACE).solve(self.graph)))
         return self.met[-1]
 
     def bytes(self, choice: Choice) -> float:
-        return self.ledger.costs(choice)[1]
+        return self.model.costs(choice)[1]
 
     def seconds(self, choice: Choice) -> float:
-        return self.ledger.costs(choice)[0]
+        return self.model.costs(choice)[0]
 
     def bound(self, limit: float) -> float:
         """
@@ -157,7 +163,7 @@ class LagrangianCurve:
         """Return the optimal choice at a price of a byte."""
         if price not in self._at:
             plan = self.solvers.at(Price(1.0, price)).solve(self.graph)
-            self._at[price] = self.ledger.choice(plan)
+            self._at[price] = self.model.choice(plan)
             self.lines.append((price, plan.bound))
             self.met.append(self._at[price])
         return self._at[price]
@@ -169,23 +175,23 @@ class LagrangianCurve:
         if self.bytes(self.smallest) > limit:
             choice = min(self.met, key=self.bytes)
             if self.bytes(choice) > limit:
-                raise NothingFits(self.ledger.plan(choice, 0.0), self.bytes(choice), self.lines[0][1])
+                raise NothingFits(self.model.plan(choice, 0.0), self.bytes(choice), self.lines[0][1])
         over = min((c for c in self.met if self.bytes(c) > limit), key=self.bytes)
         under = max((c for c in self.met if self.bytes(c) <= limit), key=self.bytes)
         good = [c for c in (*self.good, *self.met) if self.bytes(c) <= limit]
-        best = _better(self.ledger, min(good, key=self.seconds), over, under, limit)
+        best = _better(self.model, min(good, key=self.seconds), over, under, limit)
         for _ in range(limits().byte_prices):
-            (low, much), (high, few) = self.ledger.costs(over), self.ledger.costs(under)
+            (low, much), (high, few) = self.model.costs(over), self.model.costs(under)
             if high <= low or self.seconds(best) <= self.bound(limit) * (1 + limits().close):
-                # Not slower and smaller: what does not fit was not the fastest but near the bound.
+                # Either the choice that does not fit is not the faster one, or the bound is reached.
                 break
             price = (high - low) / (much - few)
             met = self.solve(price)
-            seconds, bytes = self.ledger.costs(met)
+            seconds, bytes = self.model.costs(met)
             if bytes <= limit:
-                best = _better(self.ledger, best, over, met, limit)
+                best = _better(self.model, best, over, met, limit)
             else:
-                best = _better(self.ledger, best, met, under, limit)
+                best = _better(self.model, best, met, under, limit)
             if seconds + price * bytes >= (low + price * much) * (1 - 1e-9):
                 break
             over, under = (over, met) if bytes <= limit else (met, under)
@@ -194,28 +200,30 @@ class LagrangianCurve:
 
     def descended(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> FittingPlan | None:
         """
-        Return a choice whose simulated peak is within the limit, by local search from known ones; None if none is
+        Return a choice whose simulated peak is at most `limit` bytes, by local search from known ones; None if none is
         found.
+
+        `need` returns the bytes that a plan of the graph needs.
         """
         if self.bytes(self.smallest) > limit and not shares(self.graph):
             return None
         starts = sorted((*self.good, *self.met), key=self.bytes)
         operators = sum(n.is_compute for n in self.graph.nodes())
         found = descend_to_limit(
-            self.ledger, starts, operators, lambda c: need(self.ledger.plan(c, 0.0), self.graph), limit
+            self.model, starts, operators, lambda c: need(self.model.plan(c, 0.0), self.graph), limit
         )
         if found is None:
             return None
-        faster = self.ledger.improved(found, self.bytes(found))
-        fits = self.seconds(faster) < self.seconds(found) and need(self.ledger.plan(faster, 0.0), self.graph) <= limit
+        faster = self.model.improved(found, self.bytes(found))
+        fits = self.seconds(faster) < self.seconds(found) and need(self.model.plan(faster, 0.0), self.graph) <= limit
         return self._found(faster if fits else found, limit)
 
     def price(self, limit: float) -> float:
-        """Return the price of a byte at which the bound is best."""
+        """Return the price of a byte at which the lower bound for a limit of bytes is greatest."""
         return max(self.lines, key=lambda line: line[1] - line[0] * limit)[0]
 
     def _found(self, choice: Choice, limit: float) -> FittingPlan:
-        plan, bytes = self.ledger.plan(choice, 0.0), self.bytes(choice)
+        plan, bytes = self.model.plan(choice, 0.0), self.bytes(choice)
         return FittingPlan(self.graph, plan, bytes, self.price(limit), tuple(self.lines))
 
     def sound(self, found: FittingPlan) -> FittingPlan:
@@ -236,16 +244,16 @@ def fitting(solver: Solver, graph: Graph, limit: float) -> FittingPlan:
     return curve.sound(curve.fitting(limit))
 
 
-def _better(ledger: CostModel, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
+def _better(model: CostModel, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
     """
-    Return the fastest within the limit of the incumbent, `under`, and a mixture of `over` and `under` after local
-    search.
+    Return the fastest choice within the limit among the incumbent, `under`, and a mixture of `over` and `under` that
+    local search improves; `over` exceeds the limit.
     """
     tried = [best, under]
-    mixed = ledger.between(over, under, limit)
+    mixed = model.between(over, under, limit)
     if mixed is not None:
-        tried.append(ledger.improved(mixed, limit))
-    return min((c for c in tried if ledger.costs(c)[1] <= limit), key=lambda c: ledger.costs(c)[0])
+        tried.append(model.improved(mixed, limit))
+    return min((c for c in tried if model.costs(c)[1] <= limit), key=lambda c: model.costs(c)[0])
 
 
 def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
@@ -262,7 +270,8 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
 
 def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     """
-    Return an upper bound in bytes on the peak of a plan without recomputation: no buffer is freed, each has a gradient.
+    Return an upper bound in bytes on the peak of a plan without recomputation, as if no buffer were freed and each had
+    a gradient.
     """
     placement = priced.placement
     values = [(v, placement.layouts[v]) for n in graph.nodes() if not n.is_parallel for v in n.results]
@@ -306,7 +315,7 @@ class _SearchWithinMemory:
         self.solvers = Solvers(self.solver)
         first = LagrangianCurve(self.solvers, source)
         if _states(source, self.solver) > self.limit:
-            plan = first.ledger.plan(first.smallest, 0.0)
+            plan = first.model.plan(first.smallest, 0.0)
             raise _refused(self.needed(plan, source), plan, source, self.solver)
         self.curves = {source: first}
         self.derivations: dict[Graph, tuple[RuleApplication, ...]] = {source: (), fastest.rewritten: fastest.derivation}
@@ -342,7 +351,7 @@ class _SearchWithinMemory:
             if needs < self.smallest[0]:
                 self.smallest = needs, found.plan
             if found.bytes > target:
-                # Nothing is held so little: what is least at the end of the forward is not at the peak.
+                # No choice holds so little; allow more: least at the end of the forward need not mean the least peak.
                 low, target = target, (target + self.limit) / 2
             else:
                 target = max(found.bytes - (needs - self.limit), (low + target) / 2)
@@ -388,7 +397,7 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
 
 
 def lacking(needs: float, device: Device) -> str:
-    """Return, as text, how much a plan of `needs` bytes per device lacks."""
+    """Return as text how many bytes a plan needs per device, and how many the device lacks."""
     return f"needs {_size(needs)} per device, {_size(needs - device.memory)} more than {device.name} has"
 
 
@@ -412,12 +421,12 @@ def _states(graph: Graph, solver: Solver) -> float:
 
 
 def _fastest(curves: Iterable[LagrangianCurve], limit: float) -> FittingPlan:
-    """Return the fastest plan within the limit on any of the curves; the smallest where there is none."""
+    """Return the fastest plan within the limit on any of the curves; the smallest plan where none fits."""
     best: FittingPlan | None = None
     smallest: FittingPlan | None = None
     for curve in curves:
         if best is not None:
-            # At the price of the best so far: where that promises no more than there, it is not worth a search.
+            # Skip a curve whose bound, at the price of the best plan so far, cannot beat that plan.
             curve.solve(best.price)
             if curve.bound(limit) >= min(best.bound(limit), best.plan.seconds * (1 - limits().close)) * (1 - 1e-9):
                 continue

@@ -1,9 +1,10 @@
 """
 Local search on simulated peak memory.
 
-It serves where choices that hold little at the end of the forward have their peak elsewhere. The peak is no sum over
-operators, so it is descended: from several choices, change one row after the other while the peak falls, or, at equal
-peak, the bytes held at the end of the forward; then again from the smallest with a few rows changed at random.
+For limits at which the choices that hold least at the end of the forward have their peak elsewhere. The peak is no sum
+over operators, so no elimination finds its minimum. From several choices, single rows are changed while the peak falls
+or, at equal peak, the bytes held at the end of the forward; then again from the smallest result, with a few rows
+changed at random (kicks).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
 
 @dataclass
 class _Descent:
-    ledger: CostModel
+    model: CostModel
     need: Callable[[Choice], int]
     limit: float
     proposals: int
@@ -29,12 +30,12 @@ class _Descent:
 
     def size(self, choice: Choice) -> tuple[float, float]:
         """
-        Return the peak and the bytes held at the end of the forward; the peak is infinite where the latter exceed the
-        limit.
+        Return the simulated peak, and the bytes held at the end of the forward; if those exceed the limit, the peak is
+        infinite.
         """
         if choice not in self.known:
             spend(limits().work_peak * len(choice))
-            held = self.ledger.costs(choice)[1]
+            held = self.model.costs(choice)[1]
             self.proposals -= held <= self.limit
             self.known[choice] = (self.need(choice) if held <= self.limit else np.inf), held
         return self.known[choice]
@@ -45,7 +46,7 @@ class _Descent:
         while changed:
             changed = False
             for v in range(len(choice)):
-                for row in self.ledger.smallest_rows(v, choice):
+                for row in self.model.smallest_rows(v, choice):
                     if size[0] <= self.limit or self.proposals <= 0:
                         return choice
                     other = (*choice[:v], row, *choice[v + 1 :])
@@ -58,15 +59,19 @@ class _Descent:
 
 
 def descend_to_limit(
-    ledger: CostModel, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
+    model: CostModel, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
 ) -> Choice | None:
-    """Return a choice that needs at most `limit` bytes; None if none is found or the graph is large."""
+    """
+    Return a choice that needs at most `limit` bytes; None if none is found or the graph has too many operators.
+
+    `starts` are the choices to descend from; `need` returns the bytes that a choice needs.
+    """
     if operators > limits().peak_operators:
         return None
-    walk = _Descent(ledger, need, limit, limits().peak_proposals)
+    walk = _Descent(model, need, limit, limits().peak_proposals)
     ends: list[Choice] = []
     for start in dict.fromkeys(starts):
-        for choice in (start, ledger.without_recompute(start)):
+        for choice in (start, model.without_recompute(start)):
             if walk.proposals > 0:
                 ends.append(walk.down(choice))
     random = Random(0)
@@ -74,13 +79,13 @@ def descend_to_limit(
     for _ in range(limits().kicks):
         if best is None or walk.size(best)[0] <= limit or walk.proposals <= 0:
             break
-        best = min(best, walk.down(_kicked(ledger, best, random)), key=walk.size)
+        best = min(best, walk.down(_kicked(model, best, random)), key=walk.size)
     return best if best is not None and walk.size(best)[0] <= limit else None
 
 
-def _kicked(ledger: CostModel, choice: Choice, random: Random) -> Choice:
-    """Return the choice with random rows for a few variables."""
+def _kicked(model: CostModel, choice: Choice, random: Random) -> Choice:
+    """Return the choice with random rows for a few random variables."""
     rows = list(choice)
     for v in random.sample(range(len(rows)), min(limits().kick_rows, len(rows))):
-        rows[v] = random.choice(np.flatnonzero(np.isfinite(ledger.bytes[v])).tolist())
+        rows[v] = random.choice(np.flatnonzero(np.isfinite(model.bytes[v])).tolist())
     return tuple(rows)

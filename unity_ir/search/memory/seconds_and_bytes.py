@@ -1,8 +1,9 @@
 """
 Compute the seconds and the bytes of any choice for a graph, and improve choices by local search.
 
-The exact search minimises one sum. Under a limit of bytes it finds choices on either side of the limit; this module
-looks between them: the first operators as in one choice and the others as in the other, then single changes.
+The exact search minimises a weighted sum of both. Under a limit of bytes it finds choices on either side of the limit.
+This module searches between them: choices that take their first variables from one and the others from the other, then
+changes of single rows.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Edge:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Key of the layout where a leaf with several uses rests, before it is brought to its relay."""
+    """Key of the variable of a leaf's resting layout, where the leaf has a relay, too."""
 
     leaf: Value
 
@@ -54,9 +55,9 @@ Key = Node | Value | Rest
 
 class CostModel:
     """
-    Seconds and bytes of every row of every operator, relay and leaf; no row is dropped.
+    Seconds and bytes of every row of every operator, relay and leaf, as a factor graph in which no row is dropped.
 
-    Operators that may be recomputed have their rows twice: saved, then recomputed.
+    Operators that may be recomputed have their rows twice: with saved results, then with recomputed ones.
     """
 
     def __init__(self, solver: Solver, graph: Graph):
@@ -64,26 +65,26 @@ class CostModel:
         self.keys: list[Key] = []
         self.seconds: list[Floats] = []
         self.bytes: list[Floats] = []
-        self.ways: list[_Edge] = []
+        self.edges: list[_Edge] = []
         self._numbers: dict[Key, int] = {}
         self._arriving: dict[int, Floats] = {}
-        terms = FactorGraphBuilder(solver, graph)
-        self._terms = terms
+        builder = FactorGraphBuilder(solver, graph)
+        self._builder = builder
         keeps = SavedForBackward(graph)
         self._may_recompute = keeps.may_recompute
-        for node in terms.nodes:
+        for node in builder.nodes:
             if node.is_leaf:
-                updated = node.op == "weight" and node in terms.with_gradient
+                updated = node.op == "weight" and node in builder.with_gradient
                 (value,) = node.results
-                if not terms.relayed(value):
+                if not builder.relayed(value):
                     self._enter(value, *solver.resting(node, updated))
                     continue
                 rest = self._enter(Rest(value), *solver.resting(node, updated))
                 relay = self._relay(value)
                 every = np.arange(len(solver.space(value)))
-                self._way(value, rest, every, relay, every, node in terms.with_gradient, keeps.value(value))
+                self._add(value, rest, every, relay, every, node in builder.with_gradient, keeps.value(value))
                 continue
-            table = solver.table(node, terms.with_gradient)
+            table = solver.table(node, builder.with_gradient)
             seconds, bytes = table.seconds, table.halos + table.bytes(keeps.results(node))
             if node in self._may_recompute:
                 seconds = np.concatenate([seconds, seconds + table.again])
@@ -91,31 +92,31 @@ class CostModel:
             own = self._enter(node, seconds, bytes)
             for i, value in enumerate(node.operands):
                 at = value if value in self._numbers else value.node
-                self._way(
+                self._add(
                     value,
                     self._numbers[at],
                     self._made(at, value),
                     own,
                     self._twice(node, layouts_needed(node, table, i)),
-                    terms.training(value, [node]),
+                    builder.training(value, [node]),
                     keeps.operands(node)[i],
                 )
             for value in node.results:
-                if terms.relayed(value):
+                if builder.relayed(value):
                     every = np.arange(len(solver.space(value)))
                     relay = self._relay(value)
-                    uses = terms.uses[value]
-                    training, kept = terms.training(value, [user for user, _ in uses]), keeps.relayed(value, uses)
-                    self._way(value, own, self._made(node, value), relay, every, training, kept)
+                    uses = builder.uses[value]
+                    training, kept = builder.training(value, [user for user, _ in uses]), keeps.relayed(value, uses)
+                    self._add(value, own, self._made(node, value), relay, every, training, kept)
         self._touching: list[list[_Edge]] = [[] for _ in self.keys]
-        for way in self.ways:
-            self._touching[way.source].append(way)
-            self._touching[way.target].append(way)
-        relays = [n for key, n in self._numbers.items() if isinstance(key, Value) and terms.relayed(key)]
+        for edge in self.edges:
+            self._touching[edge.source].append(edge)
+            self._touching[edge.target].append(edge)
+        relays = [n for key, n in self._numbers.items() if isinstance(key, Value) and builder.relayed(key)]
         self._shared = [[w for w in self._touching[n] if w.source == n] for n in relays]
 
     def _rows(self, node: Node) -> int:
-        return len(self.solver.table(node, self._terms.with_gradient))
+        return len(self.solver.table(node, self._builder.with_gradient))
 
     def _twice(self, node: Node, of_rows: Ints) -> Ints:
         """Return `of_rows` for the saved rows and, where the operator may be recomputed, for the recomputed ones."""
@@ -134,17 +135,17 @@ class CostModel:
 
     def _made(self, key: Key, value: Value) -> Ints:
         if isinstance(key, Node):
-            return self._twice(key, self.solver.table(key, self._terms.with_gradient).results[value.index])
+            return self._twice(key, self.solver.table(key, self._builder.with_gradient).results[value.index])
         return np.arange(len(self.solver.space(value)))
 
-    def _way(self, value: Value, source: int, made: Ints, target: int, needs: Ints, training: bool, kept: bool) -> None:
+    def _add(self, value: Value, source: int, made: Ints, target: int, needs: Ints, training: bool, kept: bool) -> None:
         space = self.solver.space(value)
         if id(space) not in self._arriving:
             every = np.arange(len(space))
             self._arriving[id(space)] = space.arriving(every, every)
         seconds = space.training if training else space.forward
         bytes = self._arriving[id(space)] if kept else np.broadcast_to(0.0, self._arriving[id(space)].shape)
-        self.ways.append(_Edge(source, target, made, needs, seconds, bytes))
+        self.edges.append(_Edge(source, target, made, needs, seconds, bytes))
 
     def choice(self, plan: ExactPlan) -> Choice:
         """Return the rows of a plan."""
@@ -173,11 +174,11 @@ class CostModel:
     def costs(self, choice: Choice) -> tuple[float, float]:
         """Return seconds and bytes as `cost.plan` counts them: users of a value in one layout share its move."""
         seconds, bytes = self._charged(choice)
-        for ways in self._shared:
+        for edges in self._shared:
             alike: dict[int, list[tuple[float, float]]] = {}
-            for way in ways:
-                need = int(way.needs[choice[way.target]])
-                s, b = way.at(choice[way.source], choice[way.target])
+            for edge in edges:
+                need = int(edge.needs[choice[edge.target]])
+                s, b = edge.at(choice[edge.source], choice[edge.target])
                 alike.setdefault(need, []).append((float(s), float(b)))
             for each in alike.values():
                 seconds -= sum(s for s, _ in each) - max(s for s, _ in each)
@@ -185,16 +186,16 @@ class CostModel:
         return seconds, bytes
 
     def _charged(self, choice: Choice) -> tuple[float, float]:
-        """Return seconds and bytes with every user paying for its moves: what the local search changes."""
+        """Return seconds and bytes with every user paying for its moves: the sum that local search changes."""
         seconds = sum(float(s[row]) for s, row in zip(self.seconds, choice, strict=True))
         bytes = sum(float(b[row]) for b, row in zip(self.bytes, choice, strict=True))
-        for way in self.ways:
-            s, b = way.at(choice[way.source], choice[way.target])
+        for edge in self.edges:
+            s, b = edge.at(choice[edge.source], choice[edge.target])
             seconds, bytes = seconds + float(s), bytes + float(b)
         return seconds, bytes
 
     def around(self, node: Node, choice: Choice) -> tuple[float, float]:
-        """Return the seconds of an operator, and of the values to and from it."""
+        """Return the seconds of an operator's kernels, and of the reshards to and from it."""
         variable, row = self._numbers[node], choice[self._numbers[node]]
         own = float(self.seconds[variable][row])
         return own, float(self._around(variable, choice)[0][row]) - own
@@ -220,9 +221,9 @@ class CostModel:
             for i, column in enumerate((self.seconds[v], self.bytes[v])):
                 steps[i, 0] += column[last[v]]
                 steps[i, v + 1] += column[first[v]] - column[last[v]]
-        for way in self.ways:
-            u, v = way.source, way.target
-            none, half, both = way.at(last[u], last[v]), way.at(first[u], last[v]), way.at(first[u], first[v])
+        for edge in self.edges:
+            u, v = edge.source, edge.target
+            none, half, both = edge.at(last[u], last[v]), edge.at(first[u], last[v]), edge.at(first[u], first[v])
             for i in range(2):
                 steps[i, 0] += none[i]
                 steps[i, u + 1] += half[i] - none[i]
@@ -258,7 +259,7 @@ class CostModel:
         ]
 
     def without_recompute(self, choice: Choice) -> Choice:
-        """Return the same rows with nothing recomputed."""
+        """Return the choice with nothing recomputed."""
         return tuple(
             row % self._rows(key) if isinstance(key, Node) else row for key, row in zip(self.keys, choice, strict=True)
         )
@@ -266,10 +267,10 @@ class CostModel:
     def _around(self, variable: int, rows: Sequence[int]) -> tuple[Floats, Floats]:
         """Return, per row of a variable, seconds and bytes including the values to and from it."""
         seconds, bytes = self.seconds[variable], self.bytes[variable]
-        for way in self._touching[variable]:
-            if way.source == variable:
-                s, b = way.at(slice(None), rows[way.target])
+        for edge in self._touching[variable]:
+            if edge.source == variable:
+                s, b = edge.at(slice(None), rows[edge.target])
             else:
-                s, b = way.at(rows[way.source], slice(None))
+                s, b = edge.at(rows[edge.source], slice(None))
             seconds, bytes = seconds + s, bytes + b
         return seconds, bytes

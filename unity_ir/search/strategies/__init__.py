@@ -1,1 +1,3 @@
-"""The strategies, for `--search=name`. To add one, add a module with a tuple `STRATEGIES` (see `search.strategy`)."""
+"""
+Define the strategies of `--search=name`. To add one, add a module with a tuple `STRATEGIES` (see `search.strategy`).
+"""

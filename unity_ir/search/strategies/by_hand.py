@@ -1,4 +1,7 @@
-"""Strategies that make one plan at once: those people use by hand, Tofu's with its variants, and a random plan."""
+"""
+Define the strategies that make one plan without a search over graphs: baselines, Tofu with its variants, and a random
+plan.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class OnePlan:
     options: type[Any] = NoOptions
 
     def search(self, graph: Graph, machine: Machine, options: Any, context: SearchContext) -> SearchResult:
-        """The plan, and what it costs."""
+        """Return the plan and its cost."""
         plan = self.make(graph, machine, context.optimizer, options)
         return SearchResult(self.name, plan, cost(plan, machine, context.optimizer))
 

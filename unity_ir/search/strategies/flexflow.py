@@ -1,4 +1,4 @@
-"""`mcmc`: FlexFlow's search (section 6), on the delta simulator."""
+"""Define `mcmc`: FlexFlow's search (section 6), on the delta simulator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mcmc:
     options = McmcOptions
 
     def search(self, graph: Graph, machine: Machine, options: McmcOptions, context: SearchContext) -> SearchResult:
-        """The plan with the least simulated time of all chains."""
+        """Return the plan with the least simulated time of all chains."""
         settings = Settings(beta=options.beta, budget=options.budget, seed=options.seed)
         best = mcmc(graph, machine, context.optimizer, settings, context.progress)
         return SearchResult(

@@ -1,4 +1,4 @@
-"""`joint` and `sequential`: rewrites and exact parallelization, together or one after the other."""
+"""Define `joint` and `sequential`: rewrites and exact parallelization, together or one after the other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Joint:
     options = RewriteOptions
 
     def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
-        """The fastest plan found, with a lower bound on all placements of its graph."""
+        """Return the fastest plan found, with a lower bound on all placements of its graph."""
         rules, optimizer = selected(options.rules), context.optimizer
         with choosing(self.name, graph, machine, optimizer) as chooser:
             search = partial(
@@ -62,7 +62,7 @@ class Sequential:
     options = RewriteOptions
 
     def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
-        """The fastest plan of the graph that is fastest on one device."""
+        """Return the fastest plan of the graph that is fastest on one device."""
         with choosing(self.name, graph, machine, context.optimizer) as chooser:
             return chooser.result(_sequential(graph, machine, options, context))
 

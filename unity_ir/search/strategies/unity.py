@@ -1,4 +1,4 @@
-"""`unity`: Unity's three-level search as its paper has it (section 5)."""
+"""Define `unity`: Unity's three-level search as in its paper (section 5)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Unity:
     options = UnityOptions
 
     def search(self, graph: Graph, machine: Machine, options: UnityOptions, context: SearchContext) -> SearchResult:
-        """The plan that Unity's search finds."""
+        """Return the plan that Unity's search finds."""
         own = Options(**{f.name: getattr(options, f.name) for f in fields(Options)})
         found = unity(graph, machine, selected(options.rules), context.optimizer, own, context.progress)
         priced = cost(found.graph, machine, context.optimizer)

@@ -1,8 +1,8 @@
 """
 Coarsen a graph: group operators and tensors that share a partition strategy (Tofu, section 5.1).
 
-The backward needs no grouping here, since it follows from the forward. Grouped are the steps of an unrolled recurrent
-network, recognised by shared weights, and runs of elementwise operators.
+Tofu groups a forward operator with its backward ones; here the backward follows from the forward. So the groups are the
+steps of an unrolled recurrent network, recognised by shared weights, and runs of elementwise operators.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Groups:
 
 
 def alone(graph: Graph) -> Groups:
-    """Return groups of one operator or value each."""
+    """Return groups of a single operator or value each."""
     nodes = graph.nodes()
     operators = {n: i for i, n in enumerate(n for n in nodes if n.is_compute)}
     values = {v: i for i, v in enumerate(v for n in nodes for v in n.results)}

@@ -1,15 +1,15 @@
 """
 Tofu's search (section 5) and the heuristics it is compared with (section 7.3).
 
-The coarsened graph is partitioned among the parts of one mesh axis after the other, outermost first, each time with
-the fewest bytes moved; every tensor rests in as many pieces as there are devices. The dynamic program over a linear
-graph is the elimination of `search/exact/elimination.py` here, which is exact on any graph.
+The coarsened graph is partitioned for one mesh axis after the other, outermost first, each time with the fewest bytes
+moved; every tensor rests in as many pieces as there are devices. Tofu's dynamic program over a linear graph is variable
+elimination here (`search/exact/elimination.py`), which is exact on any graph.
 
-    tofu                 as written
-    tofu-all-row         tensors by their first dim, every operator by itself as is best then
+    tofu                 as in the paper
+    tofu-all-row         tensors by their first dim, each operator by what is best given that
     tofu-spartan         the largest tensor first, then the operators around it, and so on
     tofu-equal-chop      each tensor along one dim only, for all axes at once
-    tofu-no-reduction    without dividing an operator along what it sums over (ICML18)
+    tofu-no-reduction    without sharding an operator along what it sums over (ICML18)
 """
 
 from __future__ import annotations

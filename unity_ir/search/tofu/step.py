@@ -1,8 +1,9 @@
 """
-Tabulate one step of Tofu's recursion: what operators and tensors may do with one more mesh axis, and the bytes moved.
+Tabulate one step of Tofu's recursion: the roles that operators and tensors may have on one more mesh axis, and the
+bytes moved for each pair.
 
-Every tensor is partitioned along one dim, every operator along one index variable; bytes are those of the forward and
-of the backward that follows from it. Earlier axes have their roles already, which shrink the pieces.
+Every tensor is sharded along one dim, every operator along one index variable; bytes are those of the forward and of
+the backward that follows from it. Roles on earlier axes are fixed and shrink the pieces.
 """
 
 from __future__ import annotations

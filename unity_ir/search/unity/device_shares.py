@@ -1,8 +1,9 @@
 """
-Enumerate degrees, shares of a machine, and the machine views that realise the one on the other (Unity, 3.2 and 5.2).
+Enumerate degrees, shares of a machine, and the machine views with given degrees on a share (Unity, 3.2 and 5.2).
 
-A share is the number of usable coordinates of each mesh axis: all of them, or fewer, of which an operator uses the
-first; its view is pinned there. The cost of a share depends only on how many coordinates it has.
+A share is a part of a machine: the number of usable coordinates of each mesh axis, all or fewer. An operator uses only
+the first coordinate of an axis that is not whole; its view is pinned there. The cost of a share depends only on how
+many coordinates it has.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ Share = tuple[int, ...]
 """The number of usable coordinates of each mesh axis."""
 
 Degrees = tuple[tuple[GridRole, int], ...]
-"""The degree of each index variable or set of carriers above 1, in TDL order."""
+"""(role, degree) of each index variable or set of carriers with a degree above 1, in TDL order."""
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Given 6, returns (1, 2, 3, 6)."""
+    """Return the divisors of a number: given 6, returns (1, 2, 3, 6)."""
     return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
 def roles(node: Node) -> tuple[GridRole, ...]:
-    """Return what an operator may be sharded along."""
+    """Return the roles by which an operator may be sharded: index variables, and sets of carriers."""
     analysis = node.analysis
     return (*(v for v in analysis.splittable if analysis.bound.extents[v] > 1), *analysis.carriers)
 
 
 def divisible(node: Node, degrees: Degrees) -> bool:
-    """Return whether an operator can have these degrees: known roles, and all sizes divide."""
+    """Return whether an operator can have these degrees: it has the roles, and all sizes divide."""
     analysis, known = node.analysis, roles(node)
     if any(role not in known for role, _ in degrees):
         return False
@@ -66,11 +67,11 @@ def divisible(node: Node, degrees: Degrees) -> bool:
 @cache
 def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[int, ...]) -> tuple[Assignment, ...]:
     """
-    Return views with these degrees, at most `limits().unity_views`; () if none fits. `sizes` and `levels` are per mesh
-    axis. Only axes of which the share has all coordinates are used; those left over repeat, all others are pinned at 0.
+    Return the views with these degrees on a share, at most `limits().unity_views`; () if none fits.
 
-    Views differ in which levels provide how much of each degree, and in which axes of a level; axes of one role are
-    contiguous.
+    `sizes` and `levels` are those of each mesh axis. Axes that the share has whole are used, or repeat if left over;
+    the others are pinned at 0. Views differ in which levels provide how much of each degree, and in the order of roles
+    on a level's axes; axes of one role are contiguous.
     """
     classes: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(levels, sizes, strict=True)):

@@ -38,10 +38,10 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True, eq=False)
 class Subgraph:
     """
-    A serial graph to map.
+    A serial graph to map to a machine, maybe cut out of a larger one.
 
-    Where it is cut out of a larger one, `entry` is the leaf that stands for the value flowing in, in one of `entries`;
-    its first output leaves in one of `exits`. Empty where it is not cut.
+    Of a cut graph, `entry` is the leaf that stands for the value flowing in, which has one of the layouts `entries`;
+    its first output leaves in one of the layouts `exits`. Both are empty where it is not cut.
     """
 
     graph: Graph

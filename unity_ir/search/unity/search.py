@@ -36,15 +36,17 @@ Progress = Callable[[int, float], None]
 
 
 FEWEST, MOST = 10, 300
-"""Bounds on the candidates per operator of a part."""
+"""Minimum and maximum default budget: candidates priced per operator of a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """
-    `alpha`: how much worse than the best a candidate may be and still be rewritten. `budget`: candidates costed for
-    every operator of a part; by default as many as make `unity_candidates` for a whole graph. `split` and `cache` are
-    what Table 2 of the paper switches off.
+    The options of Unity's search.
+
+    `alpha`: a candidate is rewritten further if it costs at most `alpha` times the best. `budget`: candidates priced
+    per operator of a part; by default as many as make `limits().unity_candidates` for a whole graph. `split` and
+    `cache` are what Table 2 of the paper switches off.
     """
 
     alpha: float = 1.05
@@ -52,7 +54,7 @@ class Options:
     split: bool = True
     cache: bool = True
     least: int = 10
-    """Operators of a part, at least (k)."""
+    """Minimum number of operators of a part (k in the paper)."""
 
     def __post_init__(self) -> None:
         if not self.alpha >= 1:
@@ -63,7 +65,10 @@ class Options:
 
 @dataclass(frozen=True)
 class UnityPlan:
-    """The search's result; `seconds` is its own estimate, in which branches at once count once."""
+    """
+    The result of Unity's search; `seconds` is its own estimate, in which parallel branches on disjoint devices cost
+    their maximum.
+    """
 
     graph: Graph
     seconds: float
@@ -80,7 +85,12 @@ def unity(
     options: Options | None = None,
     progress: Progress | None = None,
 ) -> UnityPlan:
-    """Return the parallel graph that Unity's search finds for a serial one."""
+    """
+    Return the parallel graph that Unity's search finds for a serial one.
+
+    `rules` are the algebraic substitutions; parallelization rules follow from the operators. `progress` is called with
+    the number of candidates priced and the best seconds so far.
+    """
     search = _UnitySearch(machine, rules, optimizer, options or Options(), progress)
     candidate, seconds = search.run(graph)
     with within(None):
@@ -209,7 +219,7 @@ class _UnitySearch:
         return Selection(best, of)
 
     def _runs(self, piece: Subgraph, substitutions: Substitutions) -> Iterator[CandidatePCG]:
-        """Yield candidates in which the input is partitioned in every way and all that follows it."""
+        """Yield candidates in which the part's input is partitioned in every way, and the operators after it follow."""
         sizes = self.machine.mesh.sizes
         inputs = [n.result for n in piece.graph.nodes() if n.op == "input" and n is not piece.entry]
         for degree in divisors(self.machine.devices)[1:] if piece.entry is None else ():

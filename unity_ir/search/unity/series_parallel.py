@@ -1,9 +1,9 @@
 """
 Decompose a graph into sequences and parallel branches (Unity, section 5.2).
 
-    DirectEdge          nothing between: what one operator hands the other
-    Sequence            at an operator that all paths go through
-    Parallel            into branches that do not depend on one another
+    DirectEdge          no operator: the values that one operator passes to another
+    Sequence            split at an operator that all paths go through
+    Parallel            branches that do not depend on one another
     Block               neither: the graph is not series-parallel there (Unity, section 8)
 
 Leaves belong to the operators that read them. An end is an operator, or None before the first and after the last.

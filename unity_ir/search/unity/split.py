@@ -1,8 +1,8 @@
 """
 Split a graph where one tensor connects its parts, and join the parts again (Unity, section 5.3).
 
-Cuts are at operators that all paths go through, where they disrupt the fewest substitutions, every part having a
-minimum number of operators. A part reads the tensor that flows into it from a leaf, its entry.
+Cuts are after operators that all paths go through, where they disrupt the fewest substitutions, such that every part
+has a minimum number of operators. A part reads the tensor that flows into it from a leaf, its entry.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENTRY = "what flows in"
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The seconds [entry, exit] of a part's best candidates, and these."""
+    """The best candidate of a part for each [entry][exit] partitioning, and its seconds [entry, exit]."""
 
     seconds: Floats
     candidates: list[list[CandidatePCG]]

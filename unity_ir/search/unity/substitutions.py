@@ -1,8 +1,8 @@
 """
 Generate candidates by substitutions (Unity, sections 4 and 5.1).
 
-A candidate PCG is a serial graph and the degrees of its operators. Its parallel operators follow: between neighbours
-sharded alike a combine and the partition after it have cancelled.
+A candidate PCG is a serial graph and the degrees of its operators. Its parallel operators follow from these: between
+neighbours sharded alike, a combine and the partition after it have cancelled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CandidatePCG:
 
     @cached_property
     def key(self) -> object:
-        """Equal for the same PCG."""
+        """A key, equal for equal PCGs."""
         return self.piece.graph.outputs, tuple(self.degrees.get(n, ()) for n in self.piece.flow.nodes)
 
 
@@ -43,7 +43,7 @@ class Substitutions:
     )
 
     def of(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
-        """Yield the candidates that every substitution at every place makes."""
+        """Yield the candidates made by every substitution at every place."""
         yield from self._algebraic(candidate)
         for node in candidate.piece.flow.nodes:
             for degrees in self.degrees(node, candidate.degrees.get(node, ())):
@@ -54,15 +54,15 @@ class Substitutions:
                     yield CandidatePCG(candidate.piece, {**alone, **onwards}, candidate.steps)
 
     def degrees(self, node: Node, now: Degrees) -> tuple[Degrees, ...]:
-        """Return the degrees that parallelization rules make of an operator's."""
+        """Return the degrees that parallelization rules lead to, from an operator's current ones."""
         if (node, now) not in self._ways:
             self._ways[node, now] = tuple(self._degrees(node, now))
         return self._ways[node, now]
 
     def _degrees(self, node: Node, now: Degrees) -> Iterator[Degrees]:
         """
-        op -> combine(op(partition)), and back: divided otherwise along one variable; in place of how it was altogether,
-        where both do not fit.
+        Yield degrees with another degree for one variable: op -> combine(op(partition)), and back. Where both old and
+        new do not fit together, only the new one remains.
         """
         known, tried = roles(node), {now}
         for role in known:
@@ -78,8 +78,8 @@ class Substitutions:
 
     def _onwards(self, piece: Subgraph, node: Node, degrees: Mapping[Node, Degrees]) -> dict[Node, Degrees]:
         """
-        An operator and those after it that follow how it is divided, up to where its parts are summed up: between them
-        combine and partition cancel.
+        Return new degrees of an operator, and of those after it that follow its sharding, up to where partial sums are
+        reduced: between them combine and partition cancel.
 
         matmul; relu; matmul  ->  partition; matmul; relu; matmul; reduce
         """
@@ -131,9 +131,10 @@ class Substitutions:
 
     def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
         """
-        Substitutions at many places at once: a run of operators that all follow how what flows in is partitioned.
+        Return the candidate in which all operators follow how the given values are partitioned (the degree of each
+        dim).
 
-        One by one the search gets there, too, an operator a round.
+        Single substitutions get there, too, one operator per round.
         """
         known: dict[Value, Sequence[int]] = dict(dims)
         degrees: dict[Node, Degrees] = {}

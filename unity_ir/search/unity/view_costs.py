@@ -1,4 +1,4 @@
-"""Cost a machine mapping view by view: kernels, moves and updates, as `cost.plan` counts them."""
+"""Price operators under views, and moves between views: kernels, moves and updates, as `cost.plan` counts them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES, tensor_type
 from unity_ir.search.layouts.limits import limits
 
 FREE = 1e-12
-"""Seconds a free move counts, so that of equal mappings the one with fewer moves wins."""
+"""Seconds charged for a free move, so that of equal mappings the one with fewer moves wins."""
 
 
 @dataclass
@@ -123,7 +123,11 @@ class ViewCosts:
 def _one_by_one(
     source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, price: Callable[[Move], float]
 ) -> list[Move]:
-    """Return one move per pair of roles, those first that shrink pieces. Pieces are taken to be contiguous."""
+    """
+    Return moves between two layouts: one per pair of roles, first those that shrink the pieces.
+
+    For meshes too large for the planner; the order in which axes shard a dim is ignored.
+    """
     del price
     pairs = dict.fromkeys((a, b) for a, b in zip(source, target, strict=True) if a != b)
     kinds = {pair: move_kind(*pair) for pair in pairs}
