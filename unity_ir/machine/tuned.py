@@ -2,8 +2,8 @@
 Tables of measured implementations: seconds of each operator by Triton and by PyTorch, written by `unity-tune`.
 
 A table is a JSON file: about itself, seconds by key and implementation, and the cost model's kernel for each key (keys
-are made by `lowering.emit.local_operator`). Emission takes the faster implementation, and a machine with the table as its
-profile (`dgx-h200,profile=h200.json`) is priced with the same seconds.
+are made by `lowering.emit.local_operator`). Emission takes the faster implementation, and a machine with the table as
+its profile (`dgx-h200,profile=h200.json`) is priced with the same seconds.
 """
 
 from __future__ import annotations
