@@ -17,7 +17,7 @@ from unity_ir.dialects.spmd import EXCHANGES, SPMD, ExchangeOp, MoveOp
 from unity_ir.dialects.subst import SUBST
 from unity_ir.errors import UnityError
 from unity_ir.passes.search import BOUND, DERIVATION
-from unity_ir.pcg.parallel import PARALLEL_OPERATORS, ParallelOperator, Step
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS, ParallelOperator, ParallelStep
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, pinned_at
 from unity_ir.pcg.types import TensorType, tensor_type
@@ -89,7 +89,7 @@ def attributes(kinds: Iterable[type[Attribute]]) -> str:
     return rows(("type or attribute", "example and meaning"), [(f"`{k.name}`", summary(k.__doc__)) for k in kinds])
 
 
-def steps(found: Sequence[Step]) -> str:
+def steps(found: Sequence[ParallelStep]) -> str:
     return "; ".join(" ".join((name, *(f"{k} {v}" for k, v in values))) for name, values in found)
 
 

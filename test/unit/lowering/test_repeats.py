@@ -105,7 +105,7 @@ def test_a_loop_computes_what_its_lines_do(seed: int):
     graph = layered(seed)
     _, found = run(graph)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference_module, "runs", lambda keys, alike: iter(()))
+        patch.setattr(reference_module, "repeats", lambda keys, alike: iter(()))
         straight, want = run(graph)
     assert "for layer" not in straight
     assert torch.equal(found, want)

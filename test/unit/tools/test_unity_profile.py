@@ -150,7 +150,7 @@ def test_ranks_measure(tmp_path: Path):
     node = differentiate(run(from_text(MODEL), load("box:2"), "data-parallel").graph, Optimizer())
     calls = [operators.call_of(n) for n in node.nodes() if n.is_compute]
     jobs = [*calls, operators.update_call(64, "f32", Optimizer("adam"))]
-    jobs += [operators.Collective(kind, 2, 1024) for kind in PROFILED]
+    jobs += [operators.CollectiveJob(kind, 2, 1024) for kind in PROFILED]
     with operators.Ranks(2, seconds=0.001) as ranks:
         for job in jobs:
             assert 0 < ranks.measure(job).seconds < 10
