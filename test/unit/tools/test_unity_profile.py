@@ -155,7 +155,7 @@ def test_ranks_measure(tmp_path: Path):
         for job in jobs:
             assert 0 < ranks.measure(job).seconds < 10
         with pytest.raises(UnityError, match="nothing"):
-            ranks.measure(operators.Call("nothing", "", ()))
+            ranks.measure(operators.OperatorJob("nothing", "", ()))
         # A job that failed does no harm to the next.
         assert ranks.measure(jobs[0]).repeats == operators.REPEATS
 
