@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 STAMP := .venv/.installed
-WORKERS ?= 3
+WORKERS ?= 4
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt | .venv/bin/python
 demo: setup ## run the example from a model to a training run
 	examples/demo.sh
 
-# Types are checked on one core, beside the tests. Three workers, since those that wait for ranks leave cores idle.
+# Types are checked on one core, beside the tests. Four workers, since those that wait for ranks leave cores idle.
 test: setup ## everything that has to pass
 	$(MAKE) --no-print-directory -j2 lint pytest
 
@@ -45,7 +45,10 @@ fuzz: setup ## random wrong inputs for every tool, for an hour; those that end a
 
 # The families of which `make test` runs a sample.
 ZOO := test/programs/test_zoo.py test/programs/test_every_collective.py test/programs/test_programs.py \
-	test/programs/test_mutations.py test/programs/test_optimizer_mutants.py test/programs/test_aot.py test/unit/lowering/test_aot.py
+	test/programs/test_mutations.py test/programs/test_optimizer_mutants.py test/programs/test_aot.py \
+	test/programs/test_check_rounding.py test/unit/lowering/test_aot.py test/unit/lowering/test_calls.py \
+	test/unit/lowering/test_lines.py test/unit/lowering/test_same_text.py test/unit/lowering/test_scatter.py \
+	test/unit/ops/test_operators.py test/unit/search/test_brute.py
 
 zoo: setup ## programs of every model of the zoo on 2, 4 and 8 ranks, and every move of some done wrong
 	ZOO=all pytest -n 2 $(ZOO)

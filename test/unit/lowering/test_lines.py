@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from extent import examples
 from graphs import boxes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,7 +137,7 @@ def small(name: str) -> Graph:
 
 @pytest.mark.slow
 @given(st.sampled_from(["lenet", "gpt2"]), st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]))
-@settings(max_examples=10)
+@settings(max_examples=examples(25))
 def test_lines_do_what_the_schedule_says(name: str, seed: int, with_pins: bool, bucket: int):
     graph = small(name)
     plan, machine = pinned(graph, seed) if with_pins else (sample(graph, boxes(2, 2), seed), boxes(2, 2))

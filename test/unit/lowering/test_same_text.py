@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from extent import sample
 
 EMITTED = """
 import sys
@@ -29,6 +30,6 @@ def test_programs_are_the_same_whatever_the_order_of_sets():
         )
         return done.stdout
 
-    first, *others = map(emitted, (1, 2, 3))
+    first, *others = map(emitted, sample((1, 2, 3), 2))
     assert "def forward_backward" in first
     assert all(other == first for other in others)

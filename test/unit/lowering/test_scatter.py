@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from covered import operand_dtypes
+from extent import sample
 
 from unity_ir.lowering.launchers import Launcher, launcher
 from unity_ir.lowering.triton.scatter import SHORT
@@ -100,10 +101,7 @@ def test_a_row_of_many_positions_is_made_by_many_programs(count: int, chunk: int
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("often", "rows", "dtype"),
-    [
-        *itertools.product((0.0, 0.5, 0.97, 1.0), (1, 2, 300), ("f32",)),
-        *itertools.product((0.5, 1.0), (2, 300), ("f64", "bf16")),
-    ],
+    sample(list(itertools.product((0.0, 0.5, 0.97, 1.0), (1, 2, 300), ("f32", "f64", "bf16"))), 2),
 )
 def test_frequent_ids(often: float, rows: int, dtype: str, runner: Any) -> None:
     """Of 1,501 positions, a part in one row; others anywhere, some out of range."""

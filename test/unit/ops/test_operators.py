@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from case import Case
+from extent import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lowered import WITHOUT_GRADIENT
@@ -111,13 +112,13 @@ def test_every_operator_is_tested():
     assert set(CASES) == set(TORCH) == set(operators())
 
 
-def tried(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+def tried(number: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return settings(max_examples=examples(number), suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
-@tried(20)
+@tried(30)
 @given(st.data())
 def test_equals_torch(name: str, data: st.DataObject):
     case = data.draw(CASES[name])
@@ -146,7 +147,7 @@ def test_equals_torch(name: str, data: st.DataObject):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
-@tried(10)
+@tried(15)
 @given(st.data())
 def test_every_configuration_equals_the_whole(name: str, data: st.DataObject):
     case = data.draw(CASES[name])
@@ -166,7 +167,7 @@ def test_every_configuration_equals_the_whole(name: str, data: st.DataObject):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
-@tried(12)
+@tried(18)
 @given(st.data())
 def test_rule_keeps_types_and_meaning(name: str, data: st.DataObject):
     node = serial(name, data.draw(CASES[name]))
@@ -200,7 +201,7 @@ MOST = 300
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", operators())
-@tried(12)
+@tried(18)
 @given(st.data())
 def test_only_what_the_line_allows_is_accepted(name: str, data: st.DataObject):
     node = serial(name, data.draw(CASES[name]))
