@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.plan import GROUPS, MESH, NAME, WORLD
-from unity_ir.lowering.runtime.watchdog import Watchdog
+from unity_ir.lowering.runtime.watchdog import LONGEST_START, Watchdog
 
 # --- copied into the program from here on ---
 
@@ -115,7 +115,8 @@ def build(backend: str, seconds: float | None = None) -> Context:
             )  # fmt: skip
         if "RANK" not in os.environ:
             os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
-        limit: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
+        # Ranks may take longer to start than a step may take.
+        limit: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=max(seconds, LONGEST_START))}
         try:
             store, rank, world = next(dist.rendezvous("env://", **limit))
         except (RuntimeError, ValueError) as e:
