@@ -26,8 +26,8 @@ class Exchange:
 
 def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
     """
-    The exchanges of an operator whose index variables have these degrees, one dim after the other, so that the later
-    ones carry the corners.
+    The exchanges of an operator whose index variables have these degrees, one dim after the other, so that the
+    later ones carry the corners.
     """
     analysis = node.analysis
     if not analysis.operand_halos:

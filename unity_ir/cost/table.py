@@ -97,8 +97,8 @@ def seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, device: Device
 ) -> tuple[Floats, Floats]:
     """
-    Seconds of one task of a serial compute node, per row of degrees [row, variable]: forward and backward together,
-    and the forward alone.
+    Seconds of one task of a serial compute node, per row of degrees [row, variable]: forward and backward
+    together, and the forward alone.
 
     `needs` says of which operands the gradient is wanted; `same` [row, operand] is, for each operand, the first that
     is the same value (see `cost.work.repeats`). Equal to the sum of `cost.work.work` of each row.

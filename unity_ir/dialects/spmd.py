@@ -57,8 +57,8 @@ ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 @dataclass(frozen=True, slots=True)
 class LocalTensorType:
     """
-    What a piece is: its own shape, the whole tensor's, the element type, the role of every mesh axis, and, as in types,
-    its halo.
+    What a piece is: its own shape, the whole tensor's, the element type, the role of every mesh axis,
+    and, as in types, its halo.
     """
 
     local: tuple[int, ...]

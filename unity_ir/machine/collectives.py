@@ -14,8 +14,8 @@ from math import ceil, log2, prod
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """
-    What one group sends across one level per byte of its piece, between devices that differ in that level and none
-    outside it.
+    What one group sends across one level per byte of its piece, between devices that differ in that
+    level and none outside it.
     """
 
     level: int

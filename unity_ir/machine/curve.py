@@ -22,8 +22,7 @@ class RooflineCurve:
     e(s) = top * (s / (s + half)) ** power.
 
     Large kernels reach `top` of a peak. Below the size `half` they reach less (they do not fill the device, power > 0)
-    or
-    more (they fit into caches, power < 0).
+    or more (they fit into caches, power < 0).
     """
 
     launch: float

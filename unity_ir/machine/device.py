@@ -21,8 +21,7 @@ from unity_ir.machine.tuned import read_tuned
 class Device:
     """
     A kind of device. FLOP/s and bytes/s are peaks; a kernel reaches the part of them that the curve of its kind gives,
-    or
-    `efficiency` where there is no curve.
+    or `efficiency` where there is no curve.
     """
 
     name: str
@@ -65,10 +64,8 @@ class Device:
 def profiled(device: Device, ranks: int, path: str = "") -> Device:
     """
     The device with a measured profile, and with the curves fitted to it (a `.toml` beside the profile). The profile is
-    the
-    file at `path` (`.json` for a table of `unity-tune`), or else the one that comes with the package for this device,
-    if
-    any. `ranks` is the number of devices of the machine.
+    the file at `path` (`.json` for a table of `unity-tune`), or else the one that comes with the package for this
+    device, if any. `ranks` is the number of devices of the machine.
 
     Raises `UnityError` for a file that cannot be read, and for a profile of another device.
     """

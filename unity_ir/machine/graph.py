@@ -2,8 +2,8 @@
 Machines as explicit graphs of vertices (devices, hubs, switches) and links, for machines that are not symmetric.
 
 Devices are numbers. A hub is `nodes:0` (of member 0 of the level nodes), a switch `nodes:switch:0` (of the first
-instance of the level); other vertices are named in the machine's links. A message takes the route of least latency,
-and the widest of those.
+instance of the level); other vertices are named in the machine's links. A message takes the route of least
+latency, and the widest of those.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ class Topology:
     def check_connected(self, name: str, devices: int, own: Container[Vertex]) -> None:
         """
         Raises `UnityError` naming a device from which device 0 cannot be reached, or a vertex that leads nowhere and is
-        not
-        among those the levels make (`own`).
+        not among those the levels make (`own`).
         """
         for vertex, arcs in self.arcs.items():
             if isinstance(vertex, str) and len(arcs) == 1 and vertex not in own:

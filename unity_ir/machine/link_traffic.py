@@ -150,8 +150,8 @@ def line(
     levels: Sequence[Level], sizes: Mapping[int, int], schedule: CollectiveSchedule, protocol: Protocol
 ) -> tuple[float, float]:
     """
-    Cost of an algorithm with a protocol: seconds before the first byte, and seconds per byte. `sizes` as of
-    `Machine.lines`.
+    Cost of an algorithm with a protocol: seconds before the first byte, and seconds per byte.
+    `sizes` as of `Machine.lines`.
     """
     tree = schedule.tree
     start = protocol.tree if tree else protocol.ring

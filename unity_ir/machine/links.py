@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 LINKS = ("switch", "all", "ring", "bus", "links")
 """
-How the members of a level are joined: each has a port to a switch; a link to every other (with ports per device, every
-device to every one in other members); a link to either neighbour; one shared medium; or as the machine's list of links
-says.
+How the members of a level are joined: each has a port to a switch; a link to every other (with ports per
+device, every device to every one in other members); a link to either neighbour; one shared medium; or as the
+machine's list of links says.
 """
 
 PORTS = ("device", "member")
@@ -76,8 +76,8 @@ class Link:
 @dataclass(frozen=True)
 class Protocol:
     """
-    A protocol of messages (as NCCL's LL, LL128, Simple): seconds before a collective's first byte, and part of the
-    bandwidth reached.
+    A protocol of messages (as NCCL's LL, LL128, Simple): seconds before a collective's first byte, and part
+    of the bandwidth reached.
     """
 
     name: str

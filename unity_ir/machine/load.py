@@ -23,9 +23,9 @@ def presets() -> list[str]:
 
 def load(name: str) -> Machine:
     """
-    The machine called `name`: a preset, with `:N` for its parameter (nodes of a cluster, devices of a box) or `:NxG`
-    for
-    the sizes of all levels, outermost first; or the path of a `.toml`. `,profile=FILE` after either chooses a profile.
+    The machine called `name`: a preset, with `:N` for its parameter (nodes of a cluster, devices of a box) or
+    `:NxG` for the sizes of all levels, outermost first; or the path of a `.toml`. `,profile=FILE` after
+    either chooses a profile.
 
     Given `dgx-h100:2`, returns 2 nodes of 8 GPUs; given `dgx-h100:1x1`, one GPU of one node.
 

@@ -72,12 +72,11 @@ class Machine:
 
     def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[CostLine, ...]:
         """
-        The cost of a collective as lines `a + b * bytes` in seconds, one per algorithm and protocol; the least is its
-        cost.
+        The cost of a collective as lines `a + b * bytes` in seconds, one per algorithm and
+        protocol; the least is its cost.
 
         Groups have `sizes[level]` devices along each level, and all groups of the machine run at once. `bytes` is the
-        size of
-        a device's piece before the collective, or of a halo, its border.
+        size of a device's piece before the collective, or of a halo, its border.
         """
         spans = tuple((i, sizes[i]) for i in sorted(sizes) if sizes[i] > 1)
         key = (kind, spans)
@@ -165,8 +164,7 @@ class Machine:
     def link_keys(self, axes: Sequence[int]) -> tuple[tuple[int, str], ...]:
         """
         The resources that a collective along mesh axes uses: each level it crosses, outermost first, with `device`
-        (every
-        device has a port of its own), `member` (one port per member) or `level` (one medium for all).
+        (every device has a port of its own), `member` (one port per member) or `level` (one medium for all).
         """
         levels = sorted({self.axis_levels[axis] for axis in axes})
         return tuple((i, "level" if self.levels[i].link in ("bus", "links") else self.levels[i].port) for i in levels)
@@ -182,8 +180,7 @@ class Machine:
     ) -> float:
         """
         Price a reshard move in seconds. Pieces have `elements` of `item` bytes each before the move, and
-        `elements_after` after
-        it; groups are those of `lines`.
+        `elements_after` after it; groups are those of `lines`.
         """
         if kind in FREE:
             return 0.0

@@ -84,8 +84,7 @@ class Profile:
         Seconds of a collective on a piece of `bytes`; None if the collective was not measured.
 
         Between two measured sizes, interpolates linearly between logarithms. Below the smallest, returns the seconds of
-        the
-        smallest; above the largest, extrapolates in proportion.
+        the smallest; above the largest, extrapolates in proportion.
         """
         points = self.collectives.get((kind, members))
         if not points:
@@ -182,9 +181,8 @@ class ProfileFile:
 @contextmanager
 def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generator[ProfileFile]:
     """
-    Open a profile to read it; with `create`, the `about` of the measurements to be added, to add to it, making the file
-    if
-    there is none.
+    Open a profile to read it; with `create`, the `about` of the measurements to be added, to add to it, making
+    the file if there is none.
 
     Raises `UnityError` where it cannot be read, or its `about` differs from `create`.
     """
@@ -213,8 +211,8 @@ def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generat
 
 def read_profile(path: str | Path, device: str, ranks: int) -> Profile:
     """
-    The profile of a device in a file, for a machine of `ranks` devices. Raises `UnityError` if it cannot be read, or is
-    of another device.
+    The profile of a device in a file, for a machine of `ranks` devices. Raises `UnityError` if it cannot be
+    read, or is of another device.
     """
     with open_profile(Path(path)) as file:
         profile = file.profile(ranks)

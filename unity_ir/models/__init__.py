@@ -1,8 +1,8 @@
 """
 The zoo: models as serial graphs, one builder each.
 
-A module of this package with a function `build(**keys) -> Graph` is a model; its keyword arguments are the model's
-keys.
+A module of this package with a function `build(**keys) -> Graph` is a model; its keyword
+arguments are the model's keys.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ def build(
     """
     Tofu's are of 6, 8 and 10 layers of 4096, 6144 and 8192; batch as in its section 7.2.
 
-    What comes in and goes out is not published; Table 2 leaves room for no more than some hundred `features` in, and
-    as many `classes` out.
+    What comes in and goes out is not published; Table 2 leaves room for no more than some hundred `features` in,
+    and as many `classes` out.
     """
     b = Recurrent("lstm_stack")
     x, labels = b.input("x", batch, steps, features), b.input("labels", batch, steps, dtype="i64")

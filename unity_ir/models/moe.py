@@ -21,11 +21,11 @@ def build(
     """
     Each token goes to the `chosen` experts of largest gate, weighted by those gates, which are scaled to sum to 1.
 
-    In dense dispatch every expert computes every token, and its result counts with weight 0 where it was not chosen:
-    the experts are batched products over the expert dim, and take `experts / chosen` times the FLOPs of a sparse
-    dispatch. In that, every token goes to its experts alone: the rows of a product pick their weights. Either way the
-    expert dim can be divided (expert parallelism), no token is dropped, and weights are the same. `labels` are the next
-    tokens.
+    In dense dispatch every expert computes every token, and its result counts with weight 0 where it was not
+    chosen: the experts are batched products over the expert dim, and take `experts / chosen` times the FLOPs of a
+    sparse dispatch. In that, every token goes to its experts alone: the rows of a product pick their weights.
+    Either way the expert dim can be divided (expert parallelism), no token is dropped, and weights are the same.
+    `labels` are the next tokens.
 
     Raises `UnityError` for a dispatch that is neither `dense` nor `sparse`.
     """

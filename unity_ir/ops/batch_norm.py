@@ -55,8 +55,8 @@ BATCH_NORM = Operator(
     gradient=_batch_norm_gradient,
 )
 """
-`x` normalised by the statistics of `batch_stats`, times `w`, plus `b`; where `shift` is 0, `center` is the mean and
-`square` the variance.
+`x` normalised by the statistics of `batch_stats`, times `w`, plus `b`; where `shift` is 0, `center` is the mean
+and `square` the variance.
 """
 
 BATCH_NORM_GRAD = Operator(

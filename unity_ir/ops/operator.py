@@ -84,8 +84,8 @@ class Application:
 
 Gradient: TypeAlias = Callable[[Application], Sequence["Tensor | None"]]
 """
-From an application to the gradient of each operand; None for operands of integers or booleans, and where it is zero
-everywhere.
+From an application to the gradient of each operand; None for operands of integers or booleans, and
+where it is zero everywhere.
 """
 
 

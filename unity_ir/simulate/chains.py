@@ -56,8 +56,8 @@ def chain(
 
 def stall(streams: Streams, steps: Sequence[Step], sources: Sequence[int]) -> list[tuple[str, Task]]:
     """
-    Return the tasks of moves that occupy the compute streams until they end, such as halo exchanges; the first wait for
-    the reshards `sources`.
+    Return the tasks of moves that occupy the compute streams until they end, such as halo exchanges; the first wait
+    for the reshards `sources`.
     """
     found = chain(streams, steps, 0, sources, overlap=False)
     first = len(steps[0][3]) if steps else 0

@@ -49,8 +49,8 @@ class Costs:
 
     def choice(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
         """
-        Return the cost of a serial compute node under an assignment; `needs` says, per operand, whether its gradient is
-        wanted.
+        Return the cost of a serial compute node under an assignment; `needs` says, per operand,
+        whether its gradient is wanted.
         """
         same = tuple(node.operands.index(v) for v in node.operands)
         key = (node.op, node.attributes, tuple(v.type for v in node.operands), same, needs, assignment)
@@ -103,8 +103,8 @@ class Costs:
 
     def send(self, type: TensorType, source: Layout, target: Layout, number: int, overlap: bool) -> tuple[Task, ...]:
         """
-        Return the tasks of the reshard `number` of a value of a serial type; without `overlap` they occupy compute
-        streams.
+        Return the tasks of the reshard `number` of a value of a serial type; without `overlap`
+        they occupy compute streams.
         """
         steps = self.steps(type, source, target)
         return tuple(task for _, task in chain(self.streams, steps, number, (), overlap))

@@ -41,8 +41,8 @@ Use = tuple[int, int]
 
 Group = tuple[Layout, Layout, Use, Use | None]
 """
-A reshard that its users share: source, target, first use, and the use whose backward comes last (None without
-gradient).
+A reshard that its users share: source, target, first use, and the use whose backward comes
+last (None without gradient).
 """
 
 Pending = dict[Key, int]
@@ -430,8 +430,8 @@ class Simulation:
         """
         Return the state after a block: clocks and arrivals, relative to the clock of the first compute stream.
 
-        A port that is free before its compute stream, or an arrival before all of them, delays nothing, as one at the
-        clock.
+        A port that is free before its compute stream, or an arrival before all of them, delays
+        nothing, as one at the clock.
         """
         now = clocks[0]
         if self.streams.classes == 1:

@@ -1,6 +1,6 @@
 """
-Arrange the reshards of a plan as trees: each starts where a value is made, where a leaf rests, or where another reshard
-ends (a relay).
+Arrange the reshards of a plan as trees: each starts where a value is made, where a leaf rests, or where
+another reshard ends (a relay).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Hop:
     @property
     def arrives(self) -> tuple[int, ...]:
         """
-        The numbers of the reshards to wait for before reading its result: itself, or, if it only renames roles, its
-        parent.
+        The numbers of the reshards to wait for before reading its result: itself, or, if it only
+        renames roles, its parent.
         """
         if self.forward:
             return (self.number,)
@@ -62,15 +62,15 @@ class Hop:
 
     def gradients(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the reshards to wait for before reading the gradient at its source; reshard n's gradient has number
-        `numbers` + n.
+        Return the reshards to wait for before reading the gradient at its source; reshard n's gradient
+        has number `numbers` + n.
         """
         return (numbers + self.number,) if self.backward else self.below(numbers)
 
     def below(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the reshards to wait for before reading the gradient at its target: those of the reshards that start
-        there.
+        Return the reshards to wait for before reading the gradient at its target: those of the
+        reshards that start there.
         """
         return tuple(n for child in self.children for n in child.gradients(numbers))
 

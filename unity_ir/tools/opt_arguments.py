@@ -98,8 +98,8 @@ def expanded(argv: Sequence[str]) -> list[str]:
 
 def check_repeated(flag: str, text: str) -> None:
     """
-    Check that no argument of a pass or target is given twice in `text`, the value of option `flag`; xDSL takes the
-    last.
+    Check that no argument of a pass or target is given twice in `text`, the value of option
+    `flag`; xDSL takes the last.
 
     Raises `UnityError`, and `ArgSpecParseError` for text that is no pipeline.
     """

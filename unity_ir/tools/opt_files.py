@@ -51,8 +51,8 @@ def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
 
 def write_files(texts: Mapping[str, str], staged: dict[str, str]) -> None:
     """
-    Rename the files in `staged` to their targets, and empty it; write texts that are not staged (to pipes and
-    terminals) directly.
+    Rename the files in `staged` to their targets, and empty it; write texts that are not staged (to
+    pipes and terminals) directly.
 
     Raises `UnityError` where that fails.
     """

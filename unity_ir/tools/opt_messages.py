@@ -18,8 +18,8 @@ _STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+
 
 def check_strings(text: str, name: str) -> None:
     """
-    Raise `ParseError` for an unterminated string in the text of file `name`: xDSL's lexer takes exponential time on
-    one.
+    Raise `ParseError` for an unterminated string in the text of file `name`: xDSL's lexer
+    takes exponential time on one.
     """
     for match in _STRING.finditer(text):
         if match[0] == '"':

@@ -58,8 +58,8 @@ def read_module(
     """
     Return the module that a text contains, parsed but not verified. `name` is the file name for error messages.
 
-    `implicit` allows operations without a module around them. `raise_verify` lets attributes that do not verify raise
-    `VerifyException`.
+    `implicit` allows operations without a module around them. `raise_verify` lets attributes that do not
+    verify raise `VerifyException`.
     """
     try:
         text = data.decode()
@@ -131,8 +131,8 @@ def as_xdsl(done: str) -> Generator[None]:
 
 def of_xdsl(error: Exception) -> bool:
     """
-    Return whether an exception was raised by xDSL's code, or by a library it called, with no code of this package
-    between.
+    Return whether an exception was raised by xDSL's code, or by a library it called, with no
+    code of this package between.
     """
     trace, ours = error.__traceback__, False
     while trace is not None:
@@ -147,8 +147,8 @@ def of_xdsl(error: Exception) -> bool:
 
 def described(error: Exception) -> str:
     """
-    Return an exception as text: `KeyError: 'x'`; of an assertion only its name, since its message may hold a whole
-    module.
+    Return an exception as text: `KeyError: 'x'`; of an assertion only its name, since its
+    message may hold a whole module.
     """
     text = "" if isinstance(error, AssertionError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -149,8 +149,8 @@ def _ask(model: str, plans: Sequence[str], types: Sequence[str], machines: Seque
 
 def _planned(asked: Asked, graph: Graph, model: str, plan: str, on: Sequence[Machine]) -> tuple[Graph, Machine] | None:
     """
-    Return a model's plan on the first machine that has one, and that machine; None, and an entry in `refused`,
-    otherwise.
+    Return a model's plan on the first machine that has one, and that machine; None, and an
+    entry in `refused`, otherwise.
     """
     refusal = ""
     for machine in on:
@@ -176,8 +176,8 @@ def compiled(asked: Asked, targets: Sequence[str], options: Namespace) -> Iterat
 
 def summary(rows: Sequence[Row], count: int) -> list[dict[str, object]]:
     """
-    Return, per target, the number of kernels, the most registers and shared memory of any, instructions, and
-    violations.
+    Return, per target, the number of kernels, the most registers and shared memory of any,
+    instructions, and violations.
     """
     found: list[dict[str, object]] = []
     for target in dict.fromkeys(row.target for row in rows):

@@ -266,8 +266,8 @@ class UnityOpt(xDSLOptMain):
 
     def machine(self, module: ModuleOp, graph: Graph) -> Machine:
         """
-        Return the machine to price a function on: that of `--machine` or of the module, else the smallest plain box
-        that holds its pieces.
+        Return the machine to price a function on: that of `--machine` or of the module, else the smallest plain
+        box that holds its pieces.
         """
         from unity_ir import machine
         from unity_ir.dialects.machine import module_machine

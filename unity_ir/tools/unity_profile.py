@@ -100,8 +100,8 @@ class Asked:
 
 def ask(graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int) -> Asked:
     """
-    Collect at most `limit` kernels that a search on a machine prices, those of plans first; the others in an order
-    drawn from `seed`.
+    Collect at most `limit` kernels that a search on a machine prices, those of plans first; the others in
+    an order drawn from `seed`.
     """
     asked = Asked()
     for graph in graphs:

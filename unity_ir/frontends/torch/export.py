@@ -1,4 +1,4 @@
-"""`torch.export` of a module together with its loss, in training mode and before operators are taken apart."""
+"""Run `torch.export` on a module together with its loss, in training mode and before operators are decomposed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unity_ir.frontends.torch.report import one_line, refuse
 
 @dataclass(frozen=True)
 class Exported:
-    """A graph of ATen operators, and what its placeholders stand for."""
+    """A graph of ATen operators whose only result is the loss, and the tensor or constant of each placeholder."""
 
     module: fx.GraphModule
     loss: fx.Node
@@ -42,7 +42,12 @@ class Exported:
 
 
 class ModuleWithLoss(nn.Module):
-    """The module and its loss as one module that returns a scalar."""
+    """
+    A module and its loss as one module that returns a scalar tensor.
+
+    `loss` is called as `loss(output, *targets)`, where `targets` are the keyword arguments of these names. If it is
+    None, the module's first output is the loss. `forward` raises `UnityError` if the result is no scalar tensor.
+    """
 
     def __init__(self, module: nn.Module, loss: Callable[..., Any] | None, targets: Sequence[str]):
         super().__init__()
@@ -62,7 +67,10 @@ class ModuleWithLoss(nn.Module):
 
 
 def first(output: Any) -> Any:
-    """The first of a module's outputs: of a tuple, a dict, or a dataclass of transformers."""
+    """
+    Return the first tensor in a module's output, descending into tuples, lists and mappings; if
+    there is none, what is found.
+    """
     while not isinstance(output, torch.Tensor):
         if isinstance(output, Mapping) and output:
             output = next(iter(output.values()))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -75,9 +83,12 @@ def first(output: Any) -> Any:
 
 def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None) -> Exported:
     """
-    The training step of `module` on inputs like the example ones.
+    Export the forward of `module` and its loss, on inputs like the example ones, as a graph of ATen operators.
 
-    Raises `UnityError` where inputs do not fit the module, the result is no scalar, or torch.export fails.
+    The module is put into training mode. `example_inputs` and `loss` are those of `from_torch`.
+
+    Raises `UnityError` where inputs do not fit the module, the result is no scalar, a gradient hook or
+    `autograd.Function` is found, or torch.export fails.
     """
     if not module.training:
         module.train()
@@ -144,9 +155,13 @@ def bind(
     module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
     """
-    Example inputs as arguments of the module, by name where it can be, and the targets of the loss.
+    Return the positional and keyword arguments to call the module and loss with, and the names of the loss's targets.
 
-    A tensor is one input; of a tuple with a loss the last ones are its targets, as many as it needs beside the outputs.
+    Arguments are passed by keyword where the module's signature allows. The targets, which are among the keyword
+    arguments, are the loss's parameters without default, except the first (the module's output). From a tuple, the last
+    inputs are the targets; from a dict, those with their names. A tensor is a tuple of one.
+
+    Raises `UnityError` where the inputs fit neither the module's `forward` nor the loss.
     """
     wanted = _targets(loss)
     if isinstance(example_inputs, torch.Tensor):
@@ -273,7 +288,7 @@ PYTHON = (os.path.dirname(os.__file__) + os.sep, os.path.join(os.path.dirname(os
 
 
 def place(node: fx.Node) -> str:
-    """`file:line` of the model that an operator came from: the innermost frame outside of torch."""
+    """Return `file:line` of the model's code that an operator came from: the innermost frame outside of torch."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     outside = [f for f in frames if not f[0].startswith(NOT_THE_MODEL)]
     return _short(*outside[-1]) if outside else "outside of the module"
