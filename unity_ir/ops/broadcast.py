@@ -1,4 +1,4 @@
-"""The gradient of a broadcast: sums over what was spread."""
+"""The gradient of a broadcast: sums over the broadcast dims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BROADCAST_GRAD = Operator(_broadcast_grad_line, signature="broadcast_grad(g; sha
 
 
 def unbroadcast(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of `x` from that of what it was broadcast to."""
+    """Return the gradient of `x`, given the gradient of `x` broadcast (by NumPy's rules) to the shape of `grad`."""
     missing = len(grad.shape) - len(x.shape)
     if grad.shape[missing:] == x.shape:
         return sum_leading(grad, missing)

@@ -1,4 +1,4 @@
-"""Running sums."""
+"""Cumulative sums."""
 
 from __future__ import annotations
 

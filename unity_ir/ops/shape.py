@@ -1,4 +1,4 @@
-"""Operators that only move elements, of whatever type."""
+"""Operators that only move elements, of any element type."""
 
 from __future__ import annotations
 

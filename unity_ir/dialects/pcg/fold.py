@@ -1,8 +1,8 @@
 """
-Canonicalization: chains of parallel operators that do nothing, or in two steps what one does.
+Canonicalize parallel operators: remove chains without effect, and merge two steps of a kind into one.
 
-Only operators without a view are touched: with one, where a value is has been decided. Nothing here moves a value that
-did not move; `replicate(pick x)` and `zero_pad(reduce x)` are kept, since they do move it.
+Operators with a view are left alone, since their placement has been decided. No fold adds communication:
+`replicate(pick x)` and `zero_pad(reduce x)` move their value, and are kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-The operators as xDSL operations: one class each, generated.
+Generate an xDSL operation class for each operator.
 
 A parallel operator's class follows from its entry in `PARALLEL_OPERATORS`, a compute operator's from its TDL line in
-`unity_ir.ops`. Nothing here knows any of them by name.
+`unity_ir.ops`. Nothing here depends on a particular operator.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class YieldOp(IRDLOperation):
 
 
 def from_rule(rule: Substitution) -> RuleOp:
-    """The operation of a substitution."""
+    """Return a substitution as an operation."""
     properties: dict[str, Attribute] = {
         "name": StringAttr(rule.name),
         "inputs": ArrayAttr(StringAttr(i.name) for i in rule.inputs),
@@ -200,7 +200,11 @@ def _region(rule: Substitution, side: tuple[Term, ...]) -> Region:
 
 
 def to_rule(op: RuleOp) -> Substitution:
-    """The substitution of an operation. Raises `UnityError` for operations that are none."""
+    """
+    Return the substitution of an operation.
+
+    Raises `UnityError` for a rule whose inputs, conditions, attributes or operations are invalid.
+    """
     check_rule_name(op.rule_name.data)
     names = [n.data for n in op.inputs]
     types = [a.type for a in op.source.block.args]

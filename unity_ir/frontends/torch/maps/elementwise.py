@@ -210,30 +210,35 @@ def softplus(site: Site, x: Value, beta: float = 1, threshold: float = 20) -> Va
 
 @maps("log_sigmoid")
 def log_sigmoid(site: Site, x: Value) -> Value:
+    """Map `log(sigmoid(x))`."""
     del site
     return op("neg", op("softplus", op("neg", x)))
 
 
 @maps("mish")
 def mish(site: Site, x: Value) -> Value:
+    """Map `x * tanh(softplus(x))`."""
     del site
     return op("mul", x, op("tanh", op("softplus", x)))
 
 
 @maps("log1p")
 def log1p(site: Site, x: Value) -> Value:
+    """Map `log(1 + x)`."""
     del site
     return op("log", shift(x, 1))
 
 
 @maps("log2")
 def log2(site: Site, x: Value) -> Value:
+    """Map the logarithm to base 2."""
     del site
     return scale(op("log", x), 1 / math.log(2))
 
 
 @maps("expm1")
 def expm1(site: Site, x: Value) -> Value:
+    """Map `exp(x) - 1`."""
     del site
     return shift(op("exp", x), -1)
 
@@ -270,30 +275,35 @@ def clamp(site: Site, x: Value, low: Operand | None = None, high: Operand | None
 
 @maps("log10")
 def log10(site: Site, x: Value) -> Value:
+    """Map the logarithm to base 10."""
     del site
     return scale(op("log", x), 1 / math.log(10))
 
 
 @maps("tan")
 def tan(site: Site, x: Value) -> Value:
+    """Map the tangent."""
     del site
     return op("div", op("sin", x), op("cos", x))
 
 
 @maps("sinh")
 def sinh(site: Site, x: Value) -> Value:
+    """Map the hyperbolic sine."""
     del site
     return scale(op("sub", op("exp", x), op("exp", op("neg", x))), 0.5)
 
 
 @maps("cosh")
 def cosh(site: Site, x: Value) -> Value:
+    """Map the hyperbolic cosine."""
     del site
     return scale(op("add", op("exp", x), op("exp", op("neg", x))), 0.5)
 
 
 @maps("atanh")
 def atanh(site: Site, x: Value) -> Value:
+    """Map the inverse hyperbolic tangent."""
     del site
     return scale(op("log", op("div", shift(x, 1), shift(op("neg", x), 1))), 0.5)
 
@@ -312,12 +322,14 @@ def asinh(site: Site, x: Value) -> Value:
 
 @maps("acosh")
 def acosh(site: Site, x: Value) -> Value:
+    """Map the inverse hyperbolic cosine."""
     del site
     return op("log", op("add", x, op("sqrt", shift(op("square", x), -1))))
 
 
 @maps("ceil")
 def ceil(site: Site, x: Value) -> Value:
+    """Map rounding up."""
     del site
     return op("neg", op("floor", op("neg", x)))
 
@@ -337,11 +349,13 @@ def isnan(site: Site, x: Value) -> Value:
 
 @maps("clamp_min")
 def clamp_min(site: Site, x: Value, low: float) -> Value:
+    """Map `x` limited from below."""
     return clamp(site, x, low, None)
 
 
 @maps("clamp_max")
 def clamp_max(site: Site, x: Value, high: float) -> Value:
+    """Map `x` limited from above."""
     return clamp(site, x, None, high)
 
 
