@@ -1,5 +1,5 @@
 """
-The cost of a placed graph: what every operator and every reshard costs, per iteration.
+Compute the cost of a placed graph: the seconds of every operator and every reshard in one iteration.
 
 A graph without updates is a forward; its backward and update are counted as `pcg-differentiate` would build them. A
 graph with updates is a whole step, in which everything is explicit.
@@ -31,7 +31,9 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """A value brought from one layout to another for the operators that need it there; empty moves if it is there."""
+    """
+    A value brought from one layout to another for the operators that read it there; no moves if the layouts agree.
+    """
 
     value: Value
     """The anchor: a leaf's or compute operator's result, or a parallel operator's that is materialised."""
@@ -44,7 +46,7 @@ class Reshard:
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """A compute node's seconds, forward and backward, on each device."""
+    """A compute node's kernels, and its seconds of forward and backward on each device."""
 
     node: Node
     work: Work
@@ -54,7 +56,7 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """Everything an iteration costs on each device."""
+    """The cost of one iteration on a machine."""
 
     machine: Machine
     placement: Placement
@@ -69,43 +71,43 @@ class PlanCost:
 
     @cached_property
     def moves(self) -> tuple[tuple[Move, str], ...]:
-        """Every move of an iteration with the element type it moves."""
+        """Every move of an iteration, with the element type moved."""
         every = (*self.reshards, *self.weight_reshards)
         return tuple((m, r.value.type.dtype) for r in every for m in (*r.forward, *r.backward))
 
     @cached_property
     def compute_time(self) -> float:
-        """Seconds of kernels, the update included."""
+        """Seconds of all kernels of an iteration on a device, the update included."""
         return sum(o.forward + o.backward for o in self.operators) + self.update
 
     @cached_property
     def communication_time(self) -> float:
-        """Seconds of moves."""
+        """Seconds of all moves of an iteration."""
         return sum(self.machine.move_time(m, dtype) for m, dtype in self.moves)
 
     @property
     def time(self) -> float:
-        """Seconds of an iteration; communication is not overlapped yet."""
+        """Seconds of an iteration, without overlap of communication and computation."""
         return self.compute_time + self.communication_time
 
     @property
     def elements(self) -> int:
-        """Elements received per iteration, summed over the devices."""
+        """Elements received per iteration, summed over all devices."""
         return sum(m.traffic(self.machine.mesh) for m, _ in self.moves)
 
     @property
     def bytes(self) -> int:
-        """Bytes received per iteration, summed over the devices."""
+        """Bytes received per iteration, summed over all devices."""
         return sum(m.traffic(self.machine.mesh) * ELEMENT_BYTES[dtype] for m, dtype in self.moves)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes at the end of the forward, when most is held, on the device that holds most."""
+        """Bytes held at the end of the forward on the device that holds most."""
         return sum(self.memory.values())
 
 
 def plan_moves(value: Value, source: Layout, target: Layout, machine: Machine) -> tuple[Move, ...]:
-    """The planner's moves for one value on one machine."""
+    """Return the cheapest moves that the reshard planner finds for a value between two layouts on a machine."""
     return _plan(value.type.shape, value.type.dtype, source, target, machine)
 
 
@@ -144,9 +146,9 @@ def _plan(shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, ma
 
 def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Reshard]:
     """
-    Every reshard a graph asks for: from where a value is made to where each operator reads it.
+    Return every reshard of a graph: from the layout a value is made in to each layout an operator reads it in.
 
-    Users that read one value in one layout share the reshard.
+    Operators that read one value in one layout share the reshard. Halo exchanges are included.
     """
     nodes = graph.nodes()
     anchors = Anchors(graph)
@@ -204,9 +206,10 @@ def _halo_reduce_move(node: Node, placement: Placement) -> Move:
 
 def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> PlanCost:
     """
-    What one iteration of a graph costs on a machine.
+    Return the cost of one iteration of a graph on a machine.
 
-    Raises `UnityError` where the graph's degrees or views do not fit the machine.
+    `optimizer` is used if the graph names none; by default it is `Optimizer()`. Raises `UnityError` where the graph's
+    degrees or views do not fit the machine.
     """
     placement = place(graph, machine.mesh)
     nodes = graph.nodes()
@@ -294,12 +297,12 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
 
 
 def update_bytes(piece_bytes: int, optimizer: Optimizer) -> int:
-    """Bytes the update of a piece of a weight reads and writes: weight, gradient, and the optimizer's state."""
+    """Return the bytes that the update of a weight's piece reads and writes: weight, gradient, and optimizer state."""
     return piece_bytes * (3 + 2 * optimizer.states)
 
 
 def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
-    """Seconds of one weight's update on each device."""
+    """Return the seconds of one weight's update on each device."""
     (type,) = weight.types
     elements = prod(type.piece_shape)
     moved = update_bytes(elements * ELEMENT_BYTES[type.dtype], optimizer)
@@ -307,5 +310,7 @@ def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
 
 
 def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -> Kernel:
-    """The kernel that updates a piece of a weight; `moved` are the bytes it reads and writes."""
+    """
+    Return the kernel that updates a weight's piece of `elements` elements; `moved` is the bytes it reads and writes.
+    """
     return Kernel(f"update {optimizer.name}({dtype})", (elements,), "elementwise", 4 * elements, moved, dtype)

@@ -1,9 +1,9 @@
 """
-The work of one operator under many configurations at once: numbers of rows instead of nodes.
+Compute the work of one operator under many configurations at once, with rows of an array in place of nodes.
 
-A configuration divides extents, and nothing else of what a task does changes: so the kernels are found once, on the
-whole operator, and which of the operator's degrees divides which extent of which kernel is found by dividing by one
-variable at a time. Sizes, FLOPs and bytes are then products over arrays of degrees.
+A configuration divides extents and changes nothing else of a task. So the kernels are found once, for the whole
+operator; dividing by one index variable at a time shows which degree divides which extent of which kernel. Sizes, FLOPs
+and bytes are then products over arrays of degrees.
 """
 
 from __future__ import annotations
@@ -71,20 +71,24 @@ class _Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The kernels of an operator, and the variables (columns of degrees) whose division they do not tell."""
+    """
+    The kernels of an operator, as functions of its degrees.
+
+    `unknown` are the variables (columns of degrees) for which it is not known what their division changes.
+    """
 
     kernels: tuple[_Kernel, ...]
     """Empty if it predicts no division."""
     unknown: tuple[int, ...]
 
     def tells(self, degrees: Ints) -> npt.NDArray[np.bool_]:
-        """The rows of degrees that `counts` is right for."""
+        """Return for which rows of degrees [row, variable] `counts` is right."""
         return np.all(degrees[:, self.unknown] == 1, axis=1) & bool(self.kernels)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One kernel under many configurations; see `cost.time.Kernel`."""
+    """One kernel's sizes, FLOPs and bytes under many configurations, a row each; see `cost.time.Kernel`."""
 
     kernel: _Kernel
     sizes: Ints
@@ -97,11 +101,11 @@ def seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, device: Device
 ) -> tuple[Floats, Floats]:
     """
-    Seconds of one task of a serial compute node, per row of degrees [row, variable]: forward and backward
-    together, and the forward alone.
+    Return the seconds of one task of a serial compute node, per row of degrees [row, variable]: of forward and backward
+    together, and of the forward alone.
 
-    `needs` says of which operands the gradient is wanted; `same` [row, operand] is, for each operand, the first that
-    is the same value (see `cost.work.repeats`). Equal to the sum of `cost.work.work` of each row.
+    `needs` says, per operand, whether its gradient is wanted; `same` [row, operand] is the index of the first operand
+    that is the same value (see `cost.work.repeats`). Each row equals the sum over `cost.work.work`.
     """
     first, inverse = distinct(np.hstack([degrees, same]))
     degrees, same = degrees[first], same[first]
@@ -124,7 +128,11 @@ def seconds(
 
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
-    """Where each different row of numbers (not negative) first is, in order of the rows, and which of these each is."""
+    """
+    Return the index of the first of each group of equal rows, and, per row, the number of its group.
+
+    Rows are of non-negative numbers; groups are sorted by row.
+    """
     sizes = rows.max(axis=0, initial=0) + 1
     if prod(sizes.tolist()) < 2**62:
         code = np.zeros(len(rows), dtype=np.int64)
@@ -137,7 +145,9 @@ def distinct(rows: Ints) -> tuple[Ints, Ints]:
 
 
 def template(node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], same: tuple[int, ...]) -> Template:
-    """The kernels of a serial compute node; arguments as of `seconds`."""
+    """
+    Return the template of a serial compute node; `same` [operand] is one row of `seconds`'s, other arguments are equal.
+    """
     return _template(node.op, _operands(node), node.attributes, variables, needs, same)
 
 
@@ -146,7 +156,7 @@ def _operands(node: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
 
 
 def counts(template: Template, degrees: Ints) -> Iterator[Counts]:
-    """Each kernel under many configurations: rows of degrees."""
+    """Yield the counts of each kernel of a template, for rows of degrees [row, variable]."""
     for kernel in template.kernels:
         yield _count(kernel, degrees)
 

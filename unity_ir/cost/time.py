@@ -1,4 +1,4 @@
-"""A kernel, and its seconds: measured, if the device's profile has it, else by the roofline."""
+"""Price a kernel: the measured seconds, if the device's profile has them, else the roofline's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from unity_ir.machine.device import Device
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """
-    One kernel of one task. Kernels of one `operator` and equal `sizes` are one and the same.
+    One kernel of one task. Kernels of equal `operator` and `sizes` take the same time.
 
-    `operator` is a canonical text of all but the sizes: `matmul{act=relu}(f32, f32)`.
+    `operator` is a canonical text of everything but the sizes: `matmul{act=relu}(f32, f32)`.
     """
 
     operator: str
@@ -29,7 +29,9 @@ class Kernel:
 
 
 def seconds(kernel: Kernel, device: Device) -> float:
-    """Everything that prices a kernel by itself asks here; `cost.table` does the same for many at once."""
+    """
+    Return the seconds of a kernel on a device, measured or by roofline. `cost.table` does the same for many at once.
+    """
     if device.profile is not None:
         measured = device.profile.kernels.get(kernel.operator, {}).get(kernel.sizes)
         if measured is not None:

@@ -19,15 +19,15 @@ def build(
     dispatch: str = "dense",
 ) -> Graph:
     """
-    Each token goes to the `chosen` experts of largest gate, weighted by those gates, which are scaled to sum to 1.
+    Return the decoder; each token goes to the `chosen` experts of largest gate, whose gates are scaled to sum to 1.
 
-    In dense dispatch every expert computes every token, and its result counts with weight 0 where it was not
-    chosen: the experts are batched products over the expert dim, and take `experts / chosen` times the FLOPs of a
-    sparse dispatch. In that, every token goes to its experts alone: the rows of a product pick their weights.
-    Either way the expert dim can be divided (expert parallelism), no token is dropped, and weights are the same.
+    With `dispatch="dense"`, every expert computes every token, and results of experts not chosen get weight 0: the
+    experts are batched products over the expert dim, and take `experts / chosen` times the FLOPs of a sparse dispatch.
+    With `dispatch="sparse"`, each token is computed by its experts only: the rows of a product select their weights.
+    In either, the expert dim can be sharded (expert parallelism), no token is dropped, and weights are the same.
     `labels` are the next tokens.
 
-    Raises `UnityError` for a dispatch that is neither `dense` nor `sparse`.
+    Raises `UnityError` for another dispatch.
     """
     experts_of = {"dense": _experts, "sparse": _chosen_experts}.get(dispatch)
     if experts_of is None:

@@ -15,9 +15,9 @@ from unity_ir.rules.rule import Rule
 @dataclass(frozen=True)
 class ApplyDerivation(GraphPass):
     """
-    Apply rules in the order a derivation has them: see `unity_ir.rules.derivation`.
+    Replay a derivation: apply its rules in order, each at its operator (see `unity_ir.rules.derivation`).
 
-    rewrite: relu(matmul(x, w)) -> matmul(x, w) {act = "relu"}, and whatever else its steps say
+    rewrite: relu(matmul(x, w)) -> matmul(x, w) {act = "relu"}, for the step `fuse-activation.relu at relu#0`
     """
 
     name = "apply-derivation"

@@ -16,7 +16,7 @@ class Differentiate(GraphPass):
     """
     Build the backward from the operators' gradients, and one update per weight.
 
-    rewrite: f(x) -> loss  ->  f(x) -> loss, with forward, backward, pcg.update of every weight
+    rewrite: f(x) -> loss  ->  f(x) -> loss, with forward, backward, and a pcg.update of every weight
     """
 
     name = "pcg-differentiate"

@@ -36,7 +36,7 @@ UNIT = 1e9
 
 
 def option_kinds() -> dict[str, type]:
-    """Every option that some strategy has, and its type."""
+    """Return every option that some strategy has, with its type."""
     return {name: kind for strategy in all_strategies().values() for name, kind in option_types(strategy).items()}
 
 
