@@ -14,8 +14,9 @@ from math import ceil, log2, prod
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """
-    What one group sends across one level per byte of its piece, between devices that differ in that
-    level and none outside it.
+    The traffic of one group across one level, in bytes per byte of its piece.
+
+    It is between devices that differ in that level and in no outer one.
     """
 
     level: int
@@ -40,7 +41,9 @@ Phase = tuple[Crossing, ...]
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSchedule:
-    """An algorithm of a collective: phases in sequence, and messages in sequence along each level."""
+    """
+    An algorithm of a collective: phases that run one after the other, and the number of successive messages per level.
+    """
 
     algorithm: str
     phases: tuple[Phase, ...]
@@ -49,7 +52,7 @@ class CollectiveSchedule:
 
     @property
     def tree(self) -> bool:
-        """Whether messages go along a tree."""
+        """Whether messages go along a tree (rather than a ring, or directly)."""
         return self.algorithm == "tree"
 
 

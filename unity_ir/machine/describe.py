@@ -1,4 +1,4 @@
-"""Converts machines from and to tables, the form they have in TOML files and in the machine dialect, with checks."""
+"""Convert machines from and to tables, the form they have in TOML files and in the machine dialect, with checks."""
 
 from __future__ import annotations
 
@@ -43,10 +43,12 @@ KNOWN = {
 
 def machine_from(name: str, described: TomlTable, count: object = None, profile: str = "") -> Machine:
     """
-    The machine that tables describe. `count` replaces sizes given as "parameter"; `profile` is a profile file to use
-    instead of the one that comes with the package for this device, if any.
+    Return the machine called `name` that tables describe.
 
-    Raises `UnityError` for impossible figures, and for devices that no link connects.
+    `count` replaces sizes given as "parameter", by default with the description's `parameter`, or 1. `profile` is the
+    path of a profile to use instead of the one that comes with the package for this device, if any.
+
+    Raises `UnityError` for impossible figures, for missing or unknown fields, and for devices that no link connects.
     """
     reader = _Reader(name)
     try:
@@ -321,7 +323,7 @@ class _Reader:
 
 
 def described(machine: Machine) -> dict[str, Any]:
-    """The tables that describe a machine, from which `machine_from` makes an equal one."""
+    """Return the tables that describe a machine, from which `machine_from` makes an equal one."""
     out: dict[str, Any] = {}
     if machine.overhead != Machine.overhead:
         out["overhead"] = machine.overhead

@@ -19,7 +19,7 @@ LinkKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """A kind of link that messages across a level go over, and how it is shared."""
+    """A kind of link that messages across a level use, and which devices share one."""
 
     key: LinkKey
     below: int | None
@@ -30,12 +30,12 @@ class LinkUse:
 
 
 def below(levels: Sequence[Level], i: int) -> int:
-    """The number of devices in a member of level `i`."""
+    """Return the number of devices in a member of level `i`."""
     return prod(level.size for level in levels[i + 1 :])
 
 
 def crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
-    """The links between a device and the switch or medium that joins the members of level `i`, outermost first."""
+    """Return the links from the switch or medium that joins the members of level `i` to a device, outermost first."""
     level = levels[i]
     uses = [LinkUse(("port", i), None if level.port == "device" else i, level.wire, level.link == "bus")]
     return tuple(uses) if level.port == "device" else (*uses, *_to_hub(levels, i + 1))
@@ -123,7 +123,7 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
 
 
 def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[LinkKey, float]:
-    """Return the seconds per byte that a phase keeps each kind of link busy."""
+    """Return, per kind of link, the seconds that a phase keeps it busy per byte of a piece."""
     out: dict[LinkKey, float] = {}
     for crossing in phase:
         for key, seconds in _loads(levels, sizes, crossing).items():
@@ -132,7 +132,11 @@ def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase)
 
 
 def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: CollectiveSchedule) -> float:
-    """Seconds of an empty message across level `i` in a group with `n` devices there, over the hubs on both sides."""
+    """
+    Return the seconds of an empty message across level `i`, over the hubs on both sides.
+
+    `n` is the number of devices that a group has along the level.
+    """
     own, *others = crossing_links(levels, i)
     tree = schedule.tree
     seconds = own.wire.hop(protocol, tree)
@@ -150,7 +154,8 @@ def line(
     levels: Sequence[Level], sizes: Mapping[int, int], schedule: CollectiveSchedule, protocol: Protocol
 ) -> tuple[float, float]:
     """
-    Cost of an algorithm with a protocol: seconds before the first byte, and seconds per byte.
+    Return the cost line of an algorithm with a protocol: seconds before the first byte, and seconds per byte.
+
     `sizes` as of `Machine.lines`.
     """
     tree = schedule.tree

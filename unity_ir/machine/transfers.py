@@ -1,5 +1,5 @@
 """
-The messages of collective algorithms one by one, for machines that are not symmetric.
+List the messages of collective algorithms one by one, for machines that are not symmetric.
 
 The algorithms are those of `machine.collectives`, in the same order. A group is an array with one dimension per level
 it spans; messages go between members of the array, in bytes per byte of a piece.
@@ -22,7 +22,7 @@ Indexed = tuple[Member, Member, float]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The messages of an algorithm on a group. Each phase has alternatives, of which the best is used."""
+    """The messages of an algorithm in a group, by phase; each phase has alternatives, of which the fastest is used."""
 
     tree: bool
     phases: tuple[tuple[list[Indexed], ...], ...]

@@ -17,7 +17,7 @@ class ApplyDerivation(GraphPass):
     """
     Replay a derivation: apply its rules in order, each at its operator (see `unity_ir.rules.derivation`).
 
-    rewrite: relu(matmul(x, w)) -> matmul(x, w) {act = "relu"}, for the step `fuse-activation.relu at relu#0`
+    rewrite: relu(matmul(x, w)) -> matmul(x, w) {act = "relu"}, for a step that applies fuse-activation
     """
 
     name = "apply-derivation"

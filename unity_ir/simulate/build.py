@@ -46,8 +46,9 @@ def task_graph(
     """
     Return the tasks of one iteration of a graph whose cost is `plan`.
 
-    `optimizer` is used if the graph names none. `axes` are the mesh axes along which devices are simulated separately:
-    by default those that some layout pins; with all axes, every device is simulated separately.
+    `optimizer` is used if the graph names none. `overlap` runs communication beside kernels, as the emitted program
+    does. `axes` are the mesh axes along which devices are simulated separately: by default those that some layout pins;
+    with all axes, every device is simulated separately.
     """
     placement = plan.placement
     if axes is None:

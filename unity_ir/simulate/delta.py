@@ -52,12 +52,12 @@ Block = list[Task]
 
 class Simulation:
     """
-    Simulates one iteration of a serial forward graph in which every operator has an assignment.
+    Simulates one iteration of a serial forward graph, in which every operator has an assignment that can be changed.
 
-    Leaves rest where their first use reads them; users that read a value in one layout share its reshard; costs are
-    those of `cost.plan` for `realised()`. `assignments` has every compute node. `overlap` as in `build.task_graph`.
-    `axes` are the mesh axes on which assignments may be pinned: devices are simulated separately along them. `like` is
-    a simulation of the same graph, machine and axes, whose memo of costs is shared.
+    `assignments` has every compute node. Leaves rest in the layout that their first use reads; operators that read a
+    value in one layout share its reshard; costs are those of `cost.plan` for `realised()`. `overlap` as in
+    `build.task_graph`. `axes` are the mesh axes on which assignments may be pinned: devices are simulated separately
+    along them. `like` is a simulation of the same graph, machine and axes, whose memo of costs is shared.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Simulation:
 
     @property
     def makespan(self) -> int:
-        """The ticks of an iteration."""
+        """The ticks of an iteration with the current assignments."""
         if len(self.sums) == 2:
             return self.sums[0] + max(self._end) + self.sums[1]
         return self.sums[0] + self._last(self._end, self.sums[1:])
@@ -330,7 +330,7 @@ class Simulation:
             yield end - last[0]
 
     def update_of(self, v: int) -> tuple[int, Classes]:
-        """Return the ticks of a weight's update, and the device classes that do it; (0, ()) for other values."""
+        """Return the ticks of a weight's update and the device classes that do it; (0, ()) for other values."""
         if not self.updated[v]:
             return 0, ()
         if self.uses[v]:

@@ -16,6 +16,8 @@ def simulated(graph: Graph, plan: PlanCost, optimizer: Optimizer | None = None) 
     """
     Return the simulated times of an iteration, overlapped and not, and its peak memory, for a
     graph whose cost is `plan`.
+
+    `optimizer` is used if the graph names none.
     """
     overlapped = simulate(task_graph(graph, plan, optimizer))
     waiting = simulate(task_graph(graph, plan, optimizer, overlap=False))

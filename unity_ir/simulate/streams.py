@@ -52,27 +52,30 @@ class Streams:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
+        """The number of devices along each of the mesh axes `axes`."""
         return tuple(self.machine.mesh.sizes[a] for a in self.axes)
 
     @property
     def classes(self) -> int:
+        """The number of device classes."""
         return prod(self.sizes)
 
     @property
     def width(self) -> int:
-        """Number of streams of each class: compute, then a port per level."""
+        """The number of streams of each class: one for compute, then a port per level."""
         return 1 + len(self.machine.levels)
 
     @property
     def count(self) -> int:
+        """The number of all streams."""
         return self.classes * self.width
 
     def compute(self, of: int) -> int:
-        """Return the number of a class's compute stream."""
+        """Return the number of the compute stream of class `of`."""
         return of * self.width
 
     def port(self, of: int, level: int) -> int:
-        """Return the number of the stream of a class's port to a level of links."""
+        """Return the number of the stream for the port of class `of` to the links of a level."""
         return of * self.width + 1 + level
 
     def name(self, stream: int) -> str:
