@@ -2,7 +2,7 @@
 Read and write profiles: seconds of kernels and collectives measured by `unity-profile`, in an SQLite file.
 
 A file carries the format (`application_id`), the version of its tables (`user_version`), and in `about` the device and
-software it was made with. Rows are only ever added, each in a transaction of its own, so no measurement is lost.
+software it was made with. Each row is written in a transaction of its own, so a stopped run loses no measurement.
 """
 
 from __future__ import annotations
@@ -155,11 +155,11 @@ class ProfileFile:
         return [CollectiveRow(*row) for row in rows]
 
     def add_kernel(self, row: KernelRow) -> None:
-        """Write a measured kernel, replacing any equal one."""
+        """Write a measured kernel, in place of one with the same operator, sizes and ranks."""
         self._add("kernels", [getattr(row, n) if n != "sizes" else _text(row.sizes) for n in row.__slots__])
 
     def add_collective(self, row: CollectiveRow) -> None:
-        """Write a measured collective, replacing any equal one."""
+        """Write a measured collective, in place of one with the same kind, members, bytes and ranks."""
         self._add("collectives", [getattr(row, n) for n in row.__slots__])
 
     def _add(self, table: str, values: list[object]) -> None:

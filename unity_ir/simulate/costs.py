@@ -1,4 +1,4 @@
-"""Price operators and reshards of a serial graph under any assignment, in ticks, each once."""
+"""Price operators and reshards of a serial graph under any assignment, in ticks, each only once."""
 
 from __future__ import annotations
 

@@ -45,7 +45,11 @@ def ticks(seconds: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """The streams of a machine whose devices are simulated separately along the mesh axes `axes`."""
+    """
+    The streams of a machine, one class of devices per coordinate along the mesh axes `axes`.
+
+    Devices that differ only along other axes do the same at the same time, and share a class.
+    """
 
     machine: Machine
     axes: tuple[int, ...] = ()
@@ -83,7 +87,7 @@ class Streams:
         return "compute" if (kind := stream % self.width) == 0 else self.machine.levels[kind - 1].name
 
     def class_of(self, device: int) -> int:
-        """Return the class of a device, by its number."""
+        """Return the class of the device with this number."""
         at = self.machine.mesh.coordinates(device)
         found = 0
         for axis, size in zip(self.axes, self.sizes, strict=True):
@@ -95,12 +99,15 @@ class Streams:
         return tuple(product(*(range(size) for size in self.sizes)))
 
     def where(self, roles: Sequence[GridRole]) -> Classes:
-        """Return the classes that take part in an operator, or hold a value, given the role of each mesh axis."""
+        """
+        Return the classes of the devices that have a role at all, given the role of each mesh axis:
+        those not pinned elsewhere.
+        """
         fixed = [(self.axes.index(axis), pin) for axis, pin in pins(roles)]
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
-        """Return the step of a move that starts from the layout `before`."""
+        """Return the step of a move of values of element type `dtype` that starts from the layout `before`."""
         pinned, end = pins(before), move.target if is_pinned(move.target) else None
         key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
         found = self._steps.get(key)
@@ -129,7 +136,7 @@ class Streams:
         return move.kind, ticks(self.machine.move_time(move, dtype)), levels, tuple(groups)
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
-        """Return the steps of a reshard's moves from the layout `source`, without those that only rename roles."""
+        """Return the steps of a reshard that starts from the layout `source`, without moves that only rename roles."""
         out: list[Step] = []
         at = source
         for move in moves:

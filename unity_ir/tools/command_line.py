@@ -44,6 +44,7 @@ class Parser(ArgumentParser):
         self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
+        """Raise `UnityError` for a wrong command line."""
         raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
 
 

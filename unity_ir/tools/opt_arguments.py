@@ -199,4 +199,5 @@ def seconds(text: str) -> float:
 
 
 def usage_error(message: str) -> NoReturn:
+    """Raise `UnityError` for a wrong command line of `unity-opt`."""
     raise UnityError(f"unity-opt: {message}; see unity-opt --help")

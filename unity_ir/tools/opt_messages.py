@@ -55,5 +55,6 @@ def parse_error(error: ParseError, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean A or B` with the names in `known` that are most similar to `name`; "" if none is."""
     near = get_close_matches(name, list(known), n=3)
     return f"; did you mean {' or '.join(near)}" if near else ""
