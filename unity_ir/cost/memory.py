@@ -69,7 +69,7 @@ def held(
 
 
 class _Parts:
-    """Bytes by what they hold and where: at some coordinates of pinned axes, or, where none are, on all devices."""
+    """Bytes by kind, and by the coordinates of pinned axes at which they are held; () is all devices."""
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
@@ -79,7 +79,7 @@ class _Parts:
         self._bytes.setdefault(pins(layout), Counter())[what] += size
 
     def most(self) -> dict[str, int]:
-        """Those of the device that holds most, the first if several do."""
+        """Return the bytes by kind on the device that holds most; on the first, if several do."""
         axes = sorted({axis for part in self._bytes for axis, _ in part})
         best = Counter[str]()
         for coordinates in product(*(range(self._mesh.sizes[axis]) for axis in axes)):

@@ -122,7 +122,7 @@ def _plan_cached(
 
 @lru_cache(maxsize=256)
 def _memo(machine: _ByIdentity, dtype: str) -> RunMemo:
-    """The plans of one machine and element type, kept as long as those are used."""
+    """Return the memo of plans for one machine and element type, which lives as long as this cache keeps it."""
     del machine, dtype
     return {}
 
@@ -172,8 +172,10 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
 
 def _halos(nodes: Iterable[Node], placement: Placement, with_gradient: set[Node], explicit: bool) -> list[Reshard]:
     """
-    The halo exchanges: of a forward graph, one for each operator that needs it, there and back; of a graph with its
-    backward, one for each value that has a halo, which the operator and its gradients share.
+    Return the halo exchanges as reshards.
+
+    In a forward graph there is one per operator that needs it, with the gradient's exchange. In a graph with its
+    backward (`explicit`) there is one per value with a halo, shared by the operator and its gradients.
     """
     out: dict[object, Reshard] = {}
     for node in nodes:
@@ -250,7 +252,7 @@ def _held(
     between: Iterable[Reshard],
     optimizer: Optimizer,
 ) -> Mapping[str, int]:
-    """Bytes at the end of the forward; of a graph with its backward, of all there is in it."""
+    """Return the bytes held at the end of the forward; for a graph with its backward, of all its values."""
     made = [v for n in graph.nodes() if not n.is_parallel and n not in again for v in n.results]
     if graph.updates:
         brought = [(r.value, r.target, r.forward) for r in between]
@@ -262,7 +264,7 @@ def _held(
 
 
 def _read_there(reshard: Reshard, keeps: Keeps) -> bool:
-    """Whether the backward reads what a reshard has brought; with its halo, it is a tensor by itself in any case."""
+    """Return whether the backward reads the result of a reshard. A value with a halo always is a tensor of its own."""
     if any(m.kind in HALO_EXCHANGES for m in reshard.forward):
         return True
     return any(
@@ -281,7 +283,7 @@ def _root(value: Value) -> Value:
 
 
 def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placement, machine: Machine) -> list[Reshard]:
-    """The gradient of a weight arrives in the dual of the weight's layout and is needed in the weight's own."""
+    """Return the reshards of weights' gradients, from the dual of the weight's layout to the weight's own."""
     out: list[Reshard] = []
     if graph.updates:
         for u in graph.updates:

@@ -33,8 +33,10 @@ Divided = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A tensor a kernel reads or writes: bytes of an element, sizes, what divides them, and by how much more a piece
-    of a divided dim then is."""
+    """
+    A tensor that a kernel reads or writes: bytes of an element, sizes, the degrees that divide each dim, and the halo
+    that a piece of a divided dim has in addition.
+    """
 
     item: int
     sizes: tuple[int, ...]
@@ -44,7 +46,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A term of `tdl.counts` by numbers of extents."""
+    """A term of `tdl.counts`, with index variables replaced by the numbers of their extents."""
 
     each: int
     over: tuple[int, ...]
@@ -55,7 +57,7 @@ class _Term:
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """A kernel of all configurations."""
+    """A kernel as a function of degrees."""
 
     operator: str
     kind: str
@@ -246,7 +248,7 @@ def _template(
 
 
 def _alike(whole: Sequence[Node], divided: Sequence[Node]) -> bool:
-    """Whether the same kernels do the work of a piece."""
+    """Return whether the kernels of a piece are those of the whole operator."""
     return [(n.op, n.operator.name, _distinct(n)) for n in whole] == [
         (n.op, n.operator.name, _distinct(n)) for n in divided
     ] and all(
@@ -266,8 +268,11 @@ def _distinct(node: Node) -> tuple[int, ...]:
 
 
 def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
-    """The kernel of a node, of which `divided` has what becomes of it by each degree; None if its line depends on
-    them in another way."""
+    """
+    Return the kernel of a node; `divided` has the node at a degree of each variable (by column).
+
+    Returns None if its work depends on degrees in another way than by division of extents.
+    """
     analysis = node.analysis
     bound = analysis.bound
     configurations = {c: n.configuration for c, n in divided.items()}
@@ -296,7 +301,7 @@ def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
 
 
 def _terms(found: Sequence[FlopsTerm], names: Mapping[str, int]) -> tuple[_Term, ...]:
-    """The terms by number of extent, each with what makes it the same as one before."""
+    """Return the terms by numbers of extents, each with the conditions under which it equals an earlier term."""
     before: dict[object, list[tuple[str, ...]]] = {}
     out: list[_Term] = []
     for term in found:

@@ -140,7 +140,7 @@ def _argument_attributes(func: FuncOp) -> list[dict[str, Attribute]]:
 
 def _spoken(hints: Sequence[str]) -> list[str]:
     """
-    The names arguments are printed by, which is what an input is called unless it says otherwise.
+    Return the names that arguments are printed with; an input has its argument's, unless an attribute gives another.
 
     Given hints `x`, `x`, none, returns `x`, `x_1`, `arg2`.
     """
@@ -154,7 +154,9 @@ def _spoken(hints: Sequence[str]) -> list[str]:
 
 
 def _optimizer(func: FuncOp, optimizers: Sequence[Optimizer | None]) -> Optimizer | None:
-    """The optimizer all updates name, or, where there is none yet, the function."""
+    """
+    Return the optimizer that all updates name; if there are no updates, the one that the function's attribute names.
+    """
     if len(set(optimizers)) > 1:
         raise UnityError(f"@{func.sym_name.data}: its updates have different optimizers; give them one")
     if optimizers:

@@ -52,7 +52,7 @@ def origin_of(func: FuncOp, graph: Graph) -> Origin | None:
 
 
 def _check(where: str, keys: list[str], weights: Collection[str]) -> None:
-    """Raises `UnityError` for a key that is given twice, or that is a weight's name."""
+    """Raise `UnityError` for a key that is given twice, or that is a weight's name."""
     for key in keys:
         if keys.count(key) > 1 or key in weights:
             raise UnityError(f"{where}: {key!a} is the key of two tensors; leave one out")

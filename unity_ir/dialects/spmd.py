@@ -285,7 +285,7 @@ Kind = TypeVar("Kind", bound=BetweenRanks)
 
 
 def _of_kind(kind: str, base: type[Kind]) -> type[Kind]:
-    """The class of `spmd.KIND`."""
+    """Return the operation class of `spmd.KIND`."""
     name = f"{kind.title().replace('_', '')}Op"
     made = type(name, (base,), {"name": f"spmd.{kind}", "__module__": __name__})
     return irdl_op_definition(cast("type[Kind]", made))

@@ -61,7 +61,7 @@ Span = tuple[int, int]
 
 
 def _inside(spans: Sequence[Span], i: int) -> int:
-    """A group's devices in one member of the i-th level it spans."""
+    """Return the number of a group's devices in one member of the i-th level it spans."""
     return prod(n for _, n in spans[i + 1 :])
 
 
@@ -90,7 +90,9 @@ def _ring(spans: Sequence[Span], edge: float, times: float = 1) -> CollectiveSch
 
 
 def _double_tree(spans: Sequence[Span]) -> CollectiveSchedule:
-    """Two trees, each for half of the bytes; members take turns in who of them is the head of their chain."""
+    """
+    Return a double binary tree, each tree with half of the bytes; members take turns at being the head of their chain.
+    """
     crossings: list[Crossing] = []
     for i, (level, n) in enumerate(spans):
         crossings.append(Crossing(level, 2.0 / _inside(spans, i), 2.0, 2.0 * (n - 1), "chain"))
@@ -98,7 +100,7 @@ def _double_tree(spans: Sequence[Span]) -> CollectiveSchedule:
 
 
 def _rooted_tree(spans: Sequence[Span]) -> CollectiveSchedule:
-    """One tree, whose vertices have up to two children."""
+    """Return a binary tree."""
     crossings: list[Crossing] = []
     for i, (level, n) in enumerate(spans):
         sent = 2.0 if i == 0 and n > 3 else 1.0
@@ -114,7 +116,7 @@ def _tree_hops(spans: Sequence[Span], times: float) -> tuple[tuple[int, float], 
 
 
 def _gather_phases(spans: Sequence[Span], bytes: float) -> list[Phase]:
-    """Outermost first, while pieces are small."""
+    """Return the phases of a hierarchical all-gather: the outermost level first, while pieces are small."""
     phases: list[Phase] = []
     for i, (level, n) in enumerate(spans):
         phases.append((_uniform(level, n, _inside(spans, i), (n - 1) * bytes, "exchange"),))
@@ -172,7 +174,7 @@ def _all_to_all(spans: Sequence[Span]) -> list[CollectiveSchedule]:
 
 
 def _halo(spans: Sequence[Span]) -> list[CollectiveSchedule]:
-    """Neighbours send at once; of a group that spans levels, some are neighbours across each."""
+    """Return the exchange of neighbours, all at once; in a group that spans levels, some are neighbours across each."""
     crossings = tuple(Crossing(level, 1.0, 1.0, float(n), "neighbour") for level, n in spans)
     return [CollectiveSchedule("direct", (crossings,), ((spans[0][0], 1),))]
 
@@ -182,7 +184,7 @@ def _broadcast(spans: Sequence[Span]) -> list[CollectiveSchedule]:
 
 
 def _from_one(spans: Sequence[Span], bytes: float) -> list[CollectiveSchedule]:
-    """One device sends `bytes` to each other one, or receives them."""
+    """Return the schedule in which one device sends `bytes` to each other device, or receives as much."""
     crossings: list[Crossing] = []
     hops: list[tuple[int, float]] = []
     for i, (level, n) in enumerate(spans):

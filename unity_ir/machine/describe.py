@@ -73,7 +73,7 @@ def _short(value: object) -> str:
 
 
 class _Reader:
-    """Reads the tables of one machine; errors name it."""
+    """Reads the tables of the machine `name`; errors begin with that name and the part being read."""
 
     def __init__(self, name: str):
         self.name = name
@@ -125,7 +125,7 @@ class _Reader:
         return machine
 
     def listed(self, tables: Sequence[TomlTable], kinds: Sequence[Device]) -> Level:
-        """The one level of a machine that has only devices and links."""
+        """Return the only level of a machine that has only devices and links."""
         counts = [self.size({"count": 1, **t}, "count") for t in tables]
         if sum(counts) > MAX_DEVICES:
             raise self.refuse(f"{sum(counts)} devices are too many; at most {MAX_DEVICES} are allowed")
@@ -133,7 +133,7 @@ class _Reader:
         return Level("devices", sum(counts), 0.0, 0.0, "links", kinds=names if len(kinds) > 1 else ())
 
     def reading(self, part: str) -> None:
-        """Say in errors what is being read."""
+        """Set the part that errors name."""
         self.part = f"{part}: " if part else ""
 
     def check(self, levels: Sequence[Level], kinds: Sequence[Device], links: Sequence[Link]) -> None:
@@ -179,7 +179,7 @@ class _Reader:
         return cast("TomlTable", value)
 
     def tables(self, table: TomlTable, key: str) -> list[TomlTable]:
-        """A list of tables; none where there is no such field."""
+        """Return a list of tables; [] if there is no such field."""
         items = _items(table.get(key, []))
         if items is None or not all(isinstance(item, Mapping) for item in items):
             raise self.refuse(f"{key} must be a list of tables")
@@ -270,7 +270,7 @@ class _Reader:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def named(self, what: str, table: TomlTable) -> str:
-        """The name of a part, which errors then say."""
+        """Return the name of a part, and let errors name that part."""
         name = table["name"]
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= NAME_LENGTH:
             raise self.refuse(f"the name of a {what} is {_short(name)}; it must be text that can be printed")
@@ -346,7 +346,9 @@ def described(machine: Machine) -> dict[str, Any]:
 
 
 def _device(kind: Device) -> dict[str, Any]:
-    """A profile is no part of a description: the machine's name says which."""
+    """
+    Return the table of a device, without its profile, which is not part of a description (the machine's name has it).
+    """
     out = {f.name: getattr(kind, f.name) for f in fields(Device) if f.name not in ("curves", "profile")}
     curves = {name: asdict(curve) for name, curve in kind.curves.items()}
     return out | {"flops": dict(kind.flops)} | ({"curves": curves} if curves else {})

@@ -216,7 +216,7 @@ DeviceGroup = npt.NDArray[np.int64]
 
 
 def _groups(mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int]) -> list[DeviceGroup]:
-    """Groups along mesh axes, as arrays with one dimension per level spanned."""
+    """Return the groups along mesh axes, as arrays of device numbers with one dimension per level spanned."""
     shape: dict[int, int] = {}
     for axis in axes:
         shape[axis_levels[axis]] = shape.get(axis_levels[axis], 1) * mesh.sizes[axis]
@@ -230,7 +230,9 @@ def _placed(messages: Sequence[Indexed], groups: Sequence[DeviceGroup]) -> Itera
 
 
 def _pairs(traffic: Traffic, groups: Sequence[DeviceGroup]) -> dict[int, set[tuple[int, int]]]:
-    """The devices that send to one another, by the outermost dimension of the group in which they differ."""
+    """
+    Return the pairs of devices that exchange messages, by the outermost dimension of the group in which they differ.
+    """
     found: dict[int, set[tuple[int, int]]] = {dim: set() for dim, _ in traffic.hops}
     for source, target, _ in (message for choices in traffic.phases for message in choices[0]):
         dim = next(i for i, (a, b) in enumerate(zip(source, target, strict=True)) if a != b)
@@ -239,7 +241,7 @@ def _pairs(traffic: Traffic, groups: Sequence[DeviceGroup]) -> dict[int, set[tup
 
 
 class _Builder:
-    """Makes the vertices and arcs of levels."""
+    """Makes the vertices, arcs and resources of levels."""
 
     def __init__(self, levels: tuple[Level, ...]):
         self.levels = levels
@@ -266,7 +268,7 @@ class _Builder:
         return f"{self.levels[level].name}:{member}"
 
     def joint(self, level: int, instance: int) -> Vertex:
-        """The switch of an instance of a level."""
+        """Return the vertex of the switch of an instance of a level."""
         return f"{self.levels[level].name}:switch:{instance}"
 
     def levels_(self) -> None:
@@ -306,7 +308,7 @@ class _Builder:
                 pass
 
     def bus(self, i: int, level: Level, instance: int, vertices: Sequence[Vertex]) -> None:
-        """One medium: whatever goes over it is counted once."""
+        """Join vertices by one medium, on which all bytes count against one bandwidth."""
         enter, leave = self.joint(i, instance), f"{level.name}:bus:{instance}"
         self.arcs[enter] = [Arc(leave, self.resource(level.bandwidth), level.wire, 0.0)]
         outside = [self.hub(i - 1, instance)] if i > 0 and level.hub is None else []

@@ -42,7 +42,7 @@ def crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
 
 
 def _to_hub(levels: Sequence[Level], first: int) -> list[LinkUse]:
-    """From a device to the hub of the member that level `first` is in."""
+    """Return the links from a device to the hub of the member that level `first` is in."""
     uses: list[LinkUse] = []
     for j in range(first, len(levels)):
         level = levels[j]
@@ -67,7 +67,9 @@ def stuck(levels: Sequence[Level]) -> Level | None:
 
 
 def _pattern_share(level: Level, n: int, pattern: str) -> float:
-    """The part of what leaves a member that goes over the busiest of its links; over 1 where groups share links."""
+    """
+    Return the fraction of the bytes leaving a member that goes over its busiest link; above 1 where groups share links.
+    """
     match level.link, pattern:
         case ("all", "neighbour"):
             return 1.0
@@ -96,7 +98,9 @@ def _ring_share(size: int, n: int, pattern: str) -> float:
 
 
 def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing) -> dict[LinkKey, float]:
-    """Seconds for each byte of a group's piece that a crossing keeps each kind of link busy, at the busiest of them."""
+    """
+    Return, per kind of link, the seconds per byte of a piece that a crossing keeps the busiest of these links in use.
+    """
     i = crossing.level
     out: dict[LinkKey, float] = {}
 

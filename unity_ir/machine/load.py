@@ -69,9 +69,9 @@ def _load(name: str, profile: str) -> Machine:
 
 def _cut(name: str, tables: dict[str, Any], sizes: str) -> dict[str, Any]:
     """
-    The description with the sizes that `NxG` gives its levels.
+    Return the description with its levels' sizes replaced by those of `NxG`.
 
-    Raises `UnityError` for another number of levels, or more of what has a fixed size than the preset has.
+    Raises `UnityError` for another number of levels, or for a size above a fixed one of the preset.
     """
     levels = tables["levels"]
     is_number = (s.isascii() and s.isdecimal() and len(s) <= len(str(MAX_DEVICES)) for s in sizes.split("x"))

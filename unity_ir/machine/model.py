@@ -127,7 +127,7 @@ class Machine:
         )
 
     def _axes_with(self, spans: tuple[tuple[int, int], ...]) -> list[tuple[int, ...]]:
-        """Every choice of mesh axes with these sizes."""
+        """Return every choice of mesh axes that has these sizes along these levels."""
         of_level: list[list[tuple[int, ...]]] = []
         for level, size in spans:
             axes = [i for i, at in enumerate(self.axis_levels) if at == level]
@@ -145,7 +145,7 @@ class Machine:
 
     @cached_property
     def _free(self) -> tuple[CostLine, ...]:
-        """Price a collective of one device: the latency alone, in seconds."""
+        """The cost lines of a collective of one device: latency alone."""
         return ((min(p.ring for p in self._spoken), 0.0),)
 
     @cached_property

@@ -92,7 +92,7 @@ def read_tuned(path: Path, device: str) -> Profile:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; one that has a key twice says two things."""
+    """Return a JSON object as a dict. Raises `ValueError` if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is given twice")
@@ -111,7 +111,7 @@ def _sized(path: Path, key: str, found: Any) -> Sized:
 
 
 def _mapping(found: Any) -> dict[str, Any] | None:
-    """What was an object in JSON, whose keys are all text."""
+    """Return a JSON object as a dict with text keys; None for other values."""
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 

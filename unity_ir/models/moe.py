@@ -52,7 +52,7 @@ def build(
 
 
 def _route(b: Builder, x: Value, name: str, experts: int, chosen: int) -> tuple[Value, Value]:
-    """The experts that every token goes to and the weight of each, both [tokens, chosen]."""
+    """Return the experts that each token goes to, and the weight of each, [tokens, chosen] both."""
     gates = b.op("softmax", b.linear(x, f"{name}.gate", experts, bias=False))
     values, indices = b.results("topk", gates, k=chosen)
     total = b.op("reshape", b.op("reduce_sum", values, dim=1), shape=(x.shape[0], 1))
@@ -60,7 +60,10 @@ def _route(b: Builder, x: Value, name: str, experts: int, chosen: int) -> tuple[
 
 
 def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
-    """The weighted sum of the experts' results for tokens [tokens, hidden]."""
+    """
+    Return the weighted sum of the experts' results for tokens [tokens, hidden], with every
+    expert computing every token.
+    """
     tokens, hidden = x.shape
     indices, shares = _route(b, x, name, experts, chosen)
     weights = b.op("scatter_add", b.zeros(tokens, experts), indices, shares, dim=1)
@@ -76,7 +79,7 @@ def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, interme
 
 
 def _chosen_experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
-    """The same of the chosen experts alone."""
+    """Return what `_experts` does, with each token computed by its experts only."""
     tokens, hidden = x.shape
     indices, shares = _route(b, x, name, experts, chosen)
     each = b.op("expand", x, dim=1, sizes=(chosen,), degrees=(1,))

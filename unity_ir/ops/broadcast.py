@@ -12,7 +12,7 @@ from unity_ir.tdl.syntax import AttrValue
 
 def _broadcast_grad_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
     """
-    Every dim that was missing or of size 1 is summed; one of size 1 is made at position 0.
+    Return the line that sums the dims that were missing or of size 1; those of size 1 are written at position 0.
 
     Given [2, 3, 4] to [3, 1], returns `out[i1, u2] = sum[i0, i2](g[i0, i1, i2])` with u2 of size 1.
     """

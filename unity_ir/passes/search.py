@@ -118,7 +118,7 @@ class _Search(ModulePass):
             print(explain(result.joint, result.cost, self.explain), file=sys.stderr)
 
     def _options(self) -> dict[str, OptionValue]:
-        """The options of the strategy that were given."""
+        """Return the options of the strategy that were given."""
         given = {name: getattr(self, name) for name in option_kinds()}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -134,7 +134,7 @@ Search: type[ModulePass] = make_dataclass(
 
 
 def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr]:
-    """What says how the plan came about and how good it is."""
+    """Return the function's attributes that tell how the plan was derived, and its lower bound."""
     found: dict[str, ArrayAttr[StringAttr] | FloatAttr] = {}
     if result.joint is not None or result.bound is not None or result.derivation:
         found[DERIVATION] = ArrayAttr(StringAttr(str(step)) for step in result.derivation)
@@ -145,7 +145,7 @@ def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | Floa
 
 @contextmanager
 def _shown(name: str) -> Generator[Progress | None]:
-    """Progress on stderr, if that is a terminal."""
+    """Show progress on stderr while the `with` statement runs, if stderr is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return

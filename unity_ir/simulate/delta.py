@@ -128,7 +128,7 @@ class Simulation:
 
     @property
     def _end(self) -> tuple[int, ...]:
-        """How far each stream is ahead of the clock after the last block; 0 for a graph without operators."""
+        """The ticks that each stream is ahead of the clock after the last block; 0 for a graph without operators."""
         return self.lags[-1] if self.lags else (0,) * (self.streams.classes * self.streams.width)
 
     @property

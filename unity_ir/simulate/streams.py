@@ -100,8 +100,7 @@ class Streams:
 
     def where(self, roles: Sequence[GridRole]) -> Classes:
         """
-        Return the classes of the devices that have a role at all, given the role of each mesh axis:
-        those not pinned elsewhere.
+        Return the device classes that take part in an operator, or hold a value, given the role of each mesh axis.
         """
         fixed = [(self.axes.index(axis), pin) for axis, pin in pins(roles)]
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))

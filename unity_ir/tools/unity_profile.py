@@ -102,9 +102,10 @@ class Asked:
 
 def ask(graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int) -> Asked:
     """
-    Collect at most `limit` kernels that a search on a machine prices.
+    Collect the kernels to measure: those that a search on a machine prices for the graphs.
 
-    Those of plans found for the graphs come first; the others follow in an order drawn from `seed`.
+    The kernels of plans found for the graphs come first, all of them; others follow, in an order drawn from
+    `seed`, until there are `limit`.
     """
     asked = Asked()
     for graph in graphs:

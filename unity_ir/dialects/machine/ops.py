@@ -258,7 +258,7 @@ class LinkOp(PartOp):
 
 
 def _region(tables: Mapping[str, Any]) -> Region:
-    """The parts of a description."""
+    """Return the region with the parts of a description."""
     devices = tables["devices"] if "devices" in tables else [tables["device"]]
     parts: list[PartOp] = [ProtocolOp.of({"name": n, **t}) for n, t in tables.get("protocols", {}).items()]
     parts += [DeviceOp.of(t) for t in devices]

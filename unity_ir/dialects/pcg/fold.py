@@ -22,7 +22,7 @@ MERGEABLE = ("partition", "combine", "replicate", "reduce", "pick", "zero_pad")
 
 
 def _producer(op: ParallelOp) -> ParallelOp | None:
-    """The parallel operator that makes the operand, if neither of them has a view."""
+    """Return the parallel operator that makes the operand, if neither it nor `op` has a view; else None."""
     inner = op.operand.owner
     return inner if isinstance(inner, ParallelOp) and inner.view is None and op.view is None else None
 

@@ -106,7 +106,7 @@ def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | No
 
 
 def _check_hooks(module: Any) -> None:
-    """Raises `UnityError` for hooks on gradients, which torch.export does not see."""
+    """Raise `UnityError` for hooks on gradients, which torch.export does not see."""
     for name, child in module.named_modules():
         if child._backward_hooks or child._backward_pre_hooks:
             raise refuse(f"module {name.removeprefix('module.')} has a backward hook, which cannot be imported")
@@ -117,7 +117,9 @@ def _check_hooks(module: Any) -> None:
 
 @contextmanager
 def _seen_gradients() -> Generator[None]:
-    """In here gradients of the model's own, by `torch.autograd.Function` or hooks, are refused: they would be lost."""
+    """
+    Refuse, in the `with` statement, custom gradients (`torch.autograd.Function`, hooks), which an export would lose.
+    """
     function: Any = torch.autograd.Function
     tensor: Any = torch.Tensor
     apply, register_hook = function.__dict__["apply"], tensor.register_hook
@@ -140,7 +142,7 @@ def _seen_gradients() -> Generator[None]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Without what torch logs and prints about a failure before it raises it."""
+    """Suppress, in the `with` statement, what torch logs and prints about a failure before it raises the exception."""
     before = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
@@ -195,7 +197,7 @@ def bind(
 
 
 def _own(value: Any, seen: set[int]) -> Any:
-    """A tensor given twice as two: torch.export would make one input of it."""
+    """Return a tensor, cloned if it is among `seen` (ids) already: torch.export would make both one input."""
     if not isinstance(value, torch.Tensor):
         return value
     if id(value) in seen:
@@ -205,7 +207,7 @@ def _own(value: Any, seen: set[int]) -> Any:
 
 
 def _by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """All arguments by keyword, as placeholders are named after them; by position only where there is no other way."""
+    """Return positional and keyword arguments, all by keyword if possible, as placeholders are named after keywords."""
     kinds = {name: p.kind for name, p in signature.parameters.items()}
     if any(kinds[n] in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY) for n in bound.arguments):
         return bound.args, dict(bound.kwargs)
@@ -216,7 +218,7 @@ def _by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> tup
 
 
 def _targets(loss: Callable[..., Any] | None) -> list[str]:
-    """The names of what a loss needs beside the outputs of the module."""
+    """Return the names of a loss's parameters without default, except the first, which is the module's output."""
     if loss is None:
         return []
     if not callable(loss):

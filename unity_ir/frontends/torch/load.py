@@ -39,8 +39,8 @@ def from_text(text: str) -> Imported:
 @contextmanager
 def _ends_nothing(text: str) -> Generator[None]:
     """
-    What is called may raise anything: `sys.exit` must not end the tool as if it had done its work. Only what comes from
-    the user, Ctrl-C, goes on.
+    Refuse, in the `with` statement, exceptions beyond `Exception`, except Ctrl-C: a model's `sys.exit` must not end the
+    tool as if the tool had done its work.
     """
     try:
         yield

@@ -92,7 +92,9 @@ def reshape(x: Value, shape: Sequence[int]) -> Value:
 
 
 def _has_common_factors(old: Shape, new: Shape) -> bool:
-    """Whether both shapes are products of the same factors in order: [6, 4] and [3, 8] are, [6, 4] and [4, 6] not."""
+    """
+    Return whether shapes are products of the same factors in order: [6, 4] and [3, 8] are, [6, 4] and [4, 6] are not.
+    """
     cuts = sorted({prod(s[i:]) for s in (old, new) for i in range(len(s) + 1)})
     return all(b % a == 0 for a, b in pairwise(cuts))
 

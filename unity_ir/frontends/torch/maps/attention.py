@@ -62,7 +62,7 @@ def attention(
 
 
 def _heads(x: Value) -> tuple[int, ...]:
-    """The heads of [b.., h, s, e]; one of [s, e]."""
+    """Return (heads,) of a value [b.., h, s, e]; (1,) of [s, e]."""
     return x.shape[-3:-2] or (1,)
 
 

@@ -27,7 +27,7 @@ def binary(site: Site, name: str, x: Operand, y: Operand, dtype: str | None = No
 
 
 def _is_ready(a: Value, b: Value) -> bool:
-    """Whether the first operand, or both together, have all the dims of the result."""
+    """Return whether the first operand has as many dims as the second."""
     return len(a.shape) >= len(b.shape)
 
 
@@ -402,13 +402,16 @@ def logical_xor(site: Site, x: Operand, y: Operand) -> Value:
 
 
 def _check_bool(site: Site) -> None:
-    """Bitwise operators of truth values are the logical ones; those of integers are not."""
+    """Raise `UnityError` for bitwise operators of integers; those of booleans are the logical ones."""
     if site.dtype != "bool":
         raise UnityError("of the bits of integers it has no operator; of truth values it has")
 
 
 def _of_bools(site: Site, name: str, x: Operand, y: Operand, neutral: bool) -> Value:
-    """One that changes nothing is left out."""
+    """
+    Map `logical_and` or `logical_or`; an operand that is `neutral` everywhere is left out, one that
+    decides the result folds.
+    """
     _check_bool(site)
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and (known := number(b)) is not None:

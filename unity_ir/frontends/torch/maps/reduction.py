@@ -59,7 +59,9 @@ def extreme(name: str, pair: str) -> None:
 
     @maps(name)
     def over(site: Site, x: Operand, other: int | Operand | None = None, keepdim: bool = False) -> object:
-        """Of all, of two tensors, or over a dim; then the indices have no mapping."""
+        """
+        Map the maximum (minimum) of all elements, of two tensors, or over a dim, whose indices have no mapping (None).
+        """
         del keepdim
         if not isinstance(x, Value) or isinstance(other, Value | torch.Tensor):
             return binary(site, pair, x, 0 if other is None else other)

@@ -196,7 +196,7 @@ def constant_pad(site: Site, x: Value, amounts: Sequence[int], value: float = 0)
 
 
 def _filled(x: Value, dim: int, before: int, after: int, value: float) -> Value:
-    """With places more along a dim that hold a number."""
+    """Return `x` padded along a dim with `before` and `after` elements that hold `value`."""
 
     def places(count: int) -> list[Value]:
         shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
