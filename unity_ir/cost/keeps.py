@@ -33,7 +33,7 @@ class Keeps:
         again = not_kept(graph)
         self._operands: dict[Node, tuple[bool, ...]] = {}
         self.values: set[Value] = set()
-        """Values that are read, or on the way to where they are."""
+        """Values that the backward reads, and those that parallel operators bring to where they are read."""
         for value in graph.outputs:
             self._keep(value)
         for node in reversed(graph.nodes()):

@@ -36,7 +36,7 @@ class Reshard:
     """
 
     value: Value
-    """The anchor: a leaf's or compute operator's result, or a parallel operator's that is materialised."""
+    """The result of a leaf, of a compute operator, or of a parallel operator that is materialised (see `Anchors`)."""
     source: Layout
     target: Layout
     users: tuple[Node, ...]
@@ -63,11 +63,11 @@ class PlanCost:
     operators: tuple[OperatorCost, ...]
     reshards: tuple[Reshard, ...]
     weight_reshards: tuple[Reshard, ...]
-    """Gradients of weights brought to where the weight rests, of a forward graph."""
+    """Reshards of weights' gradients to the weights' resting layouts."""
     update: float
-    """Seconds of the optimizer."""
+    """Seconds of all updates."""
     memory: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Bytes on the device that holds most, by what they hold."""
+    """Bytes on the device that holds most, by kind (see `cost.memory.HOLDS`)."""
 
     @cached_property
     def moves(self) -> tuple[tuple[Move, str], ...]:

@@ -28,7 +28,7 @@ class Simulated:
     waiting: float
     """Seconds when every move is waited for at once."""
     peak: int
-    """Bytes a device holds at most, overlapped."""
+    """Most bytes that a device holds at once, with overlap."""
 
 
 def report(

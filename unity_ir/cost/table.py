@@ -28,7 +28,7 @@ from unity_ir.tdl.counts import FlopsTerm, terms
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Divided = tuple[tuple[int, ...], ...]
-"""For each of some extents, the columns of the degrees that divide it."""
+"""Per extent, the columns of the degrees that divide it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Term:
     over: tuple[int, ...]
     picked: tuple[int, ...]
     equal: tuple[tuple[tuple[int, int], ...], ...]
-    """Pairs of extents: if all of one of the lists are equal, the term is another one already counted."""
+    """Lists of pairs of extents: if all pairs of a list are equal, the term equals an earlier one, not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class _Kernel:
     divided: Divided
     terms: tuple[_Term, ...]
     operands: tuple[int, ...]
-    """Which of the values each operand is."""
+    """The index into `values` of each operand."""
     values: tuple[_Value, ...]
-    """Each once."""
+    """The distinct operands and results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Template:
     """
 
     kernels: tuple[_Kernel, ...]
-    """Empty if it predicts no division."""
+    """Empty if `counts` would be right for no degrees."""
     unknown: tuple[int, ...]
 
     def tells(self, degrees: Ints) -> npt.NDArray[np.bool_]:
@@ -94,7 +94,7 @@ class Counts:
 
     kernel: _Kernel
     sizes: Ints
-    """[row, size]"""
+    """The kernel's sizes, [row, size]."""
     flops: Ints
     bytes: Ints
 

@@ -19,13 +19,13 @@ class Kernel:
     sizes: tuple[int, ...]
     """Sizes of the operands' shards, dim by dim, then the extents of the line's index variables in TDL order."""
     kind: str
-    """See `forms.kinds`."""
+    """The kind of kernel: see `forms.kinds`."""
     flops: int
     """Floating point operations."""
     bytes: int
-    """Read and written."""
+    """Bytes read and written."""
     dtype: str
-    """The element type it computes in."""
+    """The element type of its arithmetic."""
 
 
 def seconds(kernel: Kernel, device: Device) -> float:

@@ -72,4 +72,4 @@ def name_text(what: str, attribute: Attribute) -> str:
 
 
 NAME_CONSTRAINT: AttrConstraint = BaseAttr(StringAttr) | BaseAttr(BytesAttr)
-"""What may hold a name: see `parse_name`."""
+"""Attributes that may hold a name: see `parse_name`."""

@@ -50,7 +50,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.analysis import Halos
 
 MAX_DEVICES = 2**20
-"""More than any cluster has."""
+"""Maximum number of devices of a mesh, more than any cluster has."""
 
 ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 
@@ -245,7 +245,7 @@ class ComputeOp(IRDLOperation):
     operator = prop_def(StringAttr)
     operator_attributes = prop_def(BaseAttr(DictionaryAttr))
     over = prop_def(ArrayAttr.constr(BaseAttr(StringAttr)))
-    """What every mesh axis does in the operator's task grid: an index variable, `copy`, `sum` or `repeat`."""
+    """The role of every mesh axis in the operator's task grid: an index variable, `copy`, `sum` or `repeat`."""
     arguments = var_operand_def(PIECE)
     made = var_result_def(PIECE)
     assembly_format = (

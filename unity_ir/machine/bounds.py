@@ -24,7 +24,7 @@ class Capacity:
 
     duplex: float = 0.0
     half: float = 0.0
-    """Bytes/s of links on which both directions share."""
+    """Bandwidth of links whose directions share it, in bytes/s."""
 
     def seconds(self, out: float, back: float) -> float:
         """Return the seconds in which `out` bytes leave the part and `back` bytes enter."""
@@ -38,7 +38,7 @@ class Capacity:
 
 
 Demand = Callable[[int, int, float], tuple[float, float]]
-"""Given n devices of a group, m of them in the part, and the bytes of a piece: what must leave it, and enter it."""
+"""Maps (n devices of a group, m of them in the part, bytes of a piece) to the bytes leaving and entering the part."""
 
 
 def _all_reduce(n: int, m: int, b: float) -> tuple[float, float]:

@@ -21,22 +21,22 @@ class Crossing:
 
     level: int
     device: float
-    """Sent (or received, where that is more) by the busiest device."""
+    """Bytes sent (or received, if that is more) by the busiest device."""
     member: float
-    """By all devices of the group in the busiest member."""
+    """Bytes sent by all devices of the group in the busiest member."""
     total: float
-    """By all members of an instance of the level."""
+    """Bytes sent by all members of an instance of the level."""
     pattern: str
     """
-    To whom: `neighbour` (one other member), `rings` (through as many rings as the level has), `spread` (to all others
-    alike), `exchange` (rings or spread, whichever is better), `chain` (up and down a chain or tree).
+    The receivers: `neighbour` (one other member), `rings` (through as many rings as the level has), `spread` (to all
+    others alike), `exchange` (rings or spread, whichever is better), `chain` (up and down a chain or tree).
     """
     both: bool = True
-    """Whether the busiest device sends and receives so much at once."""
+    """Whether the busiest device sends and receives that much at once."""
 
 
 Phase = tuple[Crossing, ...]
-"""The crossings that share the links at one time."""
+"""The crossings that happen at the same time and share links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class CollectiveSchedule:
 
 
 Span = tuple[int, int]
-"""A level, and a group's devices along it."""
+"""A level, and the number of a group's devices along it."""
 
 
 def _inside(spans: Sequence[Span], i: int) -> int:

@@ -55,7 +55,7 @@ PARAMETERS = tuple(f.name for f in fields(RooflineCurve))
 
 
 LARGEST = 1e30
-"""Of any parameter; what is beyond is a typing error, and not a number is not below it either."""
+"""Maximum of any parameter; larger numbers are typing errors (the comparison also refuses nan)."""
 
 
 def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:

@@ -17,10 +17,10 @@ from unity_ir.machine.model import Machine, slowest
 TomlTable = Mapping[str, Any]
 
 MAX_DEVICES = 2**20
-"""More than any cluster has; beyond it the devices cannot be listed."""
+"""Maximum number of devices, more than any cluster has; the devices of larger machines could not be listed."""
 
 RATES = (1.0, 1e24)
-"""FLOP/s, bytes/s and bytes: what is beyond is a typing error, and its times are infinite or nothing."""
+"""Range of FLOP/s, bytes/s and bytes; outside, a number is a typing error, and times would be infinite or 0."""
 
 MAX_SECONDS = 3600.0
 """Longest latency, launch or overhead, in seconds, that a description may give."""
@@ -78,7 +78,7 @@ class _Reader:
     def __init__(self, name: str):
         self.name = name
         self.part = ""
-        """What is being read."""
+        """The part that is being read."""
         self.protocols: tuple[Protocol, ...] = ()
 
     def refuse(self, what: str) -> UnityError:

@@ -29,16 +29,16 @@ class Device:
     flops: Mapping[str, float]
     """Peak FLOP/s per element type."""
     memory_bandwidth: float
-    """Bytes/s."""
+    """Peak bandwidth of the device's memory in bytes/s."""
     memory: int
-    """Bytes."""
+    """Size of the device's memory in bytes."""
     launch: float
-    """Seconds a kernel costs at least."""
+    """Least seconds of a kernel."""
     efficiency: float = 0.7
     curves: Mapping[str, RooflineCurve] = field(default_factory=dict[str, RooflineCurve])
-    """By kind of kernel (see `forms.kinds`), fitted from a profile."""
+    """Efficiency curves by kind of kernel (see `forms.kinds`), fitted to a profile."""
     profile: Profile | None = None
-    """Measured seconds; they take precedence over estimates."""
+    """Measured seconds, which take precedence over estimates."""
 
     def peak(self, dtype: str) -> float:
         """Return the peak FLOP/s for an element type. Raises `UnityError` if the device gives none for it."""

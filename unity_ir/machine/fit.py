@@ -10,7 +10,7 @@ import numpy as np
 from unity_ir.machine.curve import PARAMETERS, Floats, RooflineCurve
 
 FEWEST = 2 * len(PARAMETERS)
-"""Samples for which a curve is worth fitting."""
+"""Least number of samples for which a curve is fitted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Arc:
     """The key its bytes are counted by: duplex links have one for each direction."""
     wire: Wire
     share: float = 1.0
-    """The part of the wire's latency that is this arc's."""
+    """The fraction of the wire's latency that this arc has."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Wire:
     """Seconds per hop."""
     duplex: bool = True
     protocol_latency: tuple[ProtocolLatency, ...] = field(default=(), kw_only=True)
-    """Seconds of a hop in protocols that differ from `latency`."""
+    """Latencies in protocols where they differ from `latency`."""
 
     def hop(self, protocol: str, tree: bool) -> float:
         """Return the seconds of latency per hop with a protocol, in tree algorithms if `tree`, else in rings."""
@@ -84,8 +84,8 @@ class Protocol:
 
     name: str
     ring: float
-    """Seconds, of rings and what is sent directly."""
+    """Seconds before the first byte, in rings and direct messages."""
     tree: float
     ring_bandwidth: float
-    """Part of a link's."""
+    """Fraction of a link's bandwidth that rings reach."""
     tree_bandwidth: float

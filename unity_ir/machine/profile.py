@@ -23,10 +23,10 @@ APPLICATION = 0x756E6974
 SCHEMA = 1
 
 MAX_SECONDS = 86400.0
-"""Nothing that is measured takes longer."""
+"""Maximum of a measurement, in seconds."""
 
 SIZES_LENGTH = 1000
-"""Characters of a kernel's sizes."""
+"""Maximum length of the text of a kernel's sizes."""
 
 _TABLES = """
 create table about (key text primary key, value text not null) without rowid;
@@ -58,7 +58,7 @@ union all
 select 1 where not exists (select 1 from about where key = 'device' and typeof(value) = 'text')
 limit 1
 """
-"""Finds what no profile says."""
+"""Query for rows that no valid profile has."""
 
 Points = tuple[tuple[float, float], ...]
 """(bytes, seconds), from the smallest on."""
@@ -110,10 +110,10 @@ class KernelRow:
     bytes: int
     seconds: float
     spread: float
-    """From the second fastest to the second slowest repeat, as a part of the median."""
+    """Seconds from the second fastest to the second slowest repeat, as a fraction of the median."""
     repeats: int
     measured: str
-    """When, in ISO 8601."""
+    """Time of the measurement in ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from math import ceil, gcd, log2, prod
 Member = tuple[int, ...]
 GroupShape = tuple[int, ...]
 Message = tuple[int, int, float]
-"""Device, device, bytes."""
+"""A message: source device, target device, bytes."""
 Indexed = tuple[Member, Member, float]
-"""The same by indices of a group."""
+"""A message between members of a group: source index, target index, bytes per byte of a piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Traffic:
     tree: bool
     phases: tuple[tuple[list[Indexed], ...], ...]
     hops: tuple[tuple[int, float], ...]
-    """Messages one after the other along each dimension of the group."""
+    """(dimension of the group, number of successive messages along it)."""
 
 
 def _indices(shape: GroupShape) -> Iterator[Member]:
@@ -235,4 +235,4 @@ PLANS: Mapping[str, Callable[[GroupShape], list[Traffic]]] = {
     "gather": lambda shape: _root(shape, 1.0, False),
     "send": _send,
 }
-"""As `collectives.SCHEDULES`: algorithms by kind, given a group's shape."""
+"""Algorithms of each kind of collective for a group's shape, in the order of `collectives.SCHEDULES`."""

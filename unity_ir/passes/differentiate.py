@@ -22,7 +22,7 @@ class Differentiate(GraphPass):
     name = "pcg-differentiate"
 
     optimizer: str | None = None
-    """By default what the function was searched for, or sgd."""
+    """The optimizer of the updates; by default the one that the function was searched for, or sgd."""
 
     lr: float | int | None = None  # xDSL reads `lr=1` as an int
     beta1: float | int | None = None

@@ -28,11 +28,11 @@ DERIVATION = "pcg.derivation"
 """The function attribute that holds the rule applications from the source graph to the plan."""
 
 BOUND = "pcg.bound"
-"""The function attribute that holds the seconds below which no placement of the plan's graph can be."""
+"""The function attribute that holds the lower bound, in seconds, of all placements of the plan's graph."""
 
 
 UNIT = 1e9
-"""Units of work in one unit of the option `work` and of messages."""
+"""Units of work per unit of the option `work` and of messages."""
 
 
 def option_kinds() -> dict[str, type]:
@@ -51,22 +51,22 @@ class _Search(ModulePass):
     name = "pcg-search"
 
     strategy: str = "joint"
-    """How to search: see `unity_ir.search.strategies`."""
+    """The search strategy: see `unity_ir.search.strategies`."""
 
     machine: str | None = None
     """A preset or a file: see `unity_ir.machine`. By default, the module's `machine.machine`."""
 
     optimizer: str | None = None
-    """What the plan will be trained with, whose state takes memory; by default what the function says, or sgd."""
+    """The optimizer the plan is trained with, whose state takes memory; by default the function's, or sgd."""
 
     work: int | float | None = None
-    """What the search may do, in units of 10^9 (about a second of a processor each); by default 100."""
+    """The work budget of the search, in units of 10^9 (about a second of a processor each); by default 100."""
 
     seconds: int | float | None = None
-    """What it may take as well; by default as long as its work does."""
+    """The time budget of the search, in seconds, in addition to that of work; by default unlimited."""
 
     explain: str | None = None
-    """Of the joint search: an operator whose choice, and what others would cost, is printed to stderr."""
+    """An operator whose choice in the joint search, with the costs of alternatives, is printed to stderr."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         from unity_ir.machine import load

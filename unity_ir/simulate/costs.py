@@ -25,13 +25,13 @@ class Choice:
 
     assignment: Assignment
     needs: tuple[Layout, ...]
-    """The layout in which it reads each operand, ..."""
+    """The layout in which each operand is read."""
     makes: tuple[Layout, ...]
-    """... and makes each result."""
+    """The layout in which each result is made."""
     forward: int
-    """Ticks of the forward kernels, ..."""
+    """Ticks of the forward kernels."""
     backward: int
-    """... and of the backward ones."""
+    """Ticks of the backward kernels."""
     halos: tuple[tuple[str, Task], ...]
     halos_back: tuple[tuple[str, Task], ...]
     """Halo exchanges before the forward, and of gradients after the backward: kinds of moves, and tasks."""

@@ -28,10 +28,10 @@ from unity_ir.simulate.costs import Choice, Costs
 from unity_ir.simulate.streams import Classes, Streams
 
 PROPOSED = 30_000
-"""Work charged to the budget for a proposal, ..."""
+"""Work charged to the budget for a proposal, in addition to `LENGTH` per operator."""
 
 LENGTH = 1_000
-"""... plus this for every operator of the plan."""
+"""Work charged to the budget for a proposal, per operator of the plan."""
 
 BEGUN = 100_000
 """Work charged for every operator of a new simulation."""

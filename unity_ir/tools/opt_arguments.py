@@ -143,7 +143,7 @@ _KINDS = (
     ({int, float}, "a number"),
     ({str}, "a word"),
 )
-"""How error messages name the types of arguments."""
+"""Names of argument types in error messages."""
 
 
 _COMMON = {"optimizer": str, "work": float, "seconds": float}

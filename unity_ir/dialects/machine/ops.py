@@ -45,7 +45,7 @@ class MachineOp(IRDLOperation):
 
     machine = prop_def(NAME_CONSTRAINT, prop_name="name")
     overhead = opt_prop_def(FloatAttr)
-    """Seconds every collective costs, where no protocols say."""
+    """Seconds before the first byte of any collective, if there are no protocols."""
     described = opt_region_def("single_block")
     traits = traits_def(NoTerminator())
 

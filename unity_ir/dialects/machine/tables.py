@@ -14,7 +14,7 @@ from xdsl.printer import Printer
 from unity_ir.errors import UnityError
 
 MAX_DEPTH = 8
-"""Tables in tables beyond any description."""
+"""Maximum depth of nested tables and lists, more than any description needs."""
 
 
 def _entries(table: Any) -> list[tuple[str, Any]]:

@@ -18,7 +18,7 @@ INVERSES = {"combine": "partition", "partition": "combine", "reduce": "zero_pad"
 """`{"combine": "partition"}`: a combine undoes the partition before it."""
 
 MERGEABLE = ("partition", "combine", "replicate", "reduce", "pick", "zero_pad")
-"""Operators of which two along the same dim are one, their degrees multiplied."""
+"""Operators of which two in sequence, along the same dim, equal one with the product of their degrees."""
 
 
 def _producer(op: ParallelOp) -> ParallelOp | None:

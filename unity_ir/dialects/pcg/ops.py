@@ -109,7 +109,7 @@ class NodeOp(PcgOp, ABC):
     """Base of operations that make values: the nodes of a `Graph`."""
 
     view = opt_prop_def(ViewAttr)
-    """On which devices it runs; none before the search."""
+    """The devices it runs on; absent before the search."""
 
     traits = traits_def(Pure())
 

@@ -60,9 +60,9 @@ class RuleOp(IRDLOperation):
     inputs = prop_def(ArrayAttr[StringAttr])
     """The names of the blocks' arguments."""
     conditions = prop_def(ArrayAttr)
-    """`#subst.poly`, each 0 or more."""
+    """Polynomials (`#subst.poly`) that must be 0 or more."""
     exact = opt_prop_def(UnitAttr)
-    """It only moves and copies numbers: both sides round alike."""
+    """Present if the rule only moves and copies numbers, so that both sides round alike."""
     proof = opt_prop_def(DictionaryAttr)
     """
     `verdict`, `seconds`, what was `assumed` and the `digest` of what was proved. Nothing is applied because of it.

@@ -32,13 +32,13 @@ class Exported:
     inputs: Mapping[str, torch.Tensor]
     """Example inputs by placeholder, in order."""
     parameters: Mapping[str, tuple[str, nn.Parameter]]
-    """By placeholder: full name and parameter. Tied parameters have one name, the first of `named_parameters`."""
+    """Full name and parameter by placeholder. Tied parameters have one name, the first of `named_parameters`."""
     buffers: Mapping[str, tuple[str, torch.Tensor]]
-    """By placeholder: full name and tensor, of buffers and lifted constants."""
+    """Full name and tensor of buffers, and of lifted constants (whose name is empty), by placeholder."""
     constants: Mapping[str, Any]
-    """By placeholder: inputs that are no tensors."""
+    """Inputs that are no tensors, by placeholder."""
     state: Mapping[str, str]
-    """Keys of the module's state dict that are no weight's name, of tied and frozen ones and buffers, and whose."""
+    """Keys of the module's state dict that are no trained parameter's name, each with the name of its tensor."""
 
 
 class ModuleWithLoss(nn.Module):
@@ -269,7 +269,7 @@ def _read(program: torch.export.ExportedProgram, whole: ModuleWithLoss, values: 
 
 
 def _state(module: nn.Module, names: Mapping[int, str]) -> dict[str, str]:
-    """Keys of the state dict beside the names of what is trained: of tied ones `{"head.weight": "table.weight"}`."""
+    """Return the keys that are no trained parameter's name, with their tensors: `{"head.weight": "table.weight"}`."""
     try:
         found: Mapping[str, Any] = module.state_dict(keep_vars=True)
     except Exception:  # a module's own hook; then it is no dict that could be loaded
@@ -283,10 +283,10 @@ def _state(module: nn.Module, names: Mapping[int, str]) -> dict[str, str]:
 
 
 NOT_THE_MODEL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<")
-"""Where files begin that are torch's, ours, or made up."""
+"""Prefixes of files that are no part of a model: torch's, this package's, and generated code's."""
 
 PYTHON = (os.path.dirname(os.__file__) + os.sep, os.path.join(os.path.dirname(os.__file__), "site-packages") + os.sep)
-"""Python's own library, and what is installed beside it, where models may be."""
+"""Folders of Python's library, and of installed packages in it, where models may be."""
 
 
 def place(node: fx.Node) -> str:

@@ -27,7 +27,7 @@ class Imported:
     tables: dict[str, torch.Tensor]
     """Inputs of the graph that were folded from buffers and constants, or are frozen parameters, by name."""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further keys of the module's state dict, each with the weight or table that it is: of tied weights the others."""
+    """Keys of the module's state dict (of tied weights and tables), each with the name of its weight or table."""
 
     @property
     def origin(self) -> Origin:

@@ -31,14 +31,14 @@ BY_SHAPE = {
     *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
     *("zero_", "fill_", "zero", "fill"),
 }
-"""Operators that of their first operand use only shape and element type: they fold whatever it holds."""
+"""Operators that use only the shape and element type of their first operand, and so are always folded."""
 
 
 READ_PADDED = {
     *("view", "reshape", "_unsafe_view", "flatten", "contiguous", "clone", "alias", "to", "slice"),
     *("cross_entropy_loss", "nll_loss", "nll_loss_nd"),
 }
-"""Operators that take labels padded with what a loss ignores."""
+"""Operators that accept `Padded` labels."""
 
 
 class Missing:
@@ -56,7 +56,7 @@ class Importer:
         self.weights: dict[str, torch.Tensor] = {}
         self._seeds = 0
         self._buffers: list[torch.Tensor] = []
-        """Kept, as tables knows them by identity."""
+        """Named tensors, kept alive since `tables` identifies them by `id`."""
         self._trained: dict[Node, bool] = {}
 
     def loss(self) -> Value:

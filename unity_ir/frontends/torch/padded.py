@@ -22,7 +22,7 @@ class Padded:
     after: int
     fill: int
     shape: Shape
-    """What it has been reshaped to."""
+    """The padded shape after reshapes."""
 
     @property
     def own(self) -> Shape:

@@ -25,7 +25,7 @@ class Tables:
         self.values: dict[str, torch.Tensor] = {}
         self.leaves: list[Node] = []
         self.names: dict[int, str] = {}
-        """Full names of buffers by identity."""
+        """Full names of buffers and frozen parameters by `id` of the tensor."""
         self._known: dict[object, Value] = {}
 
     def add(self, tensor: torch.Tensor) -> Value:
@@ -73,9 +73,9 @@ class Site:
         """The example inputs by name."""
         self.tables = tables
         self.trained = trained
-        """Whether a weight reaches a value."""
+        """Returns whether a value depends on a weight (`Importer.trained`)."""
         self.seeds = seeds
-        """A number of its own for every random operator."""
+        """Returns the next seed, one for every random operator."""
 
     def of(self, value: Value) -> Site:
         """Return a site whose result has the shape of `value`, for an intermediate value of the mapping."""
@@ -122,10 +122,10 @@ class Site:
 
 
 Rule: TypeAlias = Callable[..., Any]
-"""From a site and the arguments of the ATen operator to its result or results."""
+"""A mapping: takes a site and the arguments of the ATen operator, returns its result or results."""
 
 MAPPINGS: dict[str, Rule] = {}
-"""By the operator's name without its overload, such as `linear`."""
+"""Mappings by the operator's name without overload, such as `linear`."""
 
 
 def maps(*names: str) -> Callable[[Rule], Rule]:

@@ -16,7 +16,7 @@ from unity_ir.tdl.syntax import AttrValue
 
 Shape: TypeAlias = tuple[int, ...]
 Operand: TypeAlias = "Value | torch.Tensor | float"
-"""A value of the graph; or what depends on no input and no parameter: a tensor, or a Python number."""
+"""A value of the graph, or a folded one (which depends on no input and no parameter): a tensor or a number."""
 
 DTYPES = {
     torch.float32: "f32",
@@ -27,7 +27,7 @@ DTYPES = {
     torch.int32: "i32",
     torch.bool: "bool",
 }
-"""The element types the compiler has."""
+"""The compiler's name of each element type that it has."""
 
 SWAP_HEADS = (0, 2, 1, 3)
 

@@ -15,7 +15,7 @@ from unity_ir.frontends.torch.values import Operand, cut, expand, is_bool, op, r
 from unity_ir.pcg.graph import Value
 
 FAR = -1e30
-"""What is added to the scores of positions that are not seen; minus infinity would make 0 * inf."""
+"""The score of masked positions, and the least addend of a mask; minus infinity would make 0 * inf."""
 
 
 @maps("scaled_dot_product_attention")

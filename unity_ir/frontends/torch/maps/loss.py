@@ -13,7 +13,7 @@ from unity_ir.frontends.torch.values import Operand, constant, cut, op, permute,
 from unity_ir.pcg.graph import Value
 
 MEAN, SUM = 1, 2
-"""PyTorch's numbers of reductions."""
+"""PyTorch's numbers for reductions."""
 
 
 def of_mean(mean: Value, reduction: int, count: int) -> Value:
