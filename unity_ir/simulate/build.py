@@ -4,7 +4,7 @@ Build the task graph of one iteration of a plan.
 Program order is forward operators in graph order, backward in reverse, then the optimizer's step. With overlap, a
 reshard is issued as soon as its source is made, a leaf's reshard one operator ahead of its first use, and a gradient's
 synchronization as soon as the gradient is complete. Without overlap, every move is issued right before its first use
-and waited for at once. Halo exchanges are always waited for at once, though the emitted program overlaps them, too
+and waited for at once. Halo exchanges are always waited for at once, although the emitted program overlaps them
 (`lowering.rank.schedule`).
 """
 

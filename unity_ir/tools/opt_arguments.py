@@ -188,7 +188,7 @@ def _option(key: str, kind: type, value: str) -> str | int | float | bool:
 
 
 def seconds(text: str) -> float:
-    """Parse the value of `--budget`, seconds. Raises `UnityError` unless it is a number above 0."""
+    """Return the value of `--budget`, in seconds. Raises `UnityError` unless it is a number above 0."""
     try:
         found = float(text)
     except ValueError:

@@ -56,9 +56,9 @@ def read_module(
     context: Context, data: bytes, name: str, implicit: bool = True, raise_verify: bool = False
 ) -> ModuleOp:
     """
-    Return the module that a text contains, parsed but not verified. `name` is the file name for error messages.
+    Return the module in the text `data`, parsed but not verified. `name` is the file name for error messages.
 
-    `implicit` allows operations without a module around them. `raise_verify` lets attributes that do not
+    `implicit` allows operations without a module around them. With `raise_verify`, attributes that do not
     verify raise `VerifyException`.
     """
     try:
@@ -91,9 +91,10 @@ def read_module(
 
 def check_structure(module: ModuleOp) -> None:
     """
-    Verify that every operation has the operands, results, regions and properties of its definition.
+    Raise `VerifyException` unless every operation has the operands, results, regions and properties of its definition.
 
-    Before `module.verify`, which goes from the inside out: verifiers look at operations around and beside theirs.
+    To be called before `module.verify`: verifiers run from the inside out, and read operations
+    around and beside theirs.
     """
     with as_xdsl("verified"):
         for op in module.walk():

@@ -276,7 +276,7 @@ def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
 
 
 def report(rows: Sequence[Row], asked: Asked, options: Namespace) -> dict[str, object]:
-    """Return the content of the file of results."""
+    """Return the content of the file of results (`--json`)."""
     return {
         "triton": triton_version(),
         "unity-ir": __version__,

@@ -217,8 +217,8 @@ class Importer:
 
     def inline(self, node: fx.Node, args: Sequence[Any]) -> Any:
         """
-        Return the value or values of a subgraph operator: set_grad_enabled, disabled autocast, or
-        activation checkpointing.
+        Return the value or values of an operator with a subgraph: set_grad_enabled, disabled
+        autocast, or checkpointing.
 
         Raises `UnityError` for other operators with subgraphs, such as control flow.
         """
