@@ -1,1 +1,1 @@
-"""Time, communication and memory of a placed graph."""
+"""Compute time, communication and memory of a placed graph."""

@@ -15,7 +15,11 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One operand's exchange along one dim, which `variable` shards: elements of the piece before, and of its halo."""
+    """
+    A halo exchange of one operand along one dim, sharded by the index variable `variable`.
+
+    `elements` is the size of a device's piece before the exchange, `border` the number of elements received.
+    """
 
     operand: int
     dim: int
@@ -26,8 +30,10 @@ class Exchange:
 
 def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
     """
-    The exchanges of an operator whose index variables have these degrees, one dim after the other, so that the later
-    ones carry the corners.
+    Yield the halo exchanges of an operator whose index variables have these degrees.
+
+    The dims of an operand come one after the other: later exchanges include the borders received
+    before, so corners arrive.
     """
     analysis = node.analysis
     if not analysis.operand_halos:
@@ -45,7 +51,10 @@ def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
 
 
 def halo_moves(node: Node, assignment: Assignment, mesh: Mesh) -> dict[int, tuple[tuple[Move, Move], ...]]:
-    """The exchanges of an operator under an assignment, per operand: each forward, and as the gradient goes back."""
+    """
+    Return, per operand, the halo exchanges of an operator under an assignment, as (forward
+    move, gradient's move) pairs.
+    """
     degrees: dict[str, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):
         if isinstance(what, str):

@@ -1,4 +1,4 @@
-"""Which values of the forward the backward reads: those are held until then, the others are not."""
+"""Find which values of the forward the backward reads; only those are held until then."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def backward_reads(
     needs: tuple[bool, ...],
     same: tuple[int, ...],
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Which operands and which results the gradient of an operator reads; arguments as of `cost.work.work`."""
+    """Return which operands and which results the gradient of an operator reads; arguments as of `cost.work.work`."""
     node, backward = applied(operator, operands, attributes, (), needs, same)
     read = {v for n in backward for v in n.operands}
     return tuple(v in read for v in node.operands), tuple(v in read for v in node.results)
 
 
 class Keeps:
-    """Find the values that the backward of a forward graph (serial or parallel) reads; outputs are kept, too."""
+    """The values of a forward graph (serial or parallel) that its backward reads, and the outputs."""
 
     def __init__(self, graph: Graph):
         with_gradient = trained(graph)
         again = not_kept(graph)
         self._operands: dict[Node, tuple[bool, ...]] = {}
         self.values: set[Value] = set()
-        """Values that are read, or on the way to where they are."""
+        """Values that the backward reads, and those that parallel operators bring to where they are read."""
         for value in graph.outputs:
             self._keep(value)
         for node in reversed(graph.nodes()):
@@ -53,11 +53,18 @@ class Keeps:
                     self._keep(value)
 
     def operands(self, node: Node) -> tuple[bool, ...]:
-        """Which of its operands the backward of a compute node reads, as they were brought to it."""
+        """
+        Return, per operand of a compute node, whether its backward reads that operand, in the
+        layout the node reads it in.
+        """
         return self._operands[node]
 
     def reads(self, node: Node, value: Value) -> bool:
-        """Whether the backward of a node reads a value, or, of a parallel operator, of those after it."""
+        """
+        Return whether the backward of a node reads one of its operands.
+
+        For a parallel operator: whether the backward of a later operator reads its result.
+        """
         if node.is_compute:
             return any(r for v, r in zip(node.operands, self._operands[node], strict=True) if v == value)
         return node.result in self.values

@@ -1,10 +1,9 @@
 """
-What counts as held on a device: the one place that plans (`cost.plan`) and the tables of the search (`search`) ask.
+Define what counts as memory held on a device, for plans (`cost.plan`) and the search's tables (`search`) alike.
 
-At the end of the forward a device holds its pieces of every weight with its gradient and the optimizer's state, of
-inputs, of every other value the backward reads, and, of one that it reads where it was brought, what came there: the
-emitted program gathers a weight once and keeps it for the backward. Where operators are on parts of the machine,
-devices hold different things: the one that holds most counts.
+At the end of the forward a device holds its pieces of: every weight, with gradient and optimizer state; inputs; every
+other value the backward reads; and resharded copies that the backward reads (the emitted program gathers a weight once
+and keeps it for the backward). With pinned layouts, devices hold different amounts: the largest counts.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ HOLDS = ("weights", "gradients", "optimizer state", "activations")
 
 
 def leaf_tensors(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
-    """Tensors of a leaf's size that are held where it rests: itself, its gradient and the optimizer's state."""
+    """
+    Return how many tensors of a leaf's size are held in its resting layout: itself, its gradient, optimizer state.
+    """
     return 2 + optimizer.states if leaf.op == "weight" and updated else 1
 
 
 def arrives(moves: Iterable[Move]) -> bool:
-    """Whether a reshard makes a tensor of its own, rather than another name for the one there is."""
+    """Return whether a reshard makes a new tensor, rather than another name for its source."""
     return any(m.kind not in FREE for m in moves)
 
 
@@ -41,10 +42,10 @@ def held(
     optimizer: Optimizer,
 ) -> Mapping[str, int]:
     """
-    Bytes at the end of the forward on the device that holds most, by what they hold.
+    Return the bytes held at the end of the forward on the device that holds most, by kind (`HOLDS`).
 
-    `values` are those held where they are made, leaves among them; `weights` are those that are updated; `reshards` say
-    of what is held where it was brought: where, and how.
+    `values` are the values held in the layout they are made or rest in, leaves included; `weights` are the weights that
+    are updated; `reshards` are the resharded copies held: value, target layout and moves.
     """
 
     def piece(value: Value) -> int:
@@ -68,7 +69,7 @@ def held(
 
 
 class _Parts:
-    """Bytes by what they hold and where: at some coordinates of pinned axes, or, where none are, on all devices."""
+    """Bytes by kind, and by the coordinates of pinned axes at which they are held; () is all devices."""
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
@@ -78,7 +79,7 @@ class _Parts:
         self._bytes.setdefault(pins(layout), Counter())[what] += size
 
     def most(self) -> dict[str, int]:
-        """Those of the device that holds most, the first if several do."""
+        """Return the bytes by kind on the device that holds most; on the first, if several do."""
         axes = sorted({axis for part in self._bytes for axis, _ in part})
         best = Counter[str]()
         for coordinates in product(*(range(self._mesh.sizes[axis]) for axis in axes)):

@@ -1,5 +1,5 @@
 """
-The cost of a placed graph: what every operator and every reshard costs, per iteration.
+Compute the cost of a placed graph: the seconds of every operator and every reshard in one iteration.
 
 A graph without updates is a forward; its backward and update are counted as `pcg-differentiate` would build them. A
 graph with updates is a whole step, in which everything is explicit.
@@ -31,10 +31,12 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """A value brought from one layout to another for the operators that need it there; empty moves if it is there."""
+    """
+    A value brought from one layout to another for the operators that read it there; no moves if the layouts agree.
+    """
 
     value: Value
-    """The anchor: a leaf's or compute operator's result, or a parallel operator's that is materialised."""
+    """The result of a leaf, of a compute operator, or of a parallel operator that is materialised (see `Anchors`)."""
     source: Layout
     target: Layout
     users: tuple[Node, ...]
@@ -44,7 +46,7 @@ class Reshard:
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """A compute node's seconds, forward and backward, on each device."""
+    """A compute node's kernels, and its seconds of forward and backward on each device."""
 
     node: Node
     work: Work
@@ -54,58 +56,58 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """Everything an iteration costs on each device."""
+    """The cost of one iteration on a machine."""
 
     machine: Machine
     placement: Placement
     operators: tuple[OperatorCost, ...]
     reshards: tuple[Reshard, ...]
     weight_reshards: tuple[Reshard, ...]
-    """Gradients of weights brought to where the weight rests, of a forward graph."""
+    """Reshards of weights' gradients to the weights' resting layouts."""
     update: float
-    """Seconds of the optimizer."""
+    """Seconds of all updates."""
     memory: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Bytes on the device that holds most, by what they hold."""
+    """Bytes on the device that holds most, by kind (see `cost.memory.HOLDS`)."""
 
     @cached_property
     def moves(self) -> tuple[tuple[Move, str], ...]:
-        """Every move of an iteration with the element type it moves."""
+        """Every move of an iteration, with the element type moved."""
         every = (*self.reshards, *self.weight_reshards)
         return tuple((m, r.value.type.dtype) for r in every for m in (*r.forward, *r.backward))
 
     @cached_property
     def compute_time(self) -> float:
-        """Seconds of kernels, the update included."""
+        """Seconds of all kernels of an iteration on a device, the update included."""
         return sum(o.forward + o.backward for o in self.operators) + self.update
 
     @cached_property
     def communication_time(self) -> float:
-        """Seconds of moves."""
+        """Seconds of all moves of an iteration."""
         return sum(self.machine.move_time(m, dtype) for m, dtype in self.moves)
 
     @property
     def time(self) -> float:
-        """Seconds of an iteration; communication is not overlapped yet."""
+        """Seconds of an iteration, without overlap of communication and computation."""
         return self.compute_time + self.communication_time
 
     @property
     def elements(self) -> int:
-        """Elements received per iteration, summed over the devices."""
+        """Elements received per iteration, summed over all devices."""
         return sum(m.traffic(self.machine.mesh) for m, _ in self.moves)
 
     @property
     def bytes(self) -> int:
-        """Bytes received per iteration, summed over the devices."""
+        """Bytes received per iteration, summed over all devices."""
         return sum(m.traffic(self.machine.mesh) * ELEMENT_BYTES[dtype] for m, dtype in self.moves)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes at the end of the forward, when most is held, on the device that holds most."""
+        """Bytes held at the end of the forward on the device that holds most."""
         return sum(self.memory.values())
 
 
 def plan_moves(value: Value, source: Layout, target: Layout, machine: Machine) -> tuple[Move, ...]:
-    """The planner's moves for one value on one machine."""
+    """Return the cheapest moves that the reshard planner finds for a value between two layouts on a machine."""
     return _plan(value.type.shape, value.type.dtype, source, target, machine)
 
 
@@ -120,7 +122,7 @@ def _plan_cached(
 
 @lru_cache(maxsize=256)
 def _memo(machine: _ByIdentity, dtype: str) -> RunMemo:
-    """The plans of one machine and element type, kept as long as those are used."""
+    """Return the memo of plans for one machine and element type, which lives as long as this cache keeps it."""
     del machine, dtype
     return {}
 
@@ -144,9 +146,9 @@ def _plan(shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, ma
 
 def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Reshard]:
     """
-    Every reshard a graph asks for: from where a value is made to where each operator reads it.
+    Return every reshard of a graph: from the layout a value is made in to each layout an operator reads it in.
 
-    Users that read one value in one layout share the reshard.
+    Operators that read one value in one layout share the reshard. Halo exchanges are included.
     """
     nodes = graph.nodes()
     anchors = Anchors(graph)
@@ -170,8 +172,10 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
 
 def _halos(nodes: Iterable[Node], placement: Placement, with_gradient: set[Node], explicit: bool) -> list[Reshard]:
     """
-    The halo exchanges: of a forward graph, one for each operator that needs it, there and back; of a graph with its
-    backward, one for each value that has a halo, which the operator and its gradients share.
+    Return the halo exchanges as reshards.
+
+    In a forward graph there is one per operator that needs it, with the gradient's exchange. In a graph with its
+    backward (`explicit`) there is one per value with a halo, shared by the operator and its gradients.
     """
     out: dict[object, Reshard] = {}
     for node in nodes:
@@ -204,9 +208,10 @@ def _halo_reduce_move(node: Node, placement: Placement) -> Move:
 
 def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> PlanCost:
     """
-    What one iteration of a graph costs on a machine.
+    Return the cost of one iteration of a graph on a machine.
 
-    Raises `UnityError` where the graph's degrees or views do not fit the machine.
+    `optimizer` is used if the graph names none; by default it is `Optimizer()`. Raises `UnityError` where the graph's
+    degrees or views do not fit the machine.
     """
     placement = place(graph, machine.mesh)
     nodes = graph.nodes()
@@ -247,7 +252,7 @@ def _held(
     between: Iterable[Reshard],
     optimizer: Optimizer,
 ) -> Mapping[str, int]:
-    """Bytes at the end of the forward; of a graph with its backward, of all there is in it."""
+    """Return the bytes held at the end of the forward; for a graph with its backward, of all its values."""
     made = [v for n in graph.nodes() if not n.is_parallel and n not in again for v in n.results]
     if graph.updates:
         brought = [(r.value, r.target, r.forward) for r in between]
@@ -259,7 +264,7 @@ def _held(
 
 
 def _read_there(reshard: Reshard, keeps: Keeps) -> bool:
-    """Whether the backward reads what a reshard has brought; with its halo, it is a tensor by itself in any case."""
+    """Return whether the backward reads the result of a reshard. A value with a halo always is a tensor of its own."""
     if any(m.kind in HALO_EXCHANGES for m in reshard.forward):
         return True
     return any(
@@ -278,7 +283,7 @@ def _root(value: Value) -> Value:
 
 
 def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placement, machine: Machine) -> list[Reshard]:
-    """The gradient of a weight arrives in the dual of the weight's layout and is needed in the weight's own."""
+    """Return the reshards of weights' gradients, from the dual of the weight's layout to the weight's own."""
     out: list[Reshard] = []
     if graph.updates:
         for u in graph.updates:
@@ -294,12 +299,12 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
 
 
 def update_bytes(piece_bytes: int, optimizer: Optimizer) -> int:
-    """Bytes the update of a piece of a weight reads and writes: weight, gradient, and the optimizer's state."""
+    """Return the bytes that the update of a weight's piece reads and writes: weight, gradient, and optimizer state."""
     return piece_bytes * (3 + 2 * optimizer.states)
 
 
 def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
-    """Seconds of one weight's update on each device."""
+    """Return the seconds of one weight's update on each device."""
     (type,) = weight.types
     elements = prod(type.piece_shape)
     moved = update_bytes(elements * ELEMENT_BYTES[type.dtype], optimizer)
@@ -307,5 +312,7 @@ def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
 
 
 def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -> Kernel:
-    """The kernel that updates a piece of a weight; `moved` are the bytes it reads and writes."""
+    """
+    Return the kernel that updates a weight's piece of `elements` elements; `moved` is the bytes it reads and writes.
+    """
     return Kernel(f"update {optimizer.name}({dtype})", (elements,), "elementwise", 4 * elements, moved, dtype)

@@ -21,25 +21,24 @@ WIDTH = 140
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """An iteration as simulated."""
+    """Times and peak memory of a simulated iteration."""
 
     overlapped: float
     """Seconds of an iteration whose communication overlaps with computation."""
     waiting: float
     """Seconds when every move is waited for at once."""
     peak: int
-    """Bytes a device holds at most, overlapped."""
+    """Most bytes that a device holds at once, with overlap."""
 
 
 def report(
     graph: Graph, machine: Machine | None = None, derivation: list[str] | None = None, bound: float | None = None
 ) -> str:
     """
-    The statistics of one graph on a machine; without one, on the smallest plain box that holds its pieces.
+    Return the text of `--stats` for a graph on a machine, by default the smallest plain box that holds its pieces.
 
-    `derivation` and `bound` (seconds) are what a search says of its plan.
-
-    Raises `UnityError` where the graph does not fit the machine.
+    `derivation` (rule applications) and `bound` (seconds) are a search's results, if there was one. Raises `UnityError`
+    where the graph does not fit the machine.
     """
     if machine is None:
         machine = load(f"box:{devices_of(graph)}")
@@ -53,7 +52,7 @@ def text(
     bound: float | None = None,
     simulated: Simulated | None = None,
 ) -> str:
-    """The statistics as text."""
+    """Return the text of `--stats` for a plan called `name`; `derivation` and `bound` as of `report`."""
     machine = plan.machine
     out = StringIO()
     console = Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
@@ -148,7 +147,7 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
 
 
 def reshard_words(reshard: Reshard) -> str:
-    """Given a gather and its dual returns `dim 0 to repeat by all_gather / reduce_scatter`."""
+    """Return a reshard as text: given a gather and its dual, `dim 0 to repeat by all_gather / reduce_scatter`."""
     kinds = f"{_kinds(reshard.forward)} / {_kinds(reshard.backward)}"
     return f"{_roles(reshard.source)} to {_roles(reshard.target)} by {kinds}"
 
@@ -163,7 +162,7 @@ def _roles(layout: Layout) -> str:
 
 
 def divided(how: Assignment, mesh: Mesh) -> str:
-    """Given m, m, COPY on axes 2, 3, 4 returns `m by 6, copy 4`."""
+    """Return an assignment as text: given m, m, COPY on axes of 2, 3, 4 devices, `m by 6, copy by 4`."""
     degrees: dict[str, int] = {}
     for what, size in zip(how, mesh.sizes, strict=True):
         name = role_name(what)
@@ -180,7 +179,9 @@ def _printable(name: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Given 0.00012 returns `120.0 us`, given 1.8524 returns `1.852 s`: three digits at least, of seconds four."""
+    """
+    Return seconds as text with at least three digits (from 1 s on, four): given 0.00012, `120.0 us`; 1.8524, `1.852 s`.
+    """
     if seconds >= 1:
         return f"{_digits(seconds, 4)} s"
     if seconds >= 1e-3:
@@ -189,7 +190,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def bytes_text(size: int) -> str:
-    """Given 1,500,000 returns `1.50 MB`: three digits at least."""
+    """Return bytes as text with at least three digits: given 1,500,000, `1.50 MB`."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
             return f"{_digits(size / scale, 3)} {unit}"

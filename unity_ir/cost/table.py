@@ -1,9 +1,9 @@
 """
-The work of one operator under many configurations at once: numbers of rows instead of nodes.
+Compute the work of one operator under many configurations at once, with rows of an array in place of nodes.
 
-A configuration divides extents, and nothing else of what a task does changes: so the kernels are found once, on the
-whole operator, and which of the operator's degrees divides which extent of which kernel is found by dividing by one
-variable at a time. Sizes, FLOPs and bytes are then products over arrays of degrees.
+A configuration divides extents and changes nothing else of a task. So the kernels are found once, for the whole
+operator; dividing by one index variable at a time shows which degree divides which extent of which kernel. Sizes, FLOPs
+and bytes are then products over arrays of degrees.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from unity_ir.tdl.counts import FlopsTerm, terms
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Divided = tuple[tuple[int, ...], ...]
-"""For each of some extents, the columns of the degrees that divide it."""
+"""Per extent, the columns of the degrees that divide it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A tensor a kernel reads or writes: bytes of an element, sizes, what divides them, and by how much more a piece
-    of a divided dim then is."""
+    """
+    A tensor that a kernel reads or writes: bytes of an element, sizes, the degrees that divide each dim, and the halo
+    that a piece of a divided dim has in addition.
+    """
 
     item: int
     sizes: tuple[int, ...]
@@ -44,18 +46,18 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A term of `tdl.counts` by numbers of extents."""
+    """A term of `tdl.counts`, with index variables replaced by the numbers of their extents."""
 
     each: int
     over: tuple[int, ...]
     picked: tuple[int, ...]
     equal: tuple[tuple[tuple[int, int], ...], ...]
-    """Pairs of extents: if all of one of the lists are equal, the term is another one already counted."""
+    """Lists of pairs of extents: if all pairs of a list are equal, the term equals an earlier one, not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """A kernel of all configurations."""
+    """A kernel as a function of degrees."""
 
     operator: str
     kind: str
@@ -64,31 +66,35 @@ class _Kernel:
     divided: Divided
     terms: tuple[_Term, ...]
     operands: tuple[int, ...]
-    """Which of the values each operand is."""
+    """The index into `values` of each operand."""
     values: tuple[_Value, ...]
-    """Each once."""
+    """The distinct operands and results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The kernels of an operator, and the variables (columns of degrees) whose division they do not tell."""
+    """
+    The kernels of an operator, as functions of its degrees.
+
+    `unknown` are the variables (columns of degrees) for which it is not known what their division changes.
+    """
 
     kernels: tuple[_Kernel, ...]
-    """Empty if it predicts no division."""
+    """Empty if `counts` would be right for no degrees."""
     unknown: tuple[int, ...]
 
     def tells(self, degrees: Ints) -> npt.NDArray[np.bool_]:
-        """The rows of degrees that `counts` is right for."""
+        """Return for which rows of degrees [row, variable] `counts` is right."""
         return np.all(degrees[:, self.unknown] == 1, axis=1) & bool(self.kernels)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One kernel under many configurations; see `cost.time.Kernel`."""
+    """One kernel's sizes, FLOPs and bytes under many configurations, a row each; see `cost.time.Kernel`."""
 
     kernel: _Kernel
     sizes: Ints
-    """[row, size]"""
+    """The kernel's sizes, [row, size]."""
     flops: Ints
     bytes: Ints
 
@@ -97,11 +103,11 @@ def seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, device: Device
 ) -> tuple[Floats, Floats]:
     """
-    Seconds of one task of a serial compute node, per row of degrees [row, variable]: forward and backward together,
-    and the forward alone.
+    Return the seconds of one task of a serial compute node, per row of degrees [row, variable]: of forward and backward
+    together, and of the forward alone.
 
-    `needs` says of which operands the gradient is wanted; `same` [row, operand] is, for each operand, the first that
-    is the same value (see `cost.work.repeats`). Equal to the sum of `cost.work.work` of each row.
+    `needs` says, per operand, whether its gradient is wanted; `same` [row, operand] is the index of the first operand
+    that is the same value (see `cost.work.repeats`). Each row equals the sum over `cost.work.work`.
     """
     first, inverse = distinct(np.hstack([degrees, same]))
     degrees, same = degrees[first], same[first]
@@ -124,7 +130,11 @@ def seconds(
 
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
-    """Where each different row of numbers (not negative) first is, in order of the rows, and which of these each is."""
+    """
+    Return the index of the first of each group of equal rows, and, per row, the number of its group.
+
+    Rows are of non-negative numbers; groups are sorted by row.
+    """
     sizes = rows.max(axis=0, initial=0) + 1
     if prod(sizes.tolist()) < 2**62:
         code = np.zeros(len(rows), dtype=np.int64)
@@ -137,7 +147,9 @@ def distinct(rows: Ints) -> tuple[Ints, Ints]:
 
 
 def template(node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], same: tuple[int, ...]) -> Template:
-    """The kernels of a serial compute node; arguments as of `seconds`."""
+    """
+    Return the template of a serial compute node; `same` [operand] is one row of `seconds`'s, other arguments are equal.
+    """
     return _template(node.op, _operands(node), node.attributes, variables, needs, same)
 
 
@@ -146,7 +158,7 @@ def _operands(node: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
 
 
 def counts(template: Template, degrees: Ints) -> Iterator[Counts]:
-    """Each kernel under many configurations: rows of degrees."""
+    """Yield the counts of each kernel of a template, for rows of degrees [row, variable]."""
     for kernel in template.kernels:
         yield _count(kernel, degrees)
 
@@ -236,7 +248,7 @@ def _template(
 
 
 def _alike(whole: Sequence[Node], divided: Sequence[Node]) -> bool:
-    """Whether the same kernels do the work of a piece."""
+    """Return whether the kernels of a piece are those of the whole operator."""
     return [(n.op, n.operator.name, _distinct(n)) for n in whole] == [
         (n.op, n.operator.name, _distinct(n)) for n in divided
     ] and all(
@@ -256,8 +268,11 @@ def _distinct(node: Node) -> tuple[int, ...]:
 
 
 def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
-    """The kernel of a node, of which `divided` has what becomes of it by each degree; None if its line depends on
-    them in another way."""
+    """
+    Return the kernel of a node; `divided` has the node at a degree of each variable (by column).
+
+    Returns None if its work depends on degrees in another way than by division of extents.
+    """
     analysis = node.analysis
     bound = analysis.bound
     configurations = {c: n.configuration for c, n in divided.items()}
@@ -286,7 +301,7 @@ def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
 
 
 def _terms(found: Sequence[FlopsTerm], names: Mapping[str, int]) -> tuple[_Term, ...]:
-    """The terms by number of extent, each with what makes it the same as one before."""
+    """Return the terms by numbers of extents, each with the conditions under which it equals an earlier term."""
     before: dict[object, list[tuple[str, ...]]] = {}
     out: list[_Term] = []
     for term in found:

@@ -1,4 +1,4 @@
-"""A kernel, and its seconds: measured, if the device's profile has it, else by the roofline."""
+"""Price a kernel: the measured seconds, if the device's profile has them, else the roofline's."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from unity_ir.machine.device import Device
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """
-    One kernel of one task. Kernels of one `operator` and equal `sizes` are one and the same.
+    One kernel of one task. Kernels of equal `operator` and `sizes` take the same time.
 
-    `operator` is a canonical text of all but the sizes: `matmul{act=relu}(f32, f32)`.
+    `operator` is a canonical text of everything but the sizes: `matmul{act=relu}(f32, f32)`.
     """
 
     operator: str
     sizes: tuple[int, ...]
     """Sizes of the operands' shards, dim by dim, then the extents of the line's index variables in TDL order."""
     kind: str
-    """See `forms.kinds`."""
+    """The kind of kernel: see `forms.kinds`."""
     flops: int
     """Floating point operations."""
     bytes: int
-    """Read and written."""
+    """Bytes read and written."""
     dtype: str
-    """The element type it computes in."""
+    """The element type of its arithmetic."""
 
 
 def seconds(kernel: Kernel, device: Device) -> float:
-    """Everything that prices a kernel by itself asks here; `cost.table` does the same for many at once."""
+    """
+    Return the seconds of a kernel on a device, measured or by roofline. `cost.table` does the same for many at once.
+    """
     if device.profile is not None:
         measured = device.profile.kernels.get(kernel.operator, {}).get(kernel.sizes)
         if measured is not None:

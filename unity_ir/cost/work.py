@@ -1,5 +1,5 @@
 """
-What one task of an operator costs: its kernels, forward and backward, counted from TDL and the operator's gradient.
+Count the work of one task of an operator: its kernels, forward and backward, from TDL and the operator's gradient.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Entry
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The kernels one task runs."""
+    """The kernels that one task runs, forward and backward."""
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
 
     def forward_time(self, device: Device) -> float:
-        """Seconds."""
+        """Return the seconds of the forward kernels on a device."""
         return sum(seconds(k, device) for k in self.forward)
 
     def backward_time(self, device: Device) -> float:
-        """Seconds."""
+        """Return the seconds of the backward kernels on a device."""
         return sum(seconds(k, device) for k in self.backward)
 
 
 def kernel_of(node: Node) -> Kernel:
-    """The kernel of one task of a compute node; pieces of the operands in, pieces of the results out."""
+    """Return the kernel of one task of a compute node, which reads and writes pieces of operands and results."""
     local = piece(node.analysis.bound, node.configuration, node.analysis)
     values = (*node.operands, *node.results)
     moved = sum(_piece_bytes(v.type) for v in dict.fromkeys(values))
@@ -54,7 +54,9 @@ def kernel_of(node: Node) -> Kernel:
 
 
 def kind_of(node: Node) -> str:
-    """The kind of a compute node's kernel: that of a piece, however it is divided."""
+    """
+    Return the kind of a compute node's kernel (see `forms.kinds`), which does not depend on how the node is sharded.
+    """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
     return _kind(node.op, shapes, node.attributes, dtypes)
 
@@ -65,16 +67,17 @@ def _kind(operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[s
 
 
 def computes_in(dtypes: tuple[str, ...]) -> str:
-    """The element type of an operator's arithmetic, from its operands'."""
+    """Return the element type an operator computes in: the first floating-point type of its operands, else `f32`."""
     return next((d for d in dtypes if d not in NOT_FLOATING), "f32")
 
 
 @lru_cache(maxsize=65536)
 def kernel_operator(operator: str, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
     """
-    Given matmul with act = "relu", returns `matmul{act=relu}(f32, f32)`.
+    Return a kernel's canonical text: given matmul with act = "relu" on two f32 operands, `matmul{act=relu}(f32, f32)`.
 
-    Degrees, which an operator has as attributes where no operand says them, are not part of what a task does.
+    Attributes that are degrees (of index variables that occur in no operand) are left out, as
+    they do not change a task.
     """
     clauses = find_operator(operator).line.clauses
     degrees = {c.value.attribute for c in clauses if c.kind == "degree" and isinstance(c.value, Entry)}
@@ -103,11 +106,11 @@ def work(
     same: tuple[int, ...],
 ) -> Work:
     """
-    The work of one task when the operator's index variables have these degrees.
+    Return the work of one task of an operator whose index variables have these degrees.
 
-    `operands` are (global shape, element type); `needs` says of which operands the gradient is wanted; `same` is, for
-    each operand, the first that is the same value (see `repeats`), for what is read twice is read once. Copies and
-    addends do not change what a task does, so they are no argument.
+    `operands` are (global shape, element type); `needs` says, per operand, whether its gradient is wanted; `same` is,
+    per operand, the index of the first operand that is the same value (see `repeats`), since a value read twice counts
+    once. Copy and sum degrees do not change a task, so they are no arguments.
     """
     forward, backward = applied(operator, operands, attributes, degrees, needs, same)
     return Work((kernel_of(forward),), tuple(map(kernel_of, backward)))
@@ -121,7 +124,10 @@ def applied(
     needs: tuple[bool, ...],
     same: tuple[int, ...],
 ) -> tuple[Node, tuple[Node, ...]]:
-    """The node whose kernel is the forward, and those of the backward, operands first; arguments as of `work`."""
+    """
+    Return the node whose kernel is the forward, and the nodes of the backward in topological
+    order; arguments as of `work`.
+    """
     of = find_operator(operator)
     shapes = tuple(shape for shape, _ in operands)
     analysis = of.bind(shapes, attributes, tuple(dtype for _, dtype in operands))
@@ -140,7 +146,9 @@ def applied(
 
 
 def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:
-    """The work of one task of a compute node as it is typed."""
+    """
+    Return the work of one task of a compute node at the degrees of its types; without `backward`, of the forward alone.
+    """
     degrees = tuple((v, d) for v, d in node.configuration.degrees.items())
     if not backward:
         return Work((kernel_of(node),), ())
@@ -149,5 +157,8 @@ def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:
 
 
 def repeats(node: Node) -> tuple[int, ...]:
-    """Given `mul(x, x)` returns (0, 0); given `mul(x, y)` returns (0, 1)."""
+    """
+    Return, per operand, the index of the first operand that is the same value: (0, 0) for `mul(x,
+    x)`, (0, 1) for `mul(x, y)`.
+    """
     return tuple(node.operands.index(v) for v in node.operands)

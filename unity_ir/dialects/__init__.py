@@ -1,4 +1,6 @@
-"""xDSL dialects: the textual form of what the core computes with. Thin; a dialect is imported when its text is met."""
+"""
+xDSL dialects: the textual form of graphs, machines, rank programs and rules. Each is imported when text first uses it.
+"""
 
 DIALECTS: dict[str, str] = {
     "machine": "unity_ir.dialects.machine:MACHINE",

@@ -1,5 +1,5 @@
 """
-Between the two forms of a graph: xDSL functions, which are read, printed and lowered, and the core's compact graph.
+Convert graphs between xDSL functions, which are read, printed and lowered, and the core's compact `Graph`.
 
 A function of pcg operations is the text of a `Graph`; `to_graph(from_graph(g)) == g`, with the same nodes.
 """
@@ -44,7 +44,7 @@ OPTIMIZER = "pcg.optimizer"
 
 
 def pcg_functions(module: ModuleOp) -> list[FuncOp]:
-    """The functions that compute with `!pcg.tensor` values; declarations are not among them."""
+    """Return the functions of a module that use `!pcg.tensor` values or pcg operations, without declarations."""
 
     def is_pcg(func: FuncOp) -> bool:
         types = (t for block in func.body.blocks for t in block.arg_types)
@@ -58,10 +58,10 @@ def pcg_functions(module: ModuleOp) -> list[FuncOp]:
 
 def to_graph(func: FuncOp) -> Graph:
     """
-    The graph of a function. Operations its results and updates do not need are not part of it.
+    Return the graph of a function, without operations that its results and updates do not need.
 
-    Raises `UnityError` for declarations, several blocks, operations that are not pcg, and where a rule of the core is
-    broken, such as a value used before it is made.
+    Raises `UnityError` for declarations, functions of several blocks, operations that are not pcg, and graphs that
+    break a rule of the core, such as a value used before it is made.
     """
     name = func.sym_name.data
     check_name("func.func", name)
@@ -140,7 +140,7 @@ def _argument_attributes(func: FuncOp) -> list[dict[str, Attribute]]:
 
 def _spoken(hints: Sequence[str]) -> list[str]:
     """
-    The names arguments are printed by, which is what an input is called unless it says otherwise.
+    Return the names that arguments are printed with; an input has its argument's, unless an attribute gives another.
 
     Given hints `x`, `x`, none, returns `x`, `x_1`, `arg2`.
     """
@@ -154,7 +154,9 @@ def _spoken(hints: Sequence[str]) -> list[str]:
 
 
 def _optimizer(func: FuncOp, optimizers: Sequence[Optimizer | None]) -> Optimizer | None:
-    """The optimizer all updates name, or, where there is none yet, the function."""
+    """
+    Return the optimizer that all updates name; if there are no updates, the one that the function's attribute names.
+    """
     if len(set(optimizers)) > 1:
         raise UnityError(f"@{func.sym_name.data}: its updates have different optimizers; give them one")
     if optimizers:
@@ -172,9 +174,9 @@ def _optimizer(func: FuncOp, optimizers: Sequence[Optimizer | None]) -> Optimize
 
 def from_graph(graph: Graph) -> FuncOp:
     """
-    The function of a graph: its nodes as operations, operands first, values named after what makes them.
+    Return the function of a graph: one operation per node, after its operands, with values named after their operators.
 
-    Raises `UnityError` for names that text cannot hold, and inputs that the graph uses but does not list.
+    Raises `UnityError` for names that text cannot hold, and for inputs that the graph uses but does not list.
     """
     check_name("func.func", graph.name)
     where = f"@{graph.name}"
@@ -242,7 +244,12 @@ def _arg_attrs(inputs: Sequence[Node], block: Block) -> ArrayAttr[DictionaryAttr
 
 
 def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
-    """Put the function of `graph` in the place of `func`, whose visibility and attributes it keeps; returns it."""
+    """
+    Replace `func` in its module by the function of `graph`; return the new function.
+
+    It keeps the visibility and the attributes of `func`, except the optimizer, which is the
+    graph's. Raises as `from_graph`.
+    """
     new = from_graph(graph)
     kept = {name: attribute for name, attribute in func.attributes.items() if name != OPTIMIZER}
     new.attributes.update(kept)

@@ -1,4 +1,4 @@
-"""The function attribute that says that a graph was imported, and what goes with it."""
+"""Record in a function attribute that a graph was imported: the names of its tables and of tied weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMPORTED = "pcg.imported"
 
 
 def origin_attribute(origin: Origin) -> DictionaryAttr:
-    """An origin as an attribute; what is empty is left out."""
+    """Return an origin as an attribute, without empty fields."""
     tables = ArrayAttr(StringAttr(name) for name in origin.tables)
     names = ArrayAttr(ArrayAttr([StringAttr(key), StringAttr(of)]) for key, of in origin.names.items())
     return DictionaryAttr({key: value for key, value in (("tables", tables), ("names", names)) if value.data})
@@ -27,8 +27,9 @@ def origin_attribute(origin: Origin) -> DictionaryAttr:
 
 def origin_of(func: FuncOp, graph: Graph) -> Origin | None:
     """
-    The origin of a function, of whose inputs and weights it speaks; None if it was not imported. Tables and weights
-    that the graph does not have are left out. Raises `UnityError` for an attribute of another form.
+    Return the origin of a function whose graph is `graph`, without tables and weights that the graph no longer has.
+
+    Returns None if the function was not imported. Raises `UnityError` for an attribute of another form.
     """
     attribute = func.attributes.get(IMPORTED)
     if attribute is None:
@@ -51,7 +52,7 @@ def origin_of(func: FuncOp, graph: Graph) -> Origin | None:
 
 
 def _check(where: str, keys: list[str], weights: Collection[str]) -> None:
-    """Raises `UnityError` for a key that is given twice, or that is a weight's name."""
+    """Raise `UnityError` for a key that is given twice, or that is a weight's name."""
     for key in keys:
         if keys.count(key) > 1 or key in weights:
             raise UnityError(f"{where}: {key!a} is the key of two tensors; leave one out")

@@ -1,4 +1,6 @@
-"""Names in text: of weights, inputs, functions and machines. Any string is one, if it can be seen."""
+"""
+Check and parse names of weights, inputs, functions and machines. A name is any string without invisible characters.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises `UnityError` for an empty name and for characters that change how text around them is read."""
+    """Raise `UnityError` for an empty name and for invisible characters; `what` says in the message what is named."""
     if not name:
         raise UnityError(f"{what}: the name is empty; give it one")
     bad = next((c for c in name if category(c) in _UNSEEN), None)
@@ -27,10 +29,10 @@ def check_name(what: str, name: str) -> None:
 
 def hint(name: str, default: str) -> str:
     """
-    A name for an SSA value, as like to `name` as MLIR's syntax and xDSL's printer allow.
+    Return a name for an SSA value: `name` with every character that MLIR does not allow replaced by `_`.
 
     Given `layer1.weight`, returns it; given `a/b_2`, returns `a_b`, since the printer itself numbers equal names by
-    `_2`. `default` where nothing is left.
+    `_2`. Returns `default` if the result would not begin with a letter.
     """
     text = re.sub(r"[^A-Za-z0-9_.]", "_", name)
     while stripped := re.search(r"_\d+$", text):
@@ -39,7 +41,11 @@ def hint(name: str, default: str) -> str:
 
 
 def parse_name(parser: AttrParser) -> StringAttr:
-    """A string literal. xDSL reads one with escapes beyond ASCII, which is how it prints them, as bytes."""
+    """
+    Parse a name as a string literal; decode it as UTF-8 if it has escapes, which xDSL reads as bytes.
+
+    Raises `ParseError` for other tokens, and for bytes that are not UTF-8.
+    """
     position = parser.pos
     if (text := parser.parse_optional_str_literal()) is not None:
         return StringAttr(text)
@@ -52,7 +58,7 @@ def parse_name(parser: AttrParser) -> StringAttr:
 
 
 def name_text(what: str, attribute: Attribute) -> str:
-    """The text of a name that xDSL has read. Raises `UnityError` for what is no text."""
+    """Return the text of a name as xDSL parsed it. Raises `UnityError` for attributes that are no UTF-8 string."""
     match attribute:
         case StringAttr():
             return attribute.data
@@ -66,4 +72,4 @@ def name_text(what: str, attribute: Attribute) -> str:
 
 
 NAME_CONSTRAINT: AttrConstraint = BaseAttr(StringAttr) | BaseAttr(BytesAttr)
-"""What may hold a name: see `parse_name`."""
+"""Attributes that may hold a name: see `parse_name`."""

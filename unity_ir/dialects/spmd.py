@@ -1,9 +1,10 @@
 """
 The spmd dialect: one rank's program, with local shapes and explicit collectives.
 
-Every value is a rank's piece; its type says of what: `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>` is the local
-shape, the global shape, the element type, and the role of every mesh axis (`dim i`, `copy`, `sum`, `repeat`). Where a
-piece reaches beyond its part of a dim, the global shape says how far: `[8, 3, 34, 32] of [8, 3, 64 halo(1, 1), 32]`.
+Every value is a rank's piece of a tensor. Its type, `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>`, gives the
+local shape, the global shape, the element type, and the role of every mesh axis (`dim i`, `copy`, `sum`, `repeat`). A
+halo, the elements by which a piece reaches beyond its shard of a dim, is written at the global size: `[8, 3, 34, 32] of
+[8, 3, 64 halo(1, 1), 32]`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.analysis import Halos
 
 MAX_DEVICES = 2**20
-"""More than any cluster has."""
+"""Maximum number of devices of a mesh, more than any cluster has."""
 
 ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 
@@ -57,8 +58,10 @@ ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 @dataclass(frozen=True, slots=True)
 class LocalTensorType:
     """
-    What a piece is: its own shape, the whole tensor's, the element type, the role of every mesh axis, and, as in types,
-    its halo.
+    The type of a piece: its local shape, the tensor's global shape and element type, the role of every mesh axis.
+
+    `halo` and `halo_sum` are the elements (before, after) by which the piece reaches beyond its shard of each dim:
+    copies of its neighbours' elements, or addends to them. At most one is not empty.
     """
 
     local: tuple[int, ...]
@@ -70,6 +73,7 @@ class LocalTensorType:
 
     @property
     def borders(self) -> Halos:
+        """The elements (before, after) of the halo per dim, of either kind."""
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
     def __str__(self) -> str:
@@ -241,7 +245,7 @@ class ComputeOp(IRDLOperation):
     operator = prop_def(StringAttr)
     operator_attributes = prop_def(BaseAttr(DictionaryAttr))
     over = prop_def(ArrayAttr.constr(BaseAttr(StringAttr)))
-    """What every mesh axis does in the operator's task grid: an index variable, `copy`, `sum` or `repeat`."""
+    """The role of every mesh axis in the operator's task grid: an index variable, `copy`, `sum` or `repeat`."""
     arguments = var_operand_def(PIECE)
     made = var_result_def(PIECE)
     assembly_format = (
@@ -261,17 +265,17 @@ class BetweenRanks(IRDLOperation):
 
     @property
     def kind(self) -> str:
-        """The name of its row in `pcg.collectives`."""
+        """The kind of communication, as `pcg.collectives` names it."""
         return self.name.removeprefix("spmd.")
 
     @property
     def along(self) -> tuple[int, ...]:
-        """The mesh axes."""
+        """The mesh axes along which ranks communicate."""
         return tuple(int(a) for a in self.axes.get_values())
 
     @property
     def pieces(self) -> tuple[LocalTensorType, LocalTensorType]:
-        """The pieces of its operand and of its result."""
+        """The types of the operand and of the result."""
         assert isinstance(self.operand.type, PieceType)
         assert isinstance(self.result.type, PieceType)
         return self.operand.type.data, self.result.type.data
@@ -281,7 +285,7 @@ Kind = TypeVar("Kind", bound=BetweenRanks)
 
 
 def _of_kind(kind: str, base: type[Kind]) -> type[Kind]:
-    """The class of `spmd.KIND`."""
+    """Return the operation class of `spmd.KIND`."""
     name = f"{kind.title().replace('_', '')}Op"
     made = type(name, (base,), {"name": f"spmd.{kind}", "__module__": __name__})
     return irdl_op_definition(cast("type[Kind]", made))
@@ -292,7 +296,7 @@ class MoveOp(BetweenRanks):
 
     @property
     def roles(self) -> tuple[int, int]:
-        """Return the `role_class` of the axes before and after."""
+        """The `role_class` of the axes before and after the move. Raises `VerifyException` if axes differ in them."""
         before, after = (piece.layout for piece in self.pieces)
         found = {(role_class(before[a]), role_class(after[a])) for a in self.along if 0 <= a < len(before)}
         if len(found) != 1 or len(before) != len(after):
@@ -325,7 +329,11 @@ class ExchangeOp(BetweenRanks):
 
     @property
     def border(self) -> tuple[int, int, int]:
-        """The dim of the exchange, and the elements before and after a piece."""
+        """
+        The dim of the exchange, and the elements of the halo before and after a piece.
+
+        Raises `VerifyException` if the types differ by more than a halo along one dim.
+        """
         before, after = self.pieces
         old, new = (before, after) if self.kind == "halo" else (after, before)
         changed = [d for d, (a, b) in enumerate(zip(old.borders, new.borders, strict=False)) if a != b]

@@ -1,1 +1,1 @@
-"""Frontends: models written for other systems as graphs. Each needs the system it reads from."""
+"""Import models written for other systems as graphs. Each frontend needs its system installed."""

@@ -1,4 +1,4 @@
-"""Machines: devices, levels, links; presets as text files; what a collective costs."""
+"""Machines: devices, levels, links; presets as text files; costs of kernels and collectives."""
 
 from unity_ir.machine.describe import described, machine_from
 from unity_ir.machine.device import Device

@@ -1,5 +1,5 @@
 """
-Min-cut lower bounds: a collective takes at least the bytes that must cross a cut over what the links there carry.
+Lower bounds by min-cut: a collective takes at least the bytes that must cross a cut over the bandwidth of the cut.
 
 The cuts are one member of a level against the rest, at every level, and single devices against the rest.
 """
@@ -16,25 +16,29 @@ from unity_ir.machine.links import Level, Wire
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Bytes/s that all links out of a part of the machine carry; over duplex links as much again enters."""
+    """
+    Bandwidth of all links out of a part of the machine, in bytes/s.
+
+    Links that count in `duplex` carry as much again into the part.
+    """
 
     duplex: float = 0.0
     half: float = 0.0
-    """Bytes/s of links on which both directions share."""
+    """Bandwidth of links whose directions share it, in bytes/s."""
 
     def seconds(self, out: float, back: float) -> float:
-        """Return the seconds in which `out` bytes leave and `back` bytes enter."""
+        """Return the seconds in which `out` bytes leave the part and `back` bytes enter."""
         one_way = max(out, back) / (self.duplex + self.half)
         return max(one_way, (out + back) / (2 * self.duplex + self.half))
 
     def plus(self, wire: Wire, count: float) -> Capacity:
-        """Add `count` links."""
+        """Return the capacity with `count` links like `wire` added."""
         bandwidth = wire.bandwidth * count
         return Capacity(self.duplex + bandwidth * wire.duplex, self.half + bandwidth * (not wire.duplex))
 
 
 Demand = Callable[[int, int, float], tuple[float, float]]
-"""Given n devices of a group, m of them in the part, and the bytes of a piece: what must leave it, and enter it."""
+"""Maps (n devices of a group, m of them in the part, bytes of a piece) to the bytes leaving and entering the part."""
 
 
 def _all_reduce(n: int, m: int, b: float) -> tuple[float, float]:
@@ -59,7 +63,7 @@ DEMANDS: Mapping[str, Demand] = {
 
 
 def capacity(levels: Sequence[Level], i: int) -> Capacity:
-    """Add up the bytes/s of all links out of one member of level `i`."""
+    """Return the bandwidth of all links out of one member of level `i`."""
     found = Capacity()
     devices = below(levels, i)
     for j in range(i + 1):
@@ -78,7 +82,11 @@ def capacity(levels: Sequence[Level], i: int) -> Capacity:
 
 
 def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Yield each level with the devices of a group in one of its members, and the number of groups there."""
+    """
+    Yield, per level that separates devices of a group, (level, devices of a group in one member, groups in one member).
+
+    `sizes` is the number of a group's devices along each level, as for `Machine.lines`.
+    """
     for i in range(len(levels)):
         m = prod(n for k, n in sizes.items() if k > i)
         if any(n > 1 for k, n in sizes.items() if k <= i):
@@ -86,7 +94,11 @@ def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[in
 
 
 def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], bytes: float) -> float:
-    """Return a lower bound on the seconds of any algorithm, latency aside. `sizes` as of `Machine.lines`."""
+    """
+    Return a lower bound on the seconds that any algorithm needs for a collective, without latency.
+
+    `sizes` and `bytes` as of `Machine.lines`.
+    """
     n = prod(sizes.values())
     bound = 0.0
     for i, m, groups in cuts(levels, sizes):

@@ -14,33 +14,36 @@ from math import ceil, log2, prod
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """
-    What one group sends across one level per byte of its piece, between devices that differ in that level and none
-    outside it.
+    The traffic of one group across one level, in bytes per byte of its piece.
+
+    It is between devices that differ in that level and in no outer one.
     """
 
     level: int
     device: float
-    """Sent (or received, where that is more) by the busiest device."""
+    """Bytes sent (or received, if that is more) by the busiest device."""
     member: float
-    """By all devices of the group in the busiest member."""
+    """Bytes sent by all devices of the group in the busiest member."""
     total: float
-    """By all members of an instance of the level."""
+    """Bytes sent by all members of an instance of the level."""
     pattern: str
     """
-    To whom: `neighbour` (one other member), `rings` (through as many rings as the level has), `spread` (to all others
-    alike), `exchange` (rings or spread, whichever is better), `chain` (up and down a chain or tree).
+    The receivers: `neighbour` (one other member), `rings` (through as many rings as the level has), `spread` (to all
+    others alike), `exchange` (rings or spread, whichever is better), `chain` (up and down a chain or tree).
     """
     both: bool = True
-    """Whether the busiest device sends and receives so much at once."""
+    """Whether the busiest device sends and receives that much at once."""
 
 
 Phase = tuple[Crossing, ...]
-"""The crossings that share the links at one time."""
+"""The crossings that happen at the same time and share links."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSchedule:
-    """An algorithm of a collective: phases in sequence, and messages in sequence along each level."""
+    """
+    An algorithm of a collective: phases that run one after the other, and the number of successive messages per level.
+    """
 
     algorithm: str
     phases: tuple[Phase, ...]
@@ -49,16 +52,16 @@ class CollectiveSchedule:
 
     @property
     def tree(self) -> bool:
-        """Whether messages go along a tree."""
+        """Whether messages go along a tree (rather than a ring, or directly)."""
         return self.algorithm == "tree"
 
 
 Span = tuple[int, int]
-"""A level, and a group's devices along it."""
+"""A level, and the number of a group's devices along it."""
 
 
 def _inside(spans: Sequence[Span], i: int) -> int:
-    """A group's devices in one member of the i-th level it spans."""
+    """Return the number of a group's devices in one member of the i-th level it spans."""
     return prod(n for _, n in spans[i + 1 :])
 
 
@@ -87,7 +90,9 @@ def _ring(spans: Sequence[Span], edge: float, times: float = 1) -> CollectiveSch
 
 
 def _double_tree(spans: Sequence[Span]) -> CollectiveSchedule:
-    """Two trees, each for half of the bytes; members take turns in who of them is the head of their chain."""
+    """
+    Return a double binary tree, each tree with half of the bytes; members take turns at being the head of their chain.
+    """
     crossings: list[Crossing] = []
     for i, (level, n) in enumerate(spans):
         crossings.append(Crossing(level, 2.0 / _inside(spans, i), 2.0, 2.0 * (n - 1), "chain"))
@@ -95,7 +100,7 @@ def _double_tree(spans: Sequence[Span]) -> CollectiveSchedule:
 
 
 def _rooted_tree(spans: Sequence[Span]) -> CollectiveSchedule:
-    """One tree, whose vertices have up to two children."""
+    """Return a binary tree."""
     crossings: list[Crossing] = []
     for i, (level, n) in enumerate(spans):
         sent = 2.0 if i == 0 and n > 3 else 1.0
@@ -111,7 +116,7 @@ def _tree_hops(spans: Sequence[Span], times: float) -> tuple[tuple[int, float], 
 
 
 def _gather_phases(spans: Sequence[Span], bytes: float) -> list[Phase]:
-    """Outermost first, while pieces are small."""
+    """Return the phases of a hierarchical all-gather: the outermost level first, while pieces are small."""
     phases: list[Phase] = []
     for i, (level, n) in enumerate(spans):
         phases.append((_uniform(level, n, _inside(spans, i), (n - 1) * bytes, "exchange"),))
@@ -169,7 +174,7 @@ def _all_to_all(spans: Sequence[Span]) -> list[CollectiveSchedule]:
 
 
 def _halo(spans: Sequence[Span]) -> list[CollectiveSchedule]:
-    """Neighbours send at once; of a group that spans levels, some are neighbours across each."""
+    """Return the exchange of neighbours, all at once; in a group that spans levels, some are neighbours across each."""
     crossings = tuple(Crossing(level, 1.0, 1.0, float(n), "neighbour") for level, n in spans)
     return [CollectiveSchedule("direct", (crossings,), ((spans[0][0], 1),))]
 
@@ -179,7 +184,7 @@ def _broadcast(spans: Sequence[Span]) -> list[CollectiveSchedule]:
 
 
 def _from_one(spans: Sequence[Span], bytes: float) -> list[CollectiveSchedule]:
-    """One device sends `bytes` to each other one, or receives them."""
+    """Return the schedule in which one device sends `bytes` to each other device, or receives as much."""
     crossings: list[Crossing] = []
     hops: list[tuple[int, float]] = []
     for i, (level, n) in enumerate(spans):

@@ -1,4 +1,6 @@
-"""Efficiency curves: the part of a device's peaks that kernels of one kind reach, by their size."""
+"""
+Model the efficiency of kernels of one kind: the fraction of a device's peaks that they reach, as a function of size.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ Numbers: TypeAlias = float | npt.NDArray[np.int64] | Floats
 @dataclass(frozen=True, slots=True)
 class RooflineCurve:
     """
-    Seconds of a kernel: launch + max(flops / (peak e(flops)), bytes / (bandwidth e'(bytes))), where
-    e(s) = top * (s / (s + half)) ** power.
+    Roofline whose efficiency depends on the kernel's size.
 
-    Large kernels reach `top` of a peak. Below the size `half` they reach less (they do not fill the device, power > 0)
-    or
-    more (they fit into caches, power < 0).
+    The seconds of a kernel are launch + max(flops / (peak e(flops)), bytes / (bandwidth e'(bytes))), with e(s) =
+    top * (s / (s + half)) ** power; e and e' have parameters of their own. Large kernels reach the fraction
+    `top` of a peak. Below the size `half` they reach less (they do not fill the device, power > 0) or more (they
+    fit into caches, power < 0).
     """
 
     launch: float
@@ -39,7 +41,9 @@ class RooflineCurve:
 
     def seconds(self, flops: Numbers, bytes: Numbers, peak: float, bandwidth: float) -> Floats:
         """
-        Return the seconds of kernels of `flops` operations that read and write `bytes`; peaks in FLOP/s and bytes/s.
+        Return the seconds of kernels of `flops` operations that read and write `bytes` bytes, as arrays of equal shape.
+
+        `peak` is the device's in FLOP/s, `bandwidth` its memory's in bytes/s.
         """
         return self.launch + np.maximum(
             _seconds(flops, peak * self.compute_top, self.compute_half, self.compute_power),
@@ -51,7 +55,7 @@ PARAMETERS = tuple(f.name for f in fields(RooflineCurve))
 
 
 LARGEST = 1e30
-"""Of any parameter; what is beyond is a typing error, and not a number is not below it either."""
+"""Maximum of any parameter; larger numbers are typing errors (the comparison also refuses nan)."""
 
 
 def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
@@ -63,10 +67,10 @@ def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
 
 def curves(where: str, tables: Any) -> dict[str, RooflineCurve]:
     """
-    Curves by kind of kernel, from the tables of a TOML file: `[curves.contraction]` with a number per parameter.
-    Other keys, such as the quality of the fit, are ignored. `where` names the file.
+    Return curves by kind of kernel, from the tables of a TOML file: `[curves.contraction]` with a number per parameter.
 
-    Raises `UnityError` for tables of another form.
+    Other keys of a table, such as the quality of the fit, are ignored. `where` names the file in errors. Raises
+    `UnityError` for tables of another form.
     """
     if not isinstance(tables, dict):
         raise UnityError(f"machine: {where}: curves must be a table with a table for each kind of kernel")

@@ -1,4 +1,4 @@
-"""Converts machines from and to tables, the form they have in TOML files and in the machine dialect, with checks."""
+"""Convert machines from and to tables, the form they have in TOML files and in the machine dialect, with checks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from unity_ir.machine.model import Machine, slowest
 TomlTable = Mapping[str, Any]
 
 MAX_DEVICES = 2**20
-"""More than any cluster has; beyond it the devices cannot be listed."""
+"""Maximum number of devices, more than any cluster has; the devices of larger machines could not be listed."""
 
 RATES = (1.0, 1e24)
-"""FLOP/s, bytes/s and bytes: what is beyond is a typing error, and its times are infinite or nothing."""
+"""Range of FLOP/s, bytes/s and bytes; outside, a number is a typing error, and times would be infinite or 0."""
 
 MAX_SECONDS = 3600.0
 """Longest latency, launch or overhead, in seconds, that a description may give."""
@@ -43,10 +43,12 @@ KNOWN = {
 
 def machine_from(name: str, described: TomlTable, count: object = None, profile: str = "") -> Machine:
     """
-    The machine that tables describe. `count` replaces sizes given as "parameter"; `profile` is a profile file to use
-    instead of the one that comes with the package for this device, if any.
+    Return the machine called `name` that tables describe.
 
-    Raises `UnityError` for impossible figures, and for devices that no link connects.
+    `count` replaces sizes given as "parameter", by default with the description's `parameter`, or 1. `profile` is the
+    path of a profile to use instead of the one that comes with the package for this device, if any.
+
+    Raises `UnityError` for impossible figures, for missing or unknown fields, and for devices that no link connects.
     """
     reader = _Reader(name)
     try:
@@ -71,12 +73,12 @@ def _short(value: object) -> str:
 
 
 class _Reader:
-    """Reads the tables of one machine; errors name it."""
+    """Reads the tables of the machine `name`; errors begin with that name and the part being read."""
 
     def __init__(self, name: str):
         self.name = name
         self.part = ""
-        """What is being read."""
+        """The part that is being read."""
         self.protocols: tuple[Protocol, ...] = ()
 
     def refuse(self, what: str) -> UnityError:
@@ -123,7 +125,7 @@ class _Reader:
         return machine
 
     def listed(self, tables: Sequence[TomlTable], kinds: Sequence[Device]) -> Level:
-        """The one level of a machine that has only devices and links."""
+        """Return the only level of a machine that has only devices and links."""
         counts = [self.size({"count": 1, **t}, "count") for t in tables]
         if sum(counts) > MAX_DEVICES:
             raise self.refuse(f"{sum(counts)} devices are too many; at most {MAX_DEVICES} are allowed")
@@ -131,7 +133,7 @@ class _Reader:
         return Level("devices", sum(counts), 0.0, 0.0, "links", kinds=names if len(kinds) > 1 else ())
 
     def reading(self, part: str) -> None:
-        """Say in errors what is being read."""
+        """Set the part that errors name."""
         self.part = f"{part}: " if part else ""
 
     def check(self, levels: Sequence[Level], kinds: Sequence[Device], links: Sequence[Link]) -> None:
@@ -177,7 +179,7 @@ class _Reader:
         return cast("TomlTable", value)
 
     def tables(self, table: TomlTable, key: str) -> list[TomlTable]:
-        """A list of tables; none where there is no such field."""
+        """Return a list of tables; [] if there is no such field."""
         items = _items(table.get(key, []))
         if items is None or not all(isinstance(item, Mapping) for item in items):
             raise self.refuse(f"{key} must be a list of tables")
@@ -268,7 +270,7 @@ class _Reader:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def named(self, what: str, table: TomlTable) -> str:
-        """The name of a part, which errors then say."""
+        """Return the name of a part, and let errors name that part."""
         name = table["name"]
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= NAME_LENGTH:
             raise self.refuse(f"the name of a {what} is {_short(name)}; it must be text that can be printed")
@@ -321,7 +323,7 @@ class _Reader:
 
 
 def described(machine: Machine) -> dict[str, Any]:
-    """The tables that describe a machine, from which `machine_from` makes an equal one."""
+    """Return the tables that describe a machine, from which `machine_from` makes an equal one."""
     out: dict[str, Any] = {}
     if machine.overhead != Machine.overhead:
         out["overhead"] = machine.overhead
@@ -344,7 +346,9 @@ def described(machine: Machine) -> dict[str, Any]:
 
 
 def _device(kind: Device) -> dict[str, Any]:
-    """A profile is no part of a description: the machine's name says which."""
+    """
+    Return the table of a device, without its profile, which is not part of a description (the machine's name has it).
+    """
     out = {f.name: getattr(kind, f.name) for f in fields(Device) if f.name not in ("curves", "profile")}
     curves = {name: asdict(curve) for name, curve in kind.curves.items()}
     return out | {"flops": dict(kind.flops)} | ({"curves": curves} if curves else {})

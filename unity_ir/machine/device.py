@@ -1,4 +1,4 @@
-"""Kinds of device, and the time of a kernel on them."""
+"""Describe kinds of device, and price kernels on them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from unity_ir.machine.tuned import read_tuned
 @dataclass(frozen=True)
 class Device:
     """
-    A kind of device. FLOP/s and bytes/s are peaks; a kernel reaches the part of them that the curve of its kind gives,
-    or
-    `efficiency` where there is no curve.
+    A kind of device: peaks in FLOP/s and bytes/s, and the fraction of them that kernels reach.
+
+    That fraction is given by the curve of the kernel's kind, or is `efficiency` where there is no curve.
     """
 
     name: str
     flops: Mapping[str, float]
     """Peak FLOP/s per element type."""
     memory_bandwidth: float
-    """Bytes/s."""
+    """Peak bandwidth of the device's memory in bytes/s."""
     memory: int
-    """Bytes."""
+    """Size of the device's memory in bytes."""
     launch: float
-    """Seconds a kernel costs at least."""
+    """Least seconds of a kernel."""
     efficiency: float = 0.7
     curves: Mapping[str, RooflineCurve] = field(default_factory=dict[str, RooflineCurve])
-    """By kind of kernel (see `forms.kinds`), fitted from a profile."""
+    """Efficiency curves by kind of kernel (see `forms.kinds`), fitted to a profile."""
     profile: Profile | None = None
-    """Measured seconds; they take precedence over estimates."""
+    """Measured seconds, which take precedence over estimates."""
 
     def peak(self, dtype: str) -> float:
-        """Peak FLOP/s for an element type. Raises `UnityError` if the device gives none for it."""
+        """Return the peak FLOP/s for an element type. Raises `UnityError` if the device gives none for it."""
         peak = self.flops.get(dtype)
         if peak is None:
             raise UnityError(f"machine: {self.name} has no peak for {dtype}; it has {', '.join(self.flops)}")
@@ -49,12 +49,17 @@ class Device:
 
     def kernel_time(self, flops: float, bytes: float, dtype: str, kind: str = "") -> float:
         """
-        Seconds of one kernel of `flops` operations that reads and writes `bytes`, by roofline or its kind's curve.
+        Return the estimated seconds of one kernel of `flops` operations that reads and writes `bytes` bytes.
+
+        The estimate is by the curve of `kind`, or by roofline; measurements in the profile are not
+        looked at (see `cost.time`).
         """
         return float(self.kernel_times(flops, bytes, dtype, kind))
 
     def kernel_times(self, flops: Numbers, bytes: Numbers, dtype: str, kind: str = "") -> Floats:
-        """Return the seconds of many kernels of one kind and element type, given arrays of operations and bytes."""
+        """
+        Return the estimated seconds of many kernels of one kind and element type, given arrays of operations and bytes.
+        """
         curve = self.curves.get(kind)
         if curve is not None:
             return curve.seconds(flops, bytes, self.peak(dtype), self.memory_bandwidth)
@@ -64,11 +69,10 @@ class Device:
 
 def profiled(device: Device, ranks: int, path: str = "") -> Device:
     """
-    The device with a measured profile, and with the curves fitted to it (a `.toml` beside the profile). The profile is
-    the
-    file at `path` (`.json` for a table of `unity-tune`), or else the one that comes with the package for this device,
-    if
-    any. `ranks` is the number of devices of the machine.
+    Return a device with its measured profile, and with the curves fitted to that (in a `.toml` beside the profile).
+
+    The profile is the file at `path` (`.json` for a table of `unity-tune`), or else the one that comes with the package
+    for this device; if there is none, returns `device`. `ranks` is the number of devices of the machine.
 
     Raises `UnityError` for a file that cannot be read, and for a profile of another device.
     """

@@ -1,4 +1,4 @@
-"""Fits efficiency curves and lines to measured times."""
+"""Fit efficiency curves and cost lines to measured times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from unity_ir.machine.curve import PARAMETERS, Floats, RooflineCurve
 
 FEWEST = 2 * len(PARAMETERS)
-"""Samples for which a curve is worth fitting."""
+"""Least number of samples for which a curve is fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ _POSITIVE = np.array([True, True, True, False, True, True, False])
 
 def fit(samples: Sequence[Measurement], bandwidth: float) -> Fit:
     """
-    Fit the curve with the least squared difference between the logarithms of measured and predicted seconds.
+    Fit a curve to measured kernels by least squares of log(measured / predicted seconds).
+
     `bandwidth` is the device's peak in bytes/s.
     """
     flops, bytes, peaks, measured = (
@@ -102,7 +103,9 @@ def _least_squares(residuals: Callable[[Floats], Floats], x: Floats, steps: int 
 
 @dataclass(frozen=True, slots=True)
 class FittedLine:
-    """Seconds = latency + bytes / bandwidth, fitted to `samples` measurements, with the median relative error."""
+    """
+    The line seconds = latency + bytes / bandwidth, fitted to `samples` measurements; `median` is its relative error.
+    """
 
     latency: float
     bandwidth: float
@@ -111,7 +114,7 @@ class FittedLine:
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> FittedLine:
-    """Fit a line to (bytes, seconds) points, with the least squared difference of the logarithms of seconds."""
+    """Fit a line to (bytes, seconds) points, by least squares of log(measured / predicted seconds)."""
     sizes, measured = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
 
     def residuals(free: Floats) -> Floats:

@@ -1,9 +1,9 @@
 """
-Machines as explicit graphs of vertices (devices, hubs, switches) and links, for machines that are not symmetric.
+Represent machines that are not symmetric as explicit graphs of vertices (devices, hubs, switches) and links.
 
 Devices are numbers. A hub is `nodes:0` (of member 0 of the level nodes), a switch `nodes:switch:0` (of the first
-instance of the level); other vertices are named in the machine's links. A message takes the route of least latency,
-and the widest of those.
+instance of the level); other vertices are named in the machine's links. A message takes the route of least
+latency, and of those the widest.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ class Arc:
     """The key its bytes are counted by: duplex links have one for each direction."""
     wire: Wire
     share: float = 1.0
-    """The part of the wire's latency that is this arc's."""
+    """The fraction of the wire's latency that this arc has."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The graph: outgoing `arcs` of each vertex, and `bandwidths` of resources, which several arcs may share."""
+    """
+    A machine as a graph: the outgoing `arcs` of each vertex, and the bandwidths of resources in bytes/s.
+
+    Several arcs may share a resource.
+    """
 
     arcs: Mapping[Vertex, tuple[Arc, ...]]
     bandwidths: tuple[float, ...]
@@ -54,7 +58,11 @@ class Topology:
 
     @staticmethod
     def of(name: str, levels: tuple[Level, ...], links: tuple[Link, ...]) -> Topology:
-        """The graph of a machine. Raises `UnityError` if it has too many devices, or devices that no link connects."""
+        """
+        Return the graph of the machine `name`, from its levels and the links in addition to those of the levels.
+
+        Raises `UnityError` if it has too many devices, or devices that no link connects.
+        """
         devices = prod(level.size for level in levels)
         if devices > MAX_DEVICES:
             raise UnityError(
@@ -72,9 +80,9 @@ class Topology:
 
     def check_connected(self, name: str, devices: int, own: Container[Vertex]) -> None:
         """
-        Raises `UnityError` naming a device from which device 0 cannot be reached, or a vertex that leads nowhere and is
-        not
-        among those the levels make (`own`).
+        Raise `UnityError` for a device not connected to device 0, and for a vertex where only one link ends.
+
+        `own` are the vertices that the levels make; these may end in one link.
         """
         for vertex, arcs in self.arcs.items():
             if isinstance(vertex, str) and len(arcs) == 1 and vertex not in own:
@@ -97,7 +105,7 @@ class Topology:
         return {}
 
     def route(self, source: int, target: int) -> list[Arc]:
-        """The arcs that a message from `source` to `target` takes."""
+        """Return the arcs of the route from device `source` to device `target`."""
         if source not in self._routes:
             self._routes[source] = self._routes_from(source)
         via, path, at = self._routes[source], list[Arc](), target
@@ -127,12 +135,16 @@ class Topology:
 
     def latency(self, source: int, target: int, protocol: str, tree: bool) -> float:
         """
-        Seconds of an empty message from `source` to `target` with a protocol; `tree`: as part of a tree algorithm.
+        Return the seconds of an empty message between two devices with a protocol; `tree` if it is
+        part of a tree algorithm.
         """
         return sum(arc.wire.hop(protocol, tree) * arc.share for arc in self.route(source, target))
 
     def busy(self, messages: Iterable[Message]) -> float:
-        """Seconds for which the busiest resource is in use when all messages are sent at once."""
+        """
+        Return the seconds for which the busiest resource is in use when all messages (source,
+        target, bytes) go at once.
+        """
         loads = np.zeros(len(self.bandwidths))
         for source, target, bytes in messages:
             for arc in self.route(source, target):
@@ -144,7 +156,10 @@ class Topology:
     def lines(
         self, kind: str, mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int], protocols: Sequence[Protocol]
     ) -> tuple[tuple[float, float], ...]:
-        """Cost lines of a collective, as `Machine.lines`, for groups along mesh axes."""
+        """
+        Return the cost lines of a collective (see `Machine.lines`) for groups along mesh axes;
+        `axis_levels` as of `Machine`.
+        """
         groups = _groups(mesh, axes, axis_levels)
         out: list[tuple[float, float]] = []
         for traffic in PLANS[kind](groups[0].shape):
@@ -161,7 +176,7 @@ class Topology:
         return tuple(out)
 
     def least_seconds(self, kind: str, mesh: Mesh, sizes: Mapping[int, int], bytes: float) -> float:
-        """Lower bound of a collective, as `bounds.least_seconds`, over cuts of the graph."""
+        """Return a lower bound on the seconds of a collective, as `bounds.least_seconds`, over cuts of the graph."""
         n = prod(sizes.values())
         bound = 0.0
         for i in range(len(self.levels)):
@@ -201,7 +216,7 @@ DeviceGroup = npt.NDArray[np.int64]
 
 
 def _groups(mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int]) -> list[DeviceGroup]:
-    """Groups along mesh axes, as arrays with one dimension per level spanned."""
+    """Return the groups along mesh axes, as arrays of device numbers with one dimension per level spanned."""
     shape: dict[int, int] = {}
     for axis in axes:
         shape[axis_levels[axis]] = shape.get(axis_levels[axis], 1) * mesh.sizes[axis]
@@ -215,7 +230,9 @@ def _placed(messages: Sequence[Indexed], groups: Sequence[DeviceGroup]) -> Itera
 
 
 def _pairs(traffic: Traffic, groups: Sequence[DeviceGroup]) -> dict[int, set[tuple[int, int]]]:
-    """The devices that send to one another, by the outermost dimension of the group in which they differ."""
+    """
+    Return the pairs of devices that exchange messages, by the outermost dimension of the group in which they differ.
+    """
     found: dict[int, set[tuple[int, int]]] = {dim: set() for dim, _ in traffic.hops}
     for source, target, _ in (message for choices in traffic.phases for message in choices[0]):
         dim = next(i for i, (a, b) in enumerate(zip(source, target, strict=True)) if a != b)
@@ -224,7 +241,7 @@ def _pairs(traffic: Traffic, groups: Sequence[DeviceGroup]) -> dict[int, set[tup
 
 
 class _Builder:
-    """Makes the vertices and arcs of levels."""
+    """Makes the vertices, arcs and resources of levels."""
 
     def __init__(self, levels: tuple[Level, ...]):
         self.levels = levels
@@ -251,7 +268,7 @@ class _Builder:
         return f"{self.levels[level].name}:{member}"
 
     def joint(self, level: int, instance: int) -> Vertex:
-        """The switch of an instance of a level."""
+        """Return the vertex of the switch of an instance of a level."""
         return f"{self.levels[level].name}:switch:{instance}"
 
     def levels_(self) -> None:
@@ -291,7 +308,7 @@ class _Builder:
                 pass
 
     def bus(self, i: int, level: Level, instance: int, vertices: Sequence[Vertex]) -> None:
-        """One medium: whatever goes over it is counted once."""
+        """Join vertices by one medium, on which all bytes count against one bandwidth."""
         enter, leave = self.joint(i, instance), f"{level.name}:bus:{instance}"
         self.arcs[enter] = [Arc(leave, self.resource(level.bandwidth), level.wire, 0.0)]
         outside = [self.hub(i - 1, instance)] if i > 0 and level.hub is None else []

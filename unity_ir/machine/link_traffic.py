@@ -19,7 +19,7 @@ LinkKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """A kind of link that messages across a level go over, and how it is shared."""
+    """A kind of link that messages across a level use, and which devices share one."""
 
     key: LinkKey
     below: int | None
@@ -30,19 +30,19 @@ class LinkUse:
 
 
 def below(levels: Sequence[Level], i: int) -> int:
-    """The number of devices in a member of level `i`."""
+    """Return the number of devices in a member of level `i`."""
     return prod(level.size for level in levels[i + 1 :])
 
 
 def crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
-    """The links between a device and the switch or medium that joins the members of level `i`, outermost first."""
+    """Return the links from the switch or medium that joins the members of level `i` to a device, outermost first."""
     level = levels[i]
     uses = [LinkUse(("port", i), None if level.port == "device" else i, level.wire, level.link == "bus")]
     return tuple(uses) if level.port == "device" else (*uses, *_to_hub(levels, i + 1))
 
 
 def _to_hub(levels: Sequence[Level], first: int) -> list[LinkUse]:
-    """From a device to the hub of the member that level `first` is in."""
+    """Return the links from a device to the hub of the member that level `first` is in."""
     uses: list[LinkUse] = []
     for j in range(first, len(levels)):
         level = levels[j]
@@ -67,7 +67,9 @@ def stuck(levels: Sequence[Level]) -> Level | None:
 
 
 def _pattern_share(level: Level, n: int, pattern: str) -> float:
-    """The part of what leaves a member that goes over the busiest of its links; over 1 where groups share links."""
+    """
+    Return the fraction of the bytes leaving a member that goes over its busiest link; above 1 where groups share links.
+    """
     match level.link, pattern:
         case ("all", "neighbour"):
             return 1.0
@@ -96,7 +98,9 @@ def _ring_share(size: int, n: int, pattern: str) -> float:
 
 
 def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing) -> dict[LinkKey, float]:
-    """Seconds for each byte of a group's piece that a crossing keeps each kind of link busy, at the busiest of them."""
+    """
+    Return, per kind of link, the seconds per byte of a piece that a crossing keeps the busiest of these links in use.
+    """
     i = crossing.level
     out: dict[LinkKey, float] = {}
 
@@ -123,7 +127,7 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
 
 
 def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[LinkKey, float]:
-    """Return the seconds per byte that a phase keeps each kind of link busy."""
+    """Return, per kind of link, the seconds that a phase keeps it busy per byte of a piece."""
     out: dict[LinkKey, float] = {}
     for crossing in phase:
         for key, seconds in _loads(levels, sizes, crossing).items():
@@ -132,7 +136,11 @@ def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase)
 
 
 def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: CollectiveSchedule) -> float:
-    """Seconds of an empty message across level `i` in a group with `n` devices there, over the hubs on both sides."""
+    """
+    Return the seconds of an empty message across level `i`, over the hubs on both sides.
+
+    `n` is the number of devices that a group has along the level.
+    """
     own, *others = crossing_links(levels, i)
     tree = schedule.tree
     seconds = own.wire.hop(protocol, tree)
@@ -150,8 +158,9 @@ def line(
     levels: Sequence[Level], sizes: Mapping[int, int], schedule: CollectiveSchedule, protocol: Protocol
 ) -> tuple[float, float]:
     """
-    Cost of an algorithm with a protocol: seconds before the first byte, and seconds per byte. `sizes` as of
-    `Machine.lines`.
+    Return the cost line of an algorithm with a protocol: seconds before the first byte, and seconds per byte.
+
+    `sizes` as of `Machine.lines`.
     """
     tree = schedule.tree
     start = protocol.tree if tree else protocol.ring

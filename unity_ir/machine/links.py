@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 LINKS = ("switch", "all", "ring", "bus", "links")
 """
-How the members of a level are joined: each has a port to a switch; a link to every other (with ports per device, every
-device to every one in other members); a link to either neighbour; one shared medium; or as the machine's list of links
-says.
+How the members of a level are joined: each has a port to a switch; a link to every other (with ports per
+device, every device to every one in other members); a link to either neighbour; one shared medium; or as the
+machine's list of links says.
 """
 
 PORTS = ("device", "member")
@@ -20,7 +20,9 @@ ProtocolLatency = tuple[str, float, float]
 
 @dataclass(frozen=True)
 class Wire:
-    """Figures of a link: bandwidth in bytes/s, latency in seconds, and how it is shared."""
+    """
+    A link: bandwidth in bytes/s, latency in seconds, and whether each direction has the bandwidth for itself (duplex).
+    """
 
     bandwidth: float
     """Bytes/s, in each direction when duplex, else in both together."""
@@ -28,10 +30,10 @@ class Wire:
     """Seconds per hop."""
     duplex: bool = True
     protocol_latency: tuple[ProtocolLatency, ...] = field(default=(), kw_only=True)
-    """Seconds of a hop in protocols that differ from `latency`."""
+    """Latencies in protocols where they differ from `latency`."""
 
     def hop(self, protocol: str, tree: bool) -> float:
-        """Seconds of latency per hop with a protocol; `tree`: in tree algorithms."""
+        """Return the seconds of latency per hop with a protocol, in tree algorithms if `tree`, else in rings."""
         for name, ring, of_tree in self.protocol_latency:
             if name == protocol:
                 return of_tree if tree else ring
@@ -61,7 +63,7 @@ class Level:
 
     @property
     def wire(self) -> Wire:
-        """The figures of the level's links."""
+        """The level's links as a `Wire`."""
         return Wire(self.bandwidth, self.latency, self.duplex, protocol_latency=self.protocol_latency)
 
 
@@ -76,14 +78,14 @@ class Link:
 @dataclass(frozen=True)
 class Protocol:
     """
-    A protocol of messages (as NCCL's LL, LL128, Simple): seconds before a collective's first byte, and part of the
-    bandwidth reached.
+    A message protocol (NCCL's LL, LL128, Simple): seconds before a collective's first byte, and
+    the fraction of bandwidth.
     """
 
     name: str
     ring: float
-    """Seconds, of rings and what is sent directly."""
+    """Seconds before the first byte, in rings and direct messages."""
     tree: float
     ring_bandwidth: float
-    """Part of a link's."""
+    """Fraction of a link's bandwidth that rings reach."""
     tree_bandwidth: float

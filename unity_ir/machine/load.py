@@ -1,4 +1,4 @@
-"""Finds machines by name: presets such as `summit:4` and `dgx-h100`, and files such as `my_cluster.toml`."""
+"""Find machines by name: presets such as `summit:4` and `dgx-h100`, and files such as `my_cluster.toml`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PROFILE = ",profile="
 
 
 def presets() -> list[str]:
-    """Names of the machines that come with the package."""
+    """Return the names of the machines that come with the package, sorted."""
     return sorted(f.name.removesuffix(".toml") for f in files("unity_ir.machine").joinpath("presets").iterdir())
 
 
 def load(name: str) -> Machine:
     """
-    The machine called `name`: a preset, with `:N` for its parameter (nodes of a cluster, devices of a box) or `:NxG`
-    for
-    the sizes of all levels, outermost first; or the path of a `.toml`. `,profile=FILE` after either chooses a profile.
+    Return the machine called `name`, a preset or the path of a `.toml` file.
 
-    Given `dgx-h100:2`, returns 2 nodes of 8 GPUs; given `dgx-h100:1x1`, one GPU of one node.
+    A preset may be followed by `:N` for its parameter (nodes of a cluster, devices of a box), or by `:NxG` for the
+    sizes of all levels, outermost first. `,profile=FILE` after either sets a profile. Given `dgx-h100:2`, returns 2
+    nodes of 8 GPUs; given `dgx-h100:1x1`, one GPU of one node.
 
     Raises `UnityError` for an unknown name, an unreadable file, or impossible figures.
     """
@@ -69,9 +69,9 @@ def _load(name: str, profile: str) -> Machine:
 
 def _cut(name: str, tables: dict[str, Any], sizes: str) -> dict[str, Any]:
     """
-    The description with the sizes that `NxG` gives its levels.
+    Return the description with its levels' sizes replaced by those of `NxG`.
 
-    Raises `UnityError` for another number of levels, or more of what has a fixed size than the preset has.
+    Raises `UnityError` for another number of levels, or for a size above a fixed one of the preset.
     """
     levels = tables["levels"]
     is_number = (s.isascii() and s.isdecimal() and len(s) <= len(str(MAX_DEVICES)) for s in sizes.split("x"))

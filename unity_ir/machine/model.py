@@ -30,7 +30,7 @@ CostLine = tuple[float, float]
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine: its device and its `levels`, outermost first. `load(name)` returns an equal one."""
+    """A machine: its device, its nested `levels`, outermost first, and what its collectives cost."""
 
     name: str
     device: Device
@@ -46,12 +46,12 @@ class Machine:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The device mesh: the prime factors of each level's size are its axes, outermost level first."""
+        """The device mesh, whose axes are the prime factors of each level's size, outermost level first."""
         return Mesh(tuple(p for level in self.levels for p in prime_factors(level.size)))
 
     @cached_property
     def axis_levels(self) -> tuple[int, ...]:
-        """The level of each mesh axis."""
+        """The number of the level of each mesh axis."""
         return tuple(i for i, level in enumerate(self.levels) for _ in prime_factors(level.size))
 
     @cached_property
@@ -60,7 +60,7 @@ class Machine:
         return prod(level.size for level in self.levels)
 
     def device_of(self, number: int) -> Device:
-        """Return the device with this number."""
+        """Return the device with this number; on machines of one kind of device, that kind."""
         named = {kind.name: kind for kind in self.kinds}
         for i, level in enumerate(self.levels):
             if level.kinds:
@@ -72,12 +72,11 @@ class Machine:
 
     def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[CostLine, ...]:
         """
-        The cost of a collective as lines `a + b * bytes` in seconds, one per algorithm and protocol; the least is its
-        cost.
+        Return the cost of a collective as lines a + b * bytes in seconds: a pair (a, b) per algorithm and protocol.
 
-        Groups have `sizes[level]` devices along each level, and all groups of the machine run at once. `bytes` is the
-        size of
-        a device's piece before the collective, or of a halo, its border.
+        The cost is the least of the lines. Groups have `sizes[level]` devices along each level, and all
+        groups of the machine run at once. `bytes` is the size of a device's piece before the collective; for
+        halo exchanges, the border's.
         """
         spans = tuple((i, sizes[i]) for i in sorted(sizes) if sizes[i] > 1)
         key = (kind, spans)
@@ -87,7 +86,9 @@ class Machine:
 
     def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[CostLine, ...]:
         """
-        As `lines`, for groups along mesh axes; they differ between axes of a level if the machine has extra links.
+        Return `lines` for groups along mesh axes.
+
+        If the machine has links in addition to its levels', axes of one level may differ.
         """
         axes = tuple(sorted(axes))
         if not self.links:
@@ -103,7 +104,7 @@ class Machine:
         return self.topology.lines(kind, self.mesh, axes, self.axis_levels, self._spoken)
 
     def sizes_of(self, axes: Sequence[int]) -> dict[int, int]:
-        """The number of devices along each level of a group along mesh axes, as `lines` takes it."""
+        """Return the number of devices along each level in a group along mesh axes, as `lines` takes it."""
         sizes: dict[int, int] = {}
         for axis in axes:
             level = self.axis_levels[axis]
@@ -126,7 +127,7 @@ class Machine:
         )
 
     def _axes_with(self, spans: tuple[tuple[int, int], ...]) -> list[tuple[int, ...]]:
-        """Every choice of mesh axes with these sizes."""
+        """Return every choice of mesh axes that has these sizes along these levels."""
         of_level: list[list[tuple[int, ...]]] = []
         for level, size in spans:
             axes = [i for i, at in enumerate(self.axis_levels) if at == level]
@@ -144,7 +145,7 @@ class Machine:
 
     @cached_property
     def _free(self) -> tuple[CostLine, ...]:
-        """Price a collective of one device: the latency alone, in seconds."""
+        """The cost lines of a collective of one device: latency alone."""
         return ((min(p.ring for p in self._spoken), 0.0),)
 
     @cached_property
@@ -153,20 +154,26 @@ class Machine:
         return Topology.of(self.name, self.levels, self.links)
 
     def collective_time(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
-        """Return the seconds of a collective: the least over its algorithms and protocols, see `lines`."""
+        """Return the seconds of a collective: the least over its algorithms and protocols; arguments as of `lines`."""
         return min(a + b * bytes for a, b in self.lines(kind, sizes))
 
     def least_seconds(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
-        """Lower bound on the seconds of a collective: bytes that must cross a cut over the bandwidth of its links."""
+        """
+        Return a lower bound on the seconds of a collective: the bytes that must cross a cut over the cut's bandwidth.
+
+        Arguments as of `lines`.
+        """
         if self.links:
             return self.topology.least_seconds(kind, self.mesh, sizes, bytes)
         return least_seconds(kind, self.levels, sizes, bytes)
 
     def link_keys(self, axes: Sequence[int]) -> tuple[tuple[int, str], ...]:
         """
-        The resources that a collective along mesh axes uses: each level it crosses, outermost first, with `device`
-        (every
-        device has a port of its own), `member` (one port per member) or `level` (one medium for all).
+        Return the resources that a collective along mesh axes uses: (level, kind) per level it
+        crosses, outermost first.
+
+        Kinds are `device` (every device has a port of its own), `member` (one port per member) and
+        `level` (one medium for all).
         """
         levels = sorted({self.axis_levels[axis] for axis in axes})
         return tuple((i, "level" if self.levels[i].link in ("bus", "links") else self.levels[i].port) for i in levels)
@@ -174,16 +181,17 @@ class Machine:
     # --- what is done on a device -------------------------------------------------------------------------------------
 
     def local_time(self, bytes: float) -> float:
-        """Seconds to read and write `bytes` in a device's own memory."""
+        """Return the seconds to read and write `bytes` bytes in a device's own memory."""
         return self.device.launch + 2 * bytes / self.device.memory_bandwidth / self.device.efficiency
 
     def move_seconds(
         self, kind: str, sizes: Mapping[int, int], elements: float, elements_after: float, item: int
     ) -> float:
         """
-        Price a reshard move in seconds. Pieces have `elements` of `item` bytes each before the move, and
-        `elements_after` after
-        it; groups are those of `lines`.
+        Return the seconds of a reshard move: measured, if the profile has them, else estimated.
+
+        A device's piece has `elements` elements of `item` bytes before the move, and `elements_after` after
+        it. `sizes` as of `lines`.
         """
         if kind in FREE:
             return 0.0
@@ -202,8 +210,11 @@ class Machine:
         self, kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
     ) -> tuple[npt.NDArray[np.bool_], Floats, Floats]:
         """
-        `move_seconds` of many kinds of moves, given as (kind, sizes), where nothing is measured: whether the bytes
-        after the move count, and for each of some lines the seconds at no bytes [line, kind] and per byte [line, kind].
+        Return the lines of `move_seconds` for many kinds of moves, each given as (kind, sizes), without measurements.
+
+        The results are, per kind, whether its cost depends on the bytes after the move (else on those
+        before), the seconds at no bytes [line, kind], and the seconds per byte [line, kind]. The cost of a
+        kind is the least of its lines.
         """
         if kinds not in self._move_lines:
             local = np.array([kind not in BETWEEN_DEVICES for kind, _ in kinds], dtype=bool)
@@ -223,7 +234,7 @@ class Machine:
         return {}
 
     def move_time(self, move: Move, dtype: str) -> float:
-        """Return the seconds of a planner's move."""
+        """Return the seconds of a planner's move of values of an element type."""
         item = ELEMENT_BYTES[dtype]
         elements = move.border or move.elements
         if self.links and move.kind in BETWEEN_DEVICES:
@@ -232,7 +243,9 @@ class Machine:
 
 
 def slowest(kinds: Sequence[Device]) -> Device:
-    """A device with the smallest figure of all `kinds` in every respect, for the element types all of them have."""
+    """
+    Return a device that has, in every respect, the worst figure of all `kinds`, for the element types that all have.
+    """
     if len(kinds) == 1:
         return kinds[0]
     dtypes = [d for d in kinds[0].flops if all(d in kind.flops for kind in kinds)]

@@ -1,8 +1,8 @@
 """
-Profiles: seconds of kernels and collectives measured by `unity-profile`, in an SQLite file.
+Read and write profiles: seconds of kernels and collectives measured by `unity-profile`, in an SQLite file.
 
 A file carries the format (`application_id`), the version of its tables (`user_version`), and in `about` the device and
-software it was made with. Rows are only ever added, each in a transaction of its own, so no measurement is lost.
+software it was made with. Each row is written in a transaction of its own, so a stopped run loses no measurement.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ APPLICATION = 0x756E6974
 SCHEMA = 1
 
 MAX_SECONDS = 86400.0
-"""Nothing that is measured takes longer."""
+"""Maximum of a measurement, in seconds."""
 
 SIZES_LENGTH = 1000
-"""Characters of a kernel's sizes."""
+"""Maximum length of the text of a kernel's sizes."""
 
 _TABLES = """
 create table about (key text primary key, value text not null) without rowid;
@@ -58,7 +58,7 @@ union all
 select 1 where not exists (select 1 from about where key = 'device' and typeof(value) = 'text')
 limit 1
 """
-"""Finds what no profile says."""
+"""Query for rows that no valid profile has."""
 
 Points = tuple[tuple[float, float], ...]
 """(bytes, seconds), from the smallest on."""
@@ -67,9 +67,10 @@ Points = tuple[tuple[float, float], ...]
 @dataclass(frozen=True)
 class Profile:
     """
-    The measurements of a profile for one number of ranks at work at once, in memory.
+    The measurements of one device for one number of ranks at work at once.
 
-    Seconds of kernels are indexed by operator and sizes; those of collectives by kind and members of a group.
+    Seconds of kernels are indexed by operator and sizes (see `cost.time.Kernel`), those of collectives by
+    kind and members of a group.
     """
 
     device: str
@@ -81,11 +82,11 @@ class Profile:
 
     def collective(self, kind: str, members: int, bytes: float) -> float | None:
         """
-        Seconds of a collective on a piece of `bytes`; None if the collective was not measured.
+        Return the seconds of a collective on pieces of `bytes` bytes in groups of `members`;
+        None if it was not measured.
 
         Between two measured sizes, interpolates linearly between logarithms. Below the smallest, returns the seconds of
-        the
-        smallest; above the largest, extrapolates in proportion.
+        the smallest; above the largest, extrapolates in proportion.
         """
         points = self.collectives.get((kind, members))
         if not points:
@@ -98,7 +99,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """A measured kernel, as `cost.time.Kernel` describes it."""
+    """A measured kernel, as `cost.time.Kernel` describes it, with the median of its seconds."""
 
     operator: str
     sizes: tuple[int, ...]
@@ -109,10 +110,10 @@ class KernelRow:
     bytes: int
     seconds: float
     spread: float
-    """From the second fastest to the second slowest repeat, as a part of the median."""
+    """Seconds from the second fastest to the second slowest repeat, as a fraction of the median."""
     repeats: int
     measured: str
-    """When, in ISO 8601."""
+    """Time of the measurement in ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class CollectiveRow:
 
 
 class ProfileFile:
-    """An open profile. Raises `UnityError` for a file of another format or version, or a damaged one."""
+    """An open profile file; see `open_profile`."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection):
         self.path = path
@@ -138,27 +139,27 @@ class ProfileFile:
 
     @property
     def about(self) -> dict[str, str]:
-        """What the file says about itself: device, software, and so on."""
+        """The file's description of its device, software and so on, by key."""
         return dict(self.connection.execute("select key, value from about"))
 
     def kernels(self, ranks: int | None = None) -> list[KernelRow]:
-        """Read the kernels measured with `ranks` ranks at work; with None, all."""
+        """Return the kernels measured with `ranks` ranks at work; by default all."""
         columns = ", ".join(KernelRow.__slots__)
         rows = self.connection.execute(f"select {columns} from kernels where ?1 is null or ranks = ?1", (ranks,))
         return [KernelRow(o, _sizes(s), *rest) for o, s, *rest in rows]
 
     def collectives(self, ranks: int | None = None) -> list[CollectiveRow]:
-        """Read the collectives measured with `ranks` ranks; with None, all."""
+        """Return the collectives measured with `ranks` ranks; by default all."""
         columns = ", ".join(CollectiveRow.__slots__)
         rows = self.connection.execute(f"select {columns} from collectives where ?1 is null or ranks = ?1", (ranks,))
         return [CollectiveRow(*row) for row in rows]
 
     def add_kernel(self, row: KernelRow) -> None:
-        """Add a measured kernel."""
+        """Write a measured kernel, in place of one with the same operator, sizes and ranks."""
         self._add("kernels", [getattr(row, n) if n != "sizes" else _text(row.sizes) for n in row.__slots__])
 
     def add_collective(self, row: CollectiveRow) -> None:
-        """Add a measured collective."""
+        """Write a measured collective, in place of one with the same kind, members, bytes and ranks."""
         self._add("collectives", [getattr(row, n) for n in row.__slots__])
 
     def _add(self, table: str, values: list[object]) -> None:
@@ -167,7 +168,10 @@ class ProfileFile:
 
     def profile(self, ranks: int) -> Profile:
         """
-        The measurements for a machine of `ranks` devices: those made with as many ranks at work, else those with one.
+        Return the measurements for a machine of `ranks` devices.
+
+        Kernels are those measured with that many ranks at work, or else with one; collectives
+        those with that many ranks.
         """
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for row in (*self.kernels(1), *(self.kernels(ranks) if ranks != 1 else ())):
@@ -182,11 +186,10 @@ class ProfileFile:
 @contextmanager
 def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generator[ProfileFile]:
     """
-    Open a profile to read it; with `create`, the `about` of the measurements to be added, to add to it, making the file
-    if
-    there is none.
+    Open a profile file for reading, or, with `create`, for adding measurements.
 
-    Raises `UnityError` where it cannot be read, or its `about` differs from `create`.
+    `create` is the `about` of the measurements to be added; a missing file is then made with it. Raises `UnityError`
+    where the file cannot be read, is of another format or version, or its `about` differs from `create`.
     """
     new = create is not None and not path.exists()
     if not new and (not path.is_file() or path.stat().st_size == 0):
@@ -213,8 +216,9 @@ def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generat
 
 def read_profile(path: str | Path, device: str, ranks: int) -> Profile:
     """
-    The profile of a device in a file, for a machine of `ranks` devices. Raises `UnityError` if it cannot be read, or is
-    of another device.
+    Return the profile in a file, for a machine of `ranks` devices of this kind.
+
+    Raises `UnityError` if the file cannot be read, or is of another device.
     """
     with open_profile(Path(path)) as file:
         profile = file.profile(ranks)

@@ -1,5 +1,5 @@
 """
-The messages of collective algorithms one by one, for machines that are not symmetric.
+List the messages of collective algorithms one by one, for machines that are not symmetric.
 
 The algorithms are those of `machine.collectives`, in the same order. A group is an array with one dimension per level
 it spans; messages go between members of the array, in bytes per byte of a piece.
@@ -15,19 +15,19 @@ from math import ceil, gcd, log2, prod
 Member = tuple[int, ...]
 GroupShape = tuple[int, ...]
 Message = tuple[int, int, float]
-"""Device, device, bytes."""
+"""A message: source device, target device, bytes."""
 Indexed = tuple[Member, Member, float]
-"""The same by indices of a group."""
+"""A message between members of a group: source index, target index, bytes per byte of a piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The messages of an algorithm on a group. Each phase has alternatives, of which the best is used."""
+    """The messages of an algorithm in a group, by phase; each phase has alternatives, of which the fastest is used."""
 
     tree: bool
     phases: tuple[tuple[list[Indexed], ...], ...]
     hops: tuple[tuple[int, float], ...]
-    """Messages one after the other along each dimension of the group."""
+    """(dimension of the group, number of successive messages along it)."""
 
 
 def _indices(shape: GroupShape) -> Iterator[Member]:
@@ -42,13 +42,16 @@ def _shifted(index: Member, dim: int, by: int, size: int) -> Member:
 
 
 def _order(shape: GroupShape, start: Member, stride: Member) -> list[Member]:
-    """A ring through a group, member by member: in each dimension from `start` in steps of `stride`."""
+    """Return a ring through a group as a list of members: each dimension from `start` in steps of `stride`."""
     axes = [[(s + d * k) % n for k in range(n)] for n, s, d in zip(shape, start, stride, strict=True)]
     return [tuple(i) for i in product(*axes)]
 
 
 def _rings(shape: GroupShape, edge: float) -> tuple[list[Indexed], ...]:
-    """Rings that leave members by different devices, with as many different steps as there are links for."""
+    """
+    Return three alternatives of rings that leave members by different devices: with one step,
+    both ways, with all steps.
+    """
     starts = [(0, *inner) for inner in _indices(shape[1:])]
     some = [(1,) * len(shape)]
     both = [*some, tuple(n - 1 for n in shape)]
@@ -73,7 +76,7 @@ def _ring(shape: GroupShape, edge: float, times: float = 1) -> Traffic:
 
 
 def _parent(rank: int, size: int) -> int:
-    """In NCCL's binary tree, whose leaves are the odd ranks; of rank 0, itself."""
+    """Return the parent of a rank in NCCL's binary tree, whose leaves are the odd ranks; for rank 0, returns 0."""
     if rank == 0:
         return 0
     bit = rank & -rank
@@ -82,7 +85,7 @@ def _parent(rank: int, size: int) -> int:
 
 
 def _double_edges(size: int) -> list[tuple[int, int]]:
-    """Child and parent in two trees, a leaf of the one inside the other."""
+    """Return (child, parent) pairs of two trees, such that a leaf of one is an inner vertex of the other."""
     one = [(r, _parent(r, size)) for r in range(1, size)]
 
     def turn(rank: int) -> int:
@@ -92,7 +95,9 @@ def _double_edges(size: int) -> list[tuple[int, int]]:
 
 
 def _edges(shape: GroupShape, head: Member, outer: Sequence[tuple[int, int]], part: float) -> list[Indexed]:
-    """Child and parent: over the outermost dimension the heads; inside, chains that begin at a head."""
+    """
+    Return (child, parent, part) messages: `outer` between heads of members, and chains that begin at a head inside.
+    """
     found: list[Indexed] = [((a, *head), (b, *head), part) for a, b in outer]
     part = part * len(outer) / (shape[0] - 1)
     for d in range(1, len(shape)):
@@ -128,13 +133,16 @@ def _tree_hops(shape: GroupShape, times: float) -> tuple[tuple[int, float], ...]
 
 
 def _spread(shape: GroupShape, dim: int, each: float) -> list[Indexed]:
-    """Every device sends `each` to every other along a dimension."""
+    """Return the messages by which every device sends `each` to every other along a dimension."""
     n = shape[dim]
     return [(i, _shifted(i, dim, by, n), each) for i in _indices(shape) for by in range(1, n)]
 
 
 def _exchange(shape: GroupShape, dim: int, bytes: float) -> tuple[list[Indexed], ...]:
-    """Every device sends `bytes` along a dimension: around one ring, around it both ways, or to all others alike."""
+    """
+    Return alternatives by which every device sends `bytes` along a dimension: a ring, both
+    ways around it, to all alike.
+    """
     n = shape[dim]
     one = [(i, _shifted(i, dim, 1, n), bytes) for i in _indices(shape)]
     both = [(i, _shifted(i, dim, by, n), bytes / 2) for i in _indices(shape) for by in (1, n - 1)]
@@ -227,4 +235,4 @@ PLANS: Mapping[str, Callable[[GroupShape], list[Traffic]]] = {
     "gather": lambda shape: _root(shape, 1.0, False),
     "send": _send,
 }
-"""As `collectives.SCHEDULES`: algorithms by kind, given a group's shape."""
+"""Algorithms of each kind of collective for a group's shape, in the order of `collectives.SCHEDULES`."""

@@ -1,9 +1,9 @@
 """
-Tables of measured implementations: seconds of each operator by Triton and by PyTorch, written by `unity-tune`.
+Read and write tables of measured implementations: seconds of each operator by Triton and by PyTorch (`unity-tune`).
 
-A table is a JSON file: about itself, seconds by key and implementation, and the cost model's kernel for each key (keys
-are made by `lowering.emit.local_operator`). Emission takes the faster implementation, and a machine with the table as
-its profile (`dgx-h200,profile=h200.json`) is priced with the same seconds.
+A table is a JSON file: a description of itself, seconds by key and implementation, and the cost model's kernel for each
+key (keys are made by `lowering.emit.local_operator`). Emission takes the faster implementation, and a machine with the
+table as its profile (`dgx-h200,profile=h200.json`) is priced with the same seconds.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ Sized: TypeAlias = tuple[str, tuple[int, ...]]
 
 @dataclass
 class Table:
-    """Seconds of each implementation by key, and the cost model's kernel of each key."""
+    """Measured seconds by key and implementation, and the cost model's kernel (operator, sizes) of each key."""
 
     about: dict[str, str] = field(default_factory=dict[str, str])
     seconds: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     kernels: dict[str, Sized] = field(default_factory=dict[str, Sized])
 
     def choice(self, key: str) -> str | None:
-        """The fastest implementation of a key; None if it was not measured."""
+        """Return the fastest implementation of a key; None if it was not measured."""
         found = self.seconds.get(key)
         return min(found, key=lambda name: found[name]) if found else None
 
     def profile(self) -> Profile:
-        """Return a profile for the cost model, with each kernel's seconds by the implementation that emission takes."""
+        """
+        Return the table as a profile for the cost model: for each kernel, the seconds of its fastest implementation.
+        """
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for key, (operator, sizes) in self.kernels.items():
             if key in self.seconds:
@@ -45,7 +47,7 @@ class Table:
         return Profile(self.about.get("machine's device", ""), found, {}, self.about)
 
     def write(self, path: Path) -> None:
-        """Write the table to `path`, replacing the file at once."""
+        """Write the table to `path`, replacing the file atomically."""
         new = path.with_name(f".{path.name}.new")
         kernels = {key: {"operator": operator, "sizes": sizes} for key, (operator, sizes) in self.kernels.items()}
         rows = {"about": self.about, "seconds": self.seconds, "kernels": kernels}
@@ -54,7 +56,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """The table in a file. Raises `UnityError` if it cannot be read or is no table of `unity-tune`."""
+    """Return the table in a file. Raises `UnityError` if it cannot be read or is no table of `unity-tune`."""
     try:
         read: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
@@ -76,7 +78,10 @@ def read_table(path: Path) -> Table:
 
 
 def read_tuned(path: Path, device: str) -> Profile:
-    """The table in a file as a profile of `device`. Raises `UnityError` if it is no table, or one of another device."""
+    """
+    Return the table in a file as a profile of `device`. Raises `UnityError` if it is no table,
+    or one of another device.
+    """
     profile = read_table(path).profile()
     if profile.device != device:
         raise UnityError(
@@ -87,7 +92,7 @@ def read_tuned(path: Path, device: str) -> Profile:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; one that has a key twice says two things."""
+    """Return a JSON object as a dict. Raises `ValueError` if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is given twice")
@@ -106,7 +111,7 @@ def _sized(path: Path, key: str, found: Any) -> Sized:
 
 
 def _mapping(found: Any) -> dict[str, Any] | None:
-    """What was an object in JSON, whose keys are all text."""
+    """Return a JSON object as a dict with text keys; None for other values."""
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 

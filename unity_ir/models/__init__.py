@@ -1,8 +1,8 @@
 """
 The zoo: models as serial graphs, one builder each.
 
-A module of this package with a function `build(**keys) -> Graph` is a model; its keyword arguments are the model's
-keys.
+Every module of this package that has a function `build(**keys) -> Graph` is a model; the arguments of
+`build` are the model's keys.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _HELPERS = {"builder", "recurrent", "vision"}
 
 
 def names() -> list[str]:
-    """The models, by name."""
+    """Return the names of all models, sorted."""
     return sorted(m.name for m in iter_modules(__path__) if m.name not in _HELPERS)
 
 
 def build(name: str, **keys: int | str) -> Graph:
     """
-    A model by name with some of its keys set.
+    Return the graph of the model `name`, with the given keys in place of its defaults.
 
     Raises `UnityError` for an unknown model or key, and for sizes that do not fit one another.
     """
@@ -52,9 +52,9 @@ def build(name: str, **keys: int | str) -> Graph:
 
 def from_text(text: str) -> Graph:
     """
-    A model as `--model` names it: `gpt2,layers=2,batch=4`, `moe,dispatch=sparse`.
+    Return the graph of a model in the syntax of `--model`: `gpt2,layers=2,batch=4`, `moe,dispatch=sparse`.
 
-    Raises `UnityError` for text that does not read so, as well as what `build` does.
+    Raises `UnityError` for other syntax, and as `build`.
     """
     name, *settings = text.split(",")
     keys: dict[str, int | str] = {}

@@ -5,7 +5,7 @@ from unity_ir.pcg.graph import Graph
 
 
 def build(batch: int = 256, image: int = 224, classes: int = 1000, channels: int = 64, hidden: int = 4096) -> Graph:
-    """Batch as in FlexFlow (section 8). Weights have torchvision's names."""
+    """Return AlexNet with torchvision's names of weights; the default batch is FlexFlow's (section 8)."""
     b = Vision("alexnet")
     x, labels = b.input("x", batch, 3, image, image), b.input("labels", batch, dtype="i64")
     x = b.max_pool(b.op("relu", b.conv(x, "features.0", channels, 11, 4, 2, bias=True)), 3, 2)

@@ -12,7 +12,11 @@ def build(
     heads: int = 16,
     vocabulary: int = 30522,
 ) -> Graph:
-    """The encoder and the masked-language-model head, whose decoder is the token embedding; `labels` are all tokens."""
+    """
+    Return the encoder and the masked-language-model head, whose decoder is the token embedding.
+
+    The loss is over all tokens: `labels` has an id for each.
+    """
     b = Builder("bert_large")
     tokens = b.input("tokens", batch, sequence, dtype="i64")
     segments = b.input("segments", batch, sequence, dtype="i64")

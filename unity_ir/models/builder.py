@@ -1,4 +1,4 @@
-"""What model builders share: operators on values, and weights by full name."""
+"""Base class of model builders: operators on values, and weights by full name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unity_ir.tdl.syntax import AttrValue
 
 
 class Builder:
-    """Builds one serial graph; float tensors have element type `dtype`."""
+    """Builds one serial graph called `name`; inputs and weights of floating point have element type `dtype`."""
 
     def __init__(self, name: str, dtype: str = "f32"):
         self.name = name
@@ -17,40 +17,40 @@ class Builder:
         self._inputs: list[Node] = []
 
     def input(self, name: str, *shape: int, dtype: str | None = None) -> Value:
-        """An argument of the step."""
+        """Add an input of the graph, in the order of calls; its element type is by default the builder's."""
         node = leaf("input", tensor_type(shape, dtype or self.dtype), name=name)
         self._inputs.append(node)
         return node.result
 
     def weight(self, name: str, *shape: int) -> Value:
-        """A parameter by its full name."""
+        """Return the weight with this full name and shape; the same name and shape give the same weight."""
         return leaf("weight", tensor_type(shape, self.dtype), name=name).result
 
     def op(self, name: str, *operands: Value, **attributes: AttrValue) -> Value:
-        """An operator of one result."""
+        """Apply the operator `name`; return its only result."""
         result = operator(name).one(*operands, **attributes)
         assert isinstance(result, Value)
         return result
 
     def results(self, name: str, *operands: Value, **attributes: AttrValue) -> list[Value]:
-        """All the results of an operator."""
+        """Apply the operator `name`; return all its results."""
         return [v for v in operator(name)(*operands, **attributes) if isinstance(v, Value)]
 
     def zeros(self, *shape: int) -> Value:
-        """A constant."""
+        """Return a constant of this shape that is 0 everywhere."""
         return leaf("constant", tensor_type(shape, self.dtype), value=0.0).result
 
     def split(self, x: Value, dim: int, sizes: tuple[int, ...]) -> list[Value]:
-        """Neighbouring parts of a value along a dim."""
+        """Return consecutive slices of `x` along a dim, of these sizes."""
         return self.results("split", x, dim=dim, sizes=sizes)
 
     def linear(self, x: Value, name: str, size: int, bias: bool = True) -> Value:
-        """`x @ weight + bias`; weights are `name.weight` [in, out] and `name.bias` [out]."""
+        """Return `x @ weight + bias` [.., size]; weights are `name.weight` [in, size] and `name.bias` [size]."""
         y = self.op("matmul", x, self.weight(f"{name}.weight", x.shape[-1], size))
         return self.op("add", y, self.weight(f"{name}.bias", size)) if bias else y
 
     def layer_norm(self, x: Value, name: str, eps: float = 1e-5) -> Value:
-        """Layer normalisation of the last dim; weights are `name.weight` and `name.bias`."""
+        """Return the layer normalisation of `x` over its last dim; weights are `name.weight` and `name.bias`."""
         size = x.shape[-1]
         weight, bias = self.weight(f"{name}.weight", size), self.weight(f"{name}.bias", size)
         return self.op("layer_norm", x, weight, bias, eps=eps)
@@ -59,7 +59,10 @@ class Builder:
         self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, causal: bool, rotary: float = 0
     ) -> Value:
         """
-        Attention of [batch, sequence, size] values over heads; `rotary` is the base of rotary embedding, 0 for none.
+        Return multi-head attention of queries, keys and values [batch, sequence, size], as [batch, sequence, size].
+
+        Queries have `heads` heads; keys and values have `kv_heads`, each shared by a group of query heads. `rotary` is
+        the base of rotary position embedding, 0 for none.
         """
         q, k, v = (self.op("split_heads", x, heads=n) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
         if rotary:
@@ -69,9 +72,10 @@ class Builder:
 
     def vocabulary_parallel_cross_entropy(self, logits: Value, labels: Value, parts: int) -> Value:
         """
-        The mean cross-entropy of logits [.., classes] against class ids [..], whose classes can be divided by `parts`.
+        Return the mean cross-entropy of logits [.., classes] with class ids [..], whose classes
+        can be sharded `parts` ways.
 
-        The maximum only keeps exponentials in range; it has no influence on the value, so it carries no gradient.
+        The maximum only keeps exponentials in range; the loss does not depend on it, so it carries no gradient.
         """
         largest = self.op("max_of_parts", self.op("detach", logits), parts=parts)
         shift = self.op("reduce_max", largest, dim=len(labels.shape))
@@ -80,5 +84,5 @@ class Builder:
         return self.op("reduce_mean", losses, dim=0, count=len(labels.shape))
 
     def graph(self, *outputs: Value) -> Graph:
-        """The graph with these outputs, the loss first."""
+        """Return the graph with these outputs, the loss first."""
         return Graph(self.name, tuple(self._inputs), outputs)

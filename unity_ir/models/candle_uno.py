@@ -16,10 +16,10 @@ _FEATURES = {
 
 def build(batch: int = 256, hidden: int = 4192, tower: int = 8, layers: int = 4, shrink: int = 1) -> Graph:
     """
-    Sizes of FlexFlow's example, batch as in Unity (section 6.1), without dropout; towers do not share weights.
+    Return the model in the sizes of FlexFlow's example, without dropout; the default batch is Unity's (section 6.1).
 
-    `tower` dense layers are over each feature but the doses, `layers` over all of them; `shrink` divides the features'
-    sizes, for small instances.
+    Each feature except the doses has `tower` dense layers of its own weights; `layers` more follow the concatenation.
+    `shrink` divides the features' sizes, for small instances.
     """
     b = Builder("candle_uno")
     encoded: list[Value] = []

@@ -12,7 +12,9 @@ def build(
     heads: int = 12,
     vocabulary: int = 50257,
 ) -> Graph:
-    """The small GPT-2 by default. Weights have the names of the published checkpoint; `labels` are the next tokens."""
+    """
+    Return GPT-2, by default the small one, with the published checkpoint's names of weights; `labels` are next tokens.
+    """
     b = Builder("gpt2")
     tokens = b.input("tokens", batch, sequence, dtype="i64")
     labels = b.input("labels", batch, sequence, dtype="i64")

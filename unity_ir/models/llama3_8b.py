@@ -14,7 +14,7 @@ def build(
     intermediate: int = 14336,
     vocabulary: int = 128256,
 ) -> Graph:
-    """Weights have the names of the published checkpoint; `labels` are the next tokens."""
+    """Return Llama 3 with the published checkpoint's names of weights; `labels` are the next tokens."""
     b = Builder("llama3_8b")
     tokens = b.input("tokens", batch, sequence, dtype="i64")
     labels = b.input("labels", batch, sequence, dtype="i64")

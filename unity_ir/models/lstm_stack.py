@@ -8,10 +8,10 @@ def build(
     batch: int = 512, steps: int = 20, layers: int = 6, hidden: int = 4096, features: int = 256, classes: int = 256
 ) -> Graph:
     """
-    Tofu's are of 6, 8 and 10 layers of 4096, 6144 and 8192; batch as in its section 7.2.
+    Return the stack of LSTM layers, unrolled; the default batch is Tofu's (section 7.2).
 
-    What comes in and goes out is not published; Table 2 leaves room for no more than some hundred `features` in, and
-    as many `classes` out.
+    Tofu's stacks have 6, 8 and 10 layers of 4096, 6144 and 8192 units. Input and output sizes are not published; its
+    Table 2 leaves room for at most some hundred `features`, and as many `classes`.
     """
     b = Recurrent("lstm_stack")
     x, labels = b.input("x", batch, steps, features), b.input("labels", batch, steps, dtype="i64")

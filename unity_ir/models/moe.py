@@ -19,15 +19,15 @@ def build(
     dispatch: str = "dense",
 ) -> Graph:
     """
-    Each token goes to the `chosen` experts of largest gate, weighted by those gates, which are scaled to sum to 1.
+    Return the decoder; each token goes to the `chosen` experts of largest gate, whose gates are scaled to sum to 1.
 
-    In dense dispatch every expert computes every token, and its result counts with weight 0 where it was not chosen:
-    the experts are batched products over the expert dim, and take `experts / chosen` times the FLOPs of a sparse
-    dispatch. In that, every token goes to its experts alone: the rows of a product pick their weights. Either way the
-    expert dim can be divided (expert parallelism), no token is dropped, and weights are the same. `labels` are the next
-    tokens.
+    With `dispatch="dense"`, every expert computes every token, and results of experts not chosen get weight 0: the
+    experts are batched products over the expert dim, and take `experts / chosen` times the FLOPs of a sparse dispatch.
+    With `dispatch="sparse"`, each token is computed by its experts only: the rows of a product select their weights.
+    In either, the expert dim can be sharded (expert parallelism), no token is dropped, and weights are the same.
+    `labels` are the next tokens.
 
-    Raises `UnityError` for a dispatch that is neither `dense` nor `sparse`.
+    Raises `UnityError` for another dispatch.
     """
     experts_of = {"dense": _experts, "sparse": _chosen_experts}.get(dispatch)
     if experts_of is None:
@@ -52,7 +52,7 @@ def build(
 
 
 def _route(b: Builder, x: Value, name: str, experts: int, chosen: int) -> tuple[Value, Value]:
-    """The experts that every token goes to and the weight of each, both [tokens, chosen]."""
+    """Return the experts that each token goes to, and the weight of each, [tokens, chosen] both."""
     gates = b.op("softmax", b.linear(x, f"{name}.gate", experts, bias=False))
     values, indices = b.results("topk", gates, k=chosen)
     total = b.op("reshape", b.op("reduce_sum", values, dim=1), shape=(x.shape[0], 1))
@@ -60,7 +60,10 @@ def _route(b: Builder, x: Value, name: str, experts: int, chosen: int) -> tuple[
 
 
 def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
-    """The weighted sum of the experts' results for tokens [tokens, hidden]."""
+    """
+    Return the weighted sum of the experts' results for tokens [tokens, hidden], with every
+    expert computing every token.
+    """
     tokens, hidden = x.shape
     indices, shares = _route(b, x, name, experts, chosen)
     weights = b.op("scatter_add", b.zeros(tokens, experts), indices, shares, dim=1)
@@ -76,7 +79,7 @@ def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, interme
 
 
 def _chosen_experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
-    """The same of the chosen experts alone."""
+    """Return what `_experts` does, with each token computed by its experts only."""
     tokens, hidden = x.shape
     indices, shares = _route(b, x, name, experts, chosen)
     each = b.op("expand", x, dim=1, sizes=(chosen,), degrees=(1,))

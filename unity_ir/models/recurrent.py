@@ -1,4 +1,4 @@
-"""What builders of recurrent networks share: LSTM layers, unrolled."""
+"""Base class of builders of recurrent networks: LSTM layers, unrolled."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ State = tuple[Value, Value]
 
 
 class Recurrent(Builder):
-    """Builds a recurrent network; a sequence is one value [batch, size] per step."""
+    """Builds a recurrent network. A sequence is a list of values [batch, size], one per step."""
 
     def steps(self, x: Value) -> list[Value]:
-        """The steps of a value [batch, steps, size]."""
+        """Return a value [batch, steps, size] as a sequence."""
         batch, steps, size = x.shape
         return [self.op("reshape", part, shape=(batch, size)) for part in self.split(x, 1, (1,) * steps)]
 
     def joined(self, sequence: Sequence[Value]) -> Value:
-        """A sequence as one value [batch, steps, size]."""
+        """Return a sequence as one value [batch, steps, size]."""
         batch, size = sequence[0].shape
         return self.op("concat", *(self.op("reshape", x, shape=(batch, 1, size)) for x in sequence), dim=1)
 
     def embedded(self, tokens: Value, name: str, vocabulary: int, size: int) -> list[Value]:
-        """The steps of embedded tokens [batch, steps]; the table is `name.weight`."""
+        """
+        Return the embeddings of tokens [batch, steps] as a sequence; the table is `name.weight` [vocabulary, size].
+        """
         return self.steps(self.op("embedding", tokens, self.weight(f"{name}.weight", vocabulary, size)))
 
     def lstm_layer(
         self, sequence: Sequence[Value], name: str, hidden: int, state: State | None = None
     ) -> tuple[list[Value], State]:
         """
-        The layer's hidden states, and its last state; it starts from `state`, or from zeros.
+        Return the hidden states of an LSTM layer as a sequence, and its last state; it starts
+        from `state`, or from zeros.
 
-        Weights are PyTorch's by name: `name.weight_ih` [size, 4, hidden], `name.weight_hh` [hidden, 4, hidden],
-        `name.bias_ih` and `name.bias_hh` [4, hidden]; gates in the order input, forget, cell, output.
+        Weights have PyTorch's names: `name.weight_ih` [size, 4, hidden], `name.weight_hh` [hidden, 4, hidden],
+        `name.bias_ih` and `name.bias_hh` [4, hidden]; gates are in the order input, forget, cell, output.
         """
         batch, size = sequence[0].shape
         w_x, w_h = (self.weight(f"{name}.weight_{k}h", n, 4, hidden) for k, n in (("i", size), ("h", hidden)))
@@ -52,7 +55,10 @@ class Recurrent(Builder):
         return found, (h, c)
 
     def lstm(self, sequence: Sequence[Value], name: str, hidden: int, layers: int) -> list[Value]:
-        """Layers `name.0`, `name.1`, .. from zero states: the hidden states of the last."""
+        """
+        Return the hidden states of the last of several LSTM layers, called `name.0`, `name.1`,
+        .., that start from zeros.
+        """
         for i in range(layers):
             sequence, _ = self.lstm_layer(sequence, f"{name}.{i}", hidden)
         return list(sequence)

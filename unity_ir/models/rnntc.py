@@ -12,7 +12,10 @@ def build(
     vocabulary: int = 20480,
     classes: int = 2,
 ) -> Graph:
-    """Layers, hidden size and steps as published; the vocabulary is that of FlexFlow's recurrent example."""
+    """
+    Return the model with layers, hidden size and steps as published, and the vocabulary of
+    FlexFlow's recurrent example.
+    """
     b = Recurrent("rnntc")
     tokens, labels = b.input("tokens", batch, steps, dtype="i64"), b.input("labels", batch, dtype="i64")
     h = b.lstm(b.embedded(tokens, "embedding", vocabulary, hidden), "lstm", hidden, layers)

@@ -1,4 +1,4 @@
-"""What builders of convolutional networks share: layers on values [batch, channels, height, width]."""
+"""Base class of builders of convolutional networks: layers on values [batch, channels, height, width]."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ class Vision(Builder):
         groups: int = 1,
         bias: bool = False,
     ) -> Value:
-        """`size` channels out; weights are `name.weight` [size, channels / groups, height, width] and `name.bias`."""
+        """
+        Return a convolution with `size` output channels.
+
+        Weights are `name.weight` [size, channels / groups, height, width] and, with `bias`, `name.bias` [size]. Raises
+        `UnityError` if channels do not divide into `groups`.
+        """
         if x.shape[1] % groups or size % groups:
             raise UnityError(f"--model: {name}: {x.shape[1]} to {size} channels are not {groups} equal groups")
         w = self.weight(f"{name}.weight", size, x.shape[1] // groups, *_pair(kernel))
@@ -39,26 +44,29 @@ class Vision(Builder):
         return self.op("add", y, self.op("reshape", self.weight(f"{name}.bias", size), shape=(size, 1, 1)))
 
     def batch_norm(self, x: Value, name: str, eps: float = 1e-5) -> Value:
-        """By the statistics of the batch, as in training; weights are `name.weight` and `name.bias`."""
+        """
+        Return `x` normalised by the statistics of the batch; weights are `name.weight` and `name.bias` [channels].
+        """
         center = self.op("batch_mean", x)
         shift, square = self.results("batch_stats", x, center)
         weight, bias = (self.weight(f"{name}.{part}", x.shape[1]) for part in ("weight", "bias"))
         return self.op("batch_norm", x, shift, square, center, weight, bias, eps=eps)
 
     def max_pool(self, x: Value, kernel: Sizes, stride: Sizes, padding: Sizes = 0) -> Value:
+        """Return the maximum of each window of an image."""
         windows = {"kernel": _pair(kernel), "stride": _pair(stride), "padding": _pair(padding)}
         return self.op("max_pool2d", x, **windows, dilation=(1, 1))
 
     def avg_pool(self, x: Value, kernel: Sizes, stride: Sizes, padding: Sizes = 0) -> Value:
-        """Padding counts in the mean."""
+        """Return the mean of each window of an image; padding counts as zeros."""
         return self.op("avg_pool2d", x, kernel=_pair(kernel), stride=_pair(stride), padding=_pair(padding))
 
     def global_pool(self, x: Value) -> Value:
-        """The mean over the image: [batch, channels]."""
+        """Return the mean over the image: [batch, channels]."""
         return self.op("reduce_mean", x, dim=2, count=2)
 
     def flatten(self, x: Value) -> Value:
-        """[batch, channels * height * width]."""
+        """Return `x` as [batch, channels * height * width]."""
         batch, *image = x.shape
         size = 1
         for extent in image:
@@ -74,11 +82,13 @@ def resnet(
     name: str, batch: int, image: int, classes: int, depth: int, channels: int, inner: int = 1, groups: int = 1
 ) -> Graph:
     """
-    A residual network of bottleneck blocks (He et al., 2015), as torchvision has it: the stride is at the 3x3.
+    Return a residual network of bottleneck blocks (He et al., 2015), in torchvision's variant: the 3x3 has the stride.
 
-    `channels` are the stem's, doubled at each stage; a block has `inner` times those, in `groups`, and leaves 4 times.
+    `channels` is the width of the stem, and of the first stage's blocks; it doubles at each later stage. Within a
+    block there are `inner` times as many channels, in `groups` groups, and 4 times as many come out. `image` is the
+    height and width of images.
 
-    Raises `UnityError` for a depth that no such network has.
+    Raises `UnityError` for a depth that is not in `BLOCKS`.
     """
     if depth not in BLOCKS:
         raise UnityError(f"--model: {name}: depth is {depth}; it must be one of {', '.join(map(str, BLOCKS))}")

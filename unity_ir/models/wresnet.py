@@ -7,5 +7,9 @@ from unity_ir.pcg.graph import Graph
 def build(
     batch: int = 128, image: int = 224, classes: int = 1000, depth: int = 50, width: int = 4, channels: int = 64
 ) -> Graph:
-    """Tofu's are of depth 50, 101 and 152 and of width 4 to 10; batch as in its section 7.2."""
+    """
+    Return the network; the default batch is Tofu's (section 7.2).
+
+    Tofu's networks have depths 50, 101 and 152 and widths from 4 to 10.
+    """
     return resnet("wresnet", batch, image, classes, depth, width * channels)

@@ -7,7 +7,11 @@ from unity_ir.pcg.graph import Graph
 def build(
     batch: int = 1024, tables: int = 4, rows: int = 1_000_000, bag: int = 1, features: int = 64, hidden: int = 256
 ) -> Graph:
-    """Sizes of FlexFlow's example, batch as in Unity (section 6.1); `bag` ids per sample are summed of each table."""
+    """
+    Return the model in the sizes of FlexFlow's example; the default batch is Unity's (section 6.1).
+
+    Each of the `tables` of `rows` x `features` is read at `bag` ids per sample, which are summed.
+    """
     b = Builder("xdl")
     ids = [b.input(f"ids{i}", batch, bag, dtype="i64") for i in range(tables)]
     labels = b.input("labels", batch, 2)

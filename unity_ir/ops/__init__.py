@@ -1,7 +1,7 @@
 """
-The operators: one small file per family, each operator one TDL line and its gradient.
+The operators: one small file per family, one TDL line and one gradient per operator.
 
-A module of this package that defines `OPERATORS` is found by itself; nothing else lists operators.
+Every module of this package that defines `OPERATORS` is found automatically; nothing else lists operators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unity_ir.ops.operator import Operator, Saving
 
 @cache
 def operators() -> Mapping[str, Operator]:
-    """Every operator by name, in order of name."""
+    """Return every operator by name, sorted by name."""
     found: dict[str, Operator] = {}
     for module in iter_modules(__path__):
         family: tuple[Operator, ...] = getattr(import_module(f"{__name__}.{module.name}"), "OPERATORS", ())
@@ -31,13 +31,13 @@ def operators() -> Mapping[str, Operator]:
 
 @cache
 def savings() -> tuple[Saving, ...]:
-    """Collect the `SAVINGS` of this package's modules: values of a forward that its backward may read."""
+    """Return the `SAVINGS` of this package's modules: operators whose backward may read values saved by the forward."""
     modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
     return tuple(saving for module in modules for saving in getattr(module, "SAVINGS", ()))
 
 
 def operator(name: str) -> Operator:
-    """The operator of that name. Raises `UnityError` naming the nearest ones if there is none."""
+    """Return the operator of that name. Raises `UnityError`, which suggests similar names, if there is none."""
     found = operators().get(name)
     if found is None:
         from difflib import get_close_matches

@@ -1,13 +1,13 @@
 """
-Batch normalisation in steps, statistics and their use, so that a mean over a divided batch is whole before it is used.
+Batch normalisation in steps, statistics and their use, so that a mean over a sharded batch is complete before its use.
 
-Sums are of distances to a center near the mean, as those to 0 cancel (the corrected two-pass algorithm, Chan, Golub &
-LeVeque, 1983): shift and square are sums over the batch, of which each device has its part, and neither depends on the
-other. Any center gives the same mean, `center + shift`, and variance, `square - shift^2`, so it carries no gradient.
-The mean itself is never rounded to one number: samples are normalised as `(x - center) - shift`.
+Sums are of distances to a center near the mean, since those to 0 cancel (the corrected two-pass algorithm, Chan, Golub
+& LeVeque, 1983): shift and square are sums over the batch, computed in parts on each device and independently of each
+other. Any center gives the same mean, `center + shift`, and variance, `square - shift^2`, so the center carries no
+gradient. The mean is never rounded to one number: samples are normalised as `(x - center) - shift`.
 
-With `groups` each group of neighbouring samples has statistics of its own, as replicas of data-parallel training do
-without synchronisation; groups can be divided, the samples within one cannot.
+With `groups`, each group of consecutive samples has its own statistics, as replicas of data-parallel training have
+without synchronisation; the groups dim can be sharded, the samples within a group cannot.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ BATCH_NORM = Operator(
     gradient=_batch_norm_gradient,
 )
 """
-`x` normalised by the statistics of `batch_stats`, times `w`, plus `b`; where `shift` is 0, `center` is the mean and
-`square` the variance.
+`x` normalised by the statistics of `batch_stats`, times `w`, plus `b`; where `shift` is 0, `center` is the mean
+and `square` the variance.
 """
 
 BATCH_NORM_GRAD = Operator(

@@ -1,4 +1,4 @@
-"""Arithmetic on two operands, which broadcast as NumPy has it: missing leading dims, dims of size 1."""
+"""Arithmetic on two operands, with NumPy's broadcasting: missing leading dims, dims of size 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient of a broadcast: sums over what was spread."""
+"""The gradient of a broadcast: sums over the broadcast dims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unity_ir.tdl.syntax import AttrValue
 
 def _broadcast_grad_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
     """
-    Every dim that was missing or of size 1 is summed; one of size 1 is made at position 0.
+    Return the line that sums the dims that were missing or of size 1; those of size 1 are written at position 0.
 
     Given [2, 3, 4] to [3, 1], returns `out[i1, u2] = sum[i0, i2](g[i0, i1, i2])` with u2 of size 1.
     """
@@ -33,7 +33,7 @@ BROADCAST_GRAD = Operator(_broadcast_grad_line, signature="broadcast_grad(g; sha
 
 
 def unbroadcast(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of `x` from that of what it was broadcast to."""
+    """Return the gradient of `x`, given the gradient of `x` broadcast (by NumPy's rules) to the shape of `grad`."""
     missing = len(grad.shape) - len(x.shape)
     if grad.shape[missing:] == x.shape:
         return sum_leading(grad, missing)

@@ -1,4 +1,4 @@
-"""Comparisons, logic, choice between two values, and conversion of element types."""
+"""Comparisons, logic, selection between two values, and conversion of element types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a table, picked by integers. The vocabulary is an index variable, so it can be divided."""
+"""Rows of a table, selected by integer ids. The vocabulary is an index variable, so it can be sharded."""
 
 from __future__ import annotations
 

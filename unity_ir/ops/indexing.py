@@ -1,6 +1,7 @@
 """
-Elements picked along a dim by integers. The dim picked from is an index variable, so it can be divided: each piece
-picks what lies in it, and their results add up.
+Elements selected along a dim by integers. The indexed dim is an index variable, so it can be sharded.
+
+Each device then selects the elements that lie in its shard, and the results are partial sums.
 """
 
 from __future__ import annotations

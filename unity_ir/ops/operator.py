@@ -22,36 +22,38 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 class Tensor(Protocol):
     """
-    What gradients are written over: a value of some graph.
+    A value of some graph, as gradient functions see it.
 
-    Calling an operator on tensors asks the first one to build the node, so `ops` needs to know nothing of graphs.
+    Calling an operator on tensors asks the first one to build the node, so `ops` does not depend on any graph class.
     """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Global sizes."""
+        """Global size of each dim."""
         ...
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Degree per dim."""
+        """Degree of each dim."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Element type."""
+        """Element type, such as `f32`."""
         ...
 
     def build(
         self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
     ) -> tuple[Tensor, ...]:
-        """The results of a new node."""
+        """Add a node to the graph of this tensor; return its results."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """An operator applied: what its gradient may use."""
+    """
+    One use of an operator, as its gradient function sees it: gradients of results, operands, results and attributes.
+    """
 
     grads: tuple[Tensor, ...]
     """Gradient of each result that holds floating point numbers."""
@@ -66,17 +68,17 @@ class Application:
         return grad
 
     def ints(self, name: str) -> tuple[int, ...]:
-        """An attribute of kind `ints`."""
+        """Return the value of an attribute of kind `ints`."""
         value = self.attributes[name]
         assert isinstance(value, tuple)
         return value
 
     def float(self, name: str) -> float:
-        """An attribute of kind `float`."""
+        """Return the value of an attribute of kind `float`."""
         return float(str(self.attributes[name]))
 
     def int(self, name: str) -> int:
-        """An attribute of kind `int`."""
+        """Return the value of an attribute of kind `int`."""
         value = self.attributes[name]
         assert isinstance(value, int)
         return value
@@ -84,18 +86,19 @@ class Application:
 
 Gradient: TypeAlias = Callable[[Application], Sequence["Tensor | None"]]
 """
-From an application to the gradient of each operand; None for operands of integers or booleans, and where it is zero
-everywhere.
+From an application to the gradient of each operand; None for operands of integers or booleans, and
+where it is zero everywhere.
 """
 
 
 @dataclass(frozen=True)
 class Operator:
     """
-    An operator of the compiler.
+    An operator: its TDL line, and the function that builds its gradient.
 
-    `tdl` is its line, or, where the line depends on the shapes (a reshape), `signature` is the head of the line, with
-    one operand, and `tdl` a function from operand shapes and attributes to the whole line.
+    `tdl` is the line. Where the line depends on shapes (a reshape), `tdl` is a function from operand shapes and
+    attributes to the line, and `signature` is the head of the line, with one operand. Without `gradient`, the operator
+    cannot be differentiated.
     """
 
     tdl: str | Callable[[Shapes, Mapping[str, AttrValue]], str]
@@ -104,7 +107,7 @@ class Operator:
 
     @cached_property
     def line(self) -> Line:
-        """The parsed line; for a shape-dependent one only its name, parameters and attributes mean anything."""
+        """The parsed line. If it depends on shapes, only its name, parameters and attributes are meaningful."""
         if isinstance(self.tdl, str):
             return parse_line(self.tdl)
         assert self.signature is not None
@@ -113,27 +116,33 @@ class Operator:
 
     @cached_property
     def name(self) -> str:
+        """The operator's name in graphs, such as `matmul`."""
         return self.line.operator
 
     def attributes(self, given: Mapping[str, AttrValue]) -> Attributes:
-        """`given` with defaults filled in, sorted. Raises `UnityError` for unknown, missing or ill-kinded ones."""
+        """
+        Return `given` with defaults filled in, sorted by name.
+
+        Raises `UnityError` for unknown, missing or ill-kinded attributes.
+        """
         return tuple(sorted(check_attributes(self.line, given).items()))
 
     def bind(self, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...] = ()) -> Analysis:
         """
-        The line at these global operand shapes, analysed. `dtypes` are the operands' element types, all floats if left
-        out; they matter only to a line with operands that may hold anything.
+        Return the analysis of the line at these global operand shapes.
 
-        Raises `UnityError` where shapes or attributes do not fit.
+        `dtypes` are the operands' element types, all floating point if left out; they matter only for operators that
+        take operands of any type. Raises `UnityError` where shapes or attributes do not fit.
         """
         matters = any(p.kind == "any" for p in self.line.parameters) and any(d in NOT_FLOATING for d in dtypes)
         return _bind(self, shapes, attributes, dtypes if matters else ())
 
     def divided(self, shapes: Shapes, attributes: Attributes, degrees: Mapping[str, int]) -> Attributes:
         """
-        The attributes under other degrees: those of index variables that no operand mentions are attributes themselves.
+        Return the attributes for other degrees of index variables.
 
-        Given `expand` with degrees (1,) and k0 by 2, returns them with degrees (2,).
+        They change only for operators with index variables that occur in no operand, whose degrees are an attribute:
+        given `expand` with degrees (1,) and k0 by 2, returns them with degrees (2,).
         """
         names = [c.value.attribute for c in self.line.clauses if c.kind == "degree" and isinstance(c.value, Entry)]
         if not names:
@@ -146,7 +155,7 @@ class Operator:
         return operands[0].build(self, operands, attributes)
 
     def one(self, *operands: Tensor, **attributes: AttrValue) -> Tensor:
-        """Build a node of one result; returns it."""
+        """Build a node of an operator with a single result; return that result."""
         (result,) = self(*operands, **attributes)
         return result
 
@@ -154,8 +163,10 @@ class Operator:
 @dataclass(frozen=True, slots=True)
 class Saving:
     """
-    Operators by name: a forward and its backward, and the same where the forward has results more that the backward
-    reads, which then takes all the forward's results after its own operands. Of the forward only the first is known.
+    A forward operator and its backward, by name, and variants that save values in the forward for the backward.
+
+    `saving` is the forward with additional results. `saved` is the backward that reads them: it takes all results of
+    `saving` after the operands of `backward`. Only the first result of `saving` is a result of `forward`.
     """
 
     forward: str

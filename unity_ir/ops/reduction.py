@@ -1,4 +1,4 @@
-"""Reductions over dims, and the gradient of a sum, which spreads a value over dims."""
+"""Reductions over dims, and the gradient of a sum, which expands a value along dims."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ New dims before `dim`, along which the value is the same. No operand mentions th
 
 
 def sum_leading(x: Tensor, count: int) -> Tensor:
-    """`x` summed over its first `count` dims: the gradient of a broadcast."""
+    """Return `x` summed over its first `count` dims, as the gradient of a broadcast is."""
     return x if count == 0 else REDUCE_SUM.one(x, dim=0, count=count)
 
 

@@ -1,8 +1,8 @@
 """
-Matrix products whose rows each have a weight of their own, picked by integers: the experts of a mixture.
+Matrix products in which each row selects its weight by an integer: the experts of a mixture.
 
-The weights' dim is an index variable, so experts can be divided: each piece computes the rows that go to its experts,
-0 for all others, and their results add up. Rows may have several dims, `t..`.
+The weights' dim is an index variable, so experts can be sharded: each device computes the rows routed to its experts
+and 0 for all others, and the results are partial sums. Rows may have several dims, `t..`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running sums."""
+"""Cumulative sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from unity_ir.tdl.syntax import AttrValue
 
 
 def _cumsum_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
-    """The line with the size of the dim: the operand is read by another index than the result has."""
+    """
+    Return the line for one size of the dim, which it must state, as operand and result have different indices there.
+    """
     (shape,), dim = shapes, attributes["dim"]
     assert isinstance(dim, int)
     if not 0 <= dim < len(shape):

@@ -1,4 +1,4 @@
-"""Operators that only move elements, of whatever type."""
+"""Operators that only move elements, of any element type."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MERGE_HEADS = Operator(
 
 def _reshape_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
     """
-    Both shapes as products of common factors, each factor an index variable.
+    Return the line in which old and new shape are products of common factors, each factor an index variable.
 
     Given [64, 784] to [64, 28, 28], returns `out[i0, i1, i2] = x[i0, (i1 i2)]` with sizes 64, 28, 28.
     """

@@ -1,9 +1,9 @@
 """
-The parts of a softmax cross-entropy whose class dim can be divided (Megatron's vocabulary-parallel loss).
+The parts of a softmax cross-entropy whose class dim can be sharded (Megatron's vocabulary-parallel loss).
 
     loss = mean(log(sum_exp(x, m)) + m - class_score(x, t))      with m = max of x over the classes
 
-A maximum cannot be in addends, so m is computed in two steps: each part of the classes by itself, then of the parts.
+A maximum cannot be a partial sum, so m is computed in two steps: over each shard of the classes, then over the shards.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from unity_ir.rules.rule import Rule
 @dataclass(frozen=True)
 class ApplyDerivation(GraphPass):
     """
-    Apply rules in the order a derivation has them: see `unity_ir.rules.derivation`.
+    Replay a derivation: apply its rules in order, each at its operator (see `unity_ir.rules.derivation`).
 
-    rewrite: relu(matmul(x, w)) -> matmul(x, w) {act = "relu"}, and whatever else its steps say
+    rewrite: relu(matmul(x, w)) -> matmul(x, w) {act = "relu"}, for a step that applies fuse-activation
     """
 
     name = "apply-derivation"
@@ -26,10 +26,10 @@ class ApplyDerivation(GraphPass):
     """One `rule at operator#3` per line, as `unity-opt --search --derivation-out FILE` writes it."""
 
     rules: str | None = None
-    """A file of rules to find them in, instead of the library."""
+    """A file to look up the rules in, instead of the library."""
 
     unproved: Switch = False
-    """Apply rules even if they are not proved; the function then names them."""
+    """Apply rules even if they are not proved; the function's attribute `UNPROVED` then names them."""
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         from unity_ir.rules.derivation import replay

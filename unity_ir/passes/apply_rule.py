@@ -21,22 +21,22 @@ class ApplyRule(GraphPass):
     name = "apply-rule"
 
     rule: str
-    """Its name, or that of one case: `fuse-activation`, `fuse-activation.relu`."""
+    """The name of the rule, or of one of its cases: `fuse-activation`, `fuse-activation.relu`."""
 
     at: str | None = None
     """The operator that makes the first replaced value, `"matmul#3"`; by default everywhere, as long as it applies."""
 
     function: str | None = None
-    """The only function to apply it in."""
+    """The only function to apply the rule in; by default all."""
 
     file: str | None = None
-    """A file of rules to find it in, instead of the library."""
+    """A file to look up the rule in, instead of the library."""
 
     given: str = ""
-    """Values for symbols that no match gives: `"d=2,e=4"`."""
+    """Values for symbols that a match does not bind: `"d=2,e=4"`."""
 
     unproved: Switch = False
-    """Apply it even if it is not proved; the function then says so."""
+    """Apply the rule even if it is not proved; the function's attribute `UNPROVED` then names it."""
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         from unity_ir.rules.check import free

@@ -16,13 +16,13 @@ class Differentiate(GraphPass):
     """
     Build the backward from the operators' gradients, and one update per weight.
 
-    rewrite: f(x) -> loss  ->  f(x) -> loss, with forward, backward, pcg.update of every weight
+    rewrite: f(x) -> loss  ->  f(x) -> loss, with forward, backward, and a pcg.update of every weight
     """
 
     name = "pcg-differentiate"
 
     optimizer: str | None = None
-    """By default what the function was searched for, or sgd."""
+    """The optimizer of the updates; by default the one that the function was searched for, or sgd."""
 
     lr: float | int | None = None  # xDSL reads `lr=1` as an int
     beta1: float | int | None = None

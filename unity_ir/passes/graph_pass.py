@@ -1,4 +1,4 @@
-"""What most passes are: functions of a module to graphs, a function of the core on each, and back."""
+"""Base class of passes that convert a module's functions to graphs, rewrite each graph, and convert back."""
 
 from __future__ import annotations
 
@@ -28,14 +28,22 @@ ModuleMachine = Callable[[], Machine | None]
 
 @dataclass(frozen=True)
 class GraphPass(ModulePass, ABC):
-    """Base of passes that rewrite every pcg function by itself. A `UnityError` fails the pass."""
+    """Base of passes that rewrite every pcg function separately. A `UnityError` becomes a `PassFailedException`."""
 
     @abstractmethod
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
-        """The graph to take the place of this one. `machine()` is the module's, if it has one."""
+        """
+        Return the graph to replace `graph` with, or `graph` itself if nothing changes.
+
+        `machine()` returns the module's machine, or None if it has none. Raises `UnityError`
+        where the pass does not apply.
+        """
 
     def unproved_rules(self) -> tuple[str, ...]:
-        """The rules it has applied without a proof, which the function then names."""
+        """
+        Return the names of rules that were applied without a proof, which the function's
+        attribute `UNPROVED` then lists.
+        """
         return ()
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -28,15 +28,15 @@ DERIVATION = "pcg.derivation"
 """The function attribute that holds the rule applications from the source graph to the plan."""
 
 BOUND = "pcg.bound"
-"""The function attribute that holds the seconds below which no placement of the plan's graph can be."""
+"""The function attribute that holds the lower bound, in seconds, of all placements of the plan's graph."""
 
 
 UNIT = 1e9
-"""Units of work in one unit of the option `work` and of messages."""
+"""Units of work per unit of the option `work` and of messages."""
 
 
 def option_kinds() -> dict[str, type]:
-    """Every option that some strategy has, and its type."""
+    """Return every option that some strategy has, with its type."""
     return {name: kind for strategy in all_strategies().values() for name, kind in option_types(strategy).items()}
 
 
@@ -51,22 +51,22 @@ class _Search(ModulePass):
     name = "pcg-search"
 
     strategy: str = "joint"
-    """How to search: see `unity_ir.search.strategies`."""
+    """The search strategy: see `unity_ir.search.strategies`."""
 
     machine: str | None = None
     """A preset or a file: see `unity_ir.machine`. By default, the module's `machine.machine`."""
 
     optimizer: str | None = None
-    """What the plan will be trained with, whose state takes memory; by default what the function says, or sgd."""
+    """The optimizer the plan is trained with, whose state takes memory; by default the function's, or sgd."""
 
     work: int | float | None = None
-    """What the search may do, in units of 10^9 (about a second of a processor each); by default 100."""
+    """The work budget of the search, in units of 10^9 (about a second of a processor each); by default 100."""
 
     seconds: int | float | None = None
-    """What it may take as well; by default as long as its work does."""
+    """The time budget of the search, in seconds, in addition to that of work; by default unlimited."""
 
     explain: str | None = None
-    """Of the joint search: an operator whose choice, and what others would cost, is printed to stderr."""
+    """An operator whose choice in the joint search, with the costs of alternatives, is printed to stderr."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         from unity_ir.machine import load
@@ -118,7 +118,7 @@ class _Search(ModulePass):
             print(explain(result.joint, result.cost, self.explain), file=sys.stderr)
 
     def _options(self) -> dict[str, OptionValue]:
-        """The options of the strategy that were given."""
+        """Return the options of the strategy that were given."""
         given = {name: getattr(self, name) for name in option_kinds()}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -134,7 +134,7 @@ Search: type[ModulePass] = make_dataclass(
 
 
 def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr]:
-    """What says how the plan came about and how good it is."""
+    """Return the function's attributes that tell how the plan was derived, and its lower bound."""
     found: dict[str, ArrayAttr[StringAttr] | FloatAttr] = {}
     if result.joint is not None or result.bound is not None or result.derivation:
         found[DERIVATION] = ArrayAttr(StringAttr(str(step)) for step in result.derivation)
@@ -145,7 +145,7 @@ def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | Floa
 
 @contextmanager
 def _shown(name: str) -> Generator[Progress | None]:
-    """Progress on stderr, if that is a terminal."""
+    """Show progress on stderr while the `with` statement runs, if stderr is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return

@@ -29,15 +29,17 @@ from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
 @dataclass(frozen=True)
 class TritonTarget(Target):
     """
-    Print one self-contained Python program.
+    Print the module's training step as one self-contained Python program.
 
-    A module that has no `spmd.program` yet is lowered first: differentiated with `optimizer` and its hyperparameters,
-    as by `pcg-differentiate`, collectives fused. One that is a whole step already takes neither. `matmul` says what
-    multiplies matrices: `triton`, or `torch` (cuBLAS); `convolution` what convolves: `torch` (cuDNN), or `triton`;
-    `kernels` what does the rest: with `torch`, all is plain PyTorch, which is what to run on CPUs. Syncs of
-    gradients and gathers of weights of fewer than `bucket` bytes are done together. `tune` is a table of `unity-tune`:
-    where it has measured an operator on these shapes, the faster implementation is taken. With `fuse`, operators that
-    one kernel of Triton's computes together are one line.
+    A module without `spmd.program` is lowered first: differentiated with `optimizer` and its
+    hyperparameters as by `pcg-differentiate`, and its collectives fused. For a module that is a whole step
+    already, these options are an error.
+
+    `matmul` is the implementation of matrix products: `triton`, or `torch` (cuBLAS). `convolution` is that of
+    convolutions: `torch` (cuDNN), or `triton`. `kernels` is that of all other operators; `torch` makes the whole
+    program plain PyTorch, for CPUs. `tune` is a table of `unity-tune`: an operator measured there on the same shapes
+    gets the faster implementation. Gradient synchronizations and weight gathers of fewer than `bucket` bytes are
+    combined. With `fuse`, operators that one Triton kernel computes together are emitted as one line.
     """
 
     name = "triton"

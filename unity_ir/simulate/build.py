@@ -4,7 +4,7 @@ Build the task graph of one iteration of a plan.
 Program order is forward operators in graph order, backward in reverse, then the optimizer's step. With overlap, a
 reshard is issued as soon as its source is made, a leaf's reshard one operator ahead of its first use, and a gradient's
 synchronization as soon as the gradient is complete. Without overlap, every move is issued right before its first use
-and waited for at once. Halo exchanges are always waited for at once, though the emitted program overlaps them, too
+and waited for at once. Halo exchanges are always waited for at once, although the emitted program overlaps them
 (`lowering.rank.schedule`).
 """
 
@@ -46,8 +46,9 @@ def task_graph(
     """
     Return the tasks of one iteration of a graph whose cost is `plan`.
 
-    `optimizer` is used if the graph names none. `axes` are the mesh axes along which devices are simulated separately:
-    by default those that some layout pins; with all axes, every device is simulated separately.
+    `optimizer` is used if the graph names none. `overlap` runs communication beside kernels, as the emitted program
+    does. `axes` are the mesh axes along which devices are simulated separately: by default those that some layout pins;
+    with all axes, every device is simulated separately.
     """
     placement = plan.placement
     if axes is None:

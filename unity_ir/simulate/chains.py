@@ -32,11 +32,11 @@ def chain(
     levels: tuple[int, ...] = (),
 ) -> list[tuple[str, Task]]:
     """
-    Return the tasks of reshard `number`, one per move and group of device classes, each with its move's kind.
+    Return the tasks of a reshard, one per move and group of device classes, each with its move's kind.
 
-    `sources` are the reshards whose results it reads. `levels` are those crossed by the collective that made its
-    operand, if one did: local moves run on the streams that made their operand. Without `overlap`, every collective
-    occupies the compute streams, too.
+    `number` is the reshard's, and `sources` are the numbers of the reshards whose results it reads. `levels` are those
+    crossed by the collective that made its operand, if one did: local moves run on the streams that made their operand.
+    Without `overlap`, every collective occupies the compute streams, too.
     """
     out: list[tuple[str, Task]] = []
     reads = sources
@@ -56,8 +56,9 @@ def chain(
 
 def stall(streams: Streams, steps: Sequence[Step], sources: Sequence[int]) -> list[tuple[str, Task]]:
     """
-    Return the tasks of moves that occupy the compute streams until they end, such as halo exchanges; the first wait for
-    the reshards `sources`.
+    Return the tasks of moves that occupy the compute streams until they end, such as halo exchanges.
+
+    The first move waits for the reshards with numbers `sources`.
     """
     found = chain(streams, steps, 0, sources, overlap=False)
     first = len(steps[0][3]) if steps else 0

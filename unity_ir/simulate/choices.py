@@ -1,4 +1,4 @@
-"""Enumerate the roles of mesh axes that an operator allows, check assignments, and draw one at random."""
+"""Enumerate the roles of mesh axes that an operator allows, check assignments, and draw assignments at random."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def random_assignment(
     """
     Draw an assignment that fits a serial compute node, mostly with one role for all axes of a level.
 
-    On a mesh of at most `FINE_AXES` axes, each axis is drawn by itself. `pinned` is the probability that an axis is
-    pinned at a random coordinate; `axes` are those it applies to, by default all.
+    On a mesh of at most `FINE_AXES` axes, the role of each axis is drawn independently. `pinned` is the probability
+    that an axis is pinned at a random coordinate; `axes` are those it applies to, by default all.
     """
     may = roles(node)
     mesh = machine.mesh

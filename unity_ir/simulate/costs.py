@@ -1,4 +1,4 @@
-"""Price operators and reshards of a serial graph under any assignment, in ticks, each once."""
+"""Price operators and reshards of a serial graph under any assignment, in ticks, each only once."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from unity_ir.simulate.streams import Classes, Step, Streams, ticks
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The cost of an operator under an assignment."""
+    """
+    An operator under an assignment: layouts of operands and results, ticks of its kernels, and its halo exchanges.
+    """
 
     assignment: Assignment
     needs: tuple[Layout, ...]
-    """The layout in which it reads each operand, ..."""
+    """The layout in which each operand is read."""
     makes: tuple[Layout, ...]
-    """... and makes each result."""
+    """The layout in which each result is made."""
     forward: int
-    """Ticks of the forward kernels, ..."""
+    """Ticks of the forward kernels."""
     backward: int
-    """... and of the backward ones."""
+    """Ticks of the backward kernels."""
     halos: tuple[tuple[str, Task], ...]
     halos_back: tuple[tuple[str, Task], ...]
     """Halo exchanges before the forward, and of gradients after the backward: kinds of moves, and tasks."""
@@ -49,8 +51,8 @@ class Costs:
 
     def choice(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
         """
-        Return the cost of a serial compute node under an assignment; `needs` says, per operand, whether its gradient is
-        wanted.
+        Return the cost of a serial compute node under an assignment; `needs` says, per operand,
+        if its gradient is wanted.
         """
         same = tuple(node.operands.index(v) for v in node.operands)
         key = (node.op, node.attributes, tuple(v.type for v in node.operands), same, needs, assignment)
@@ -103,8 +105,9 @@ class Costs:
 
     def send(self, type: TensorType, source: Layout, target: Layout, number: int, overlap: bool) -> tuple[Task, ...]:
         """
-        Return the tasks of the reshard `number` of a value of a serial type; without `overlap` they occupy compute
-        streams.
+        Return the tasks of a reshard, whose number is `number`, of a value of a serial type.
+
+        Without `overlap`, they occupy compute streams, too.
         """
         steps = self.steps(type, source, target)
         return tuple(task for _, task in chain(self.streams, steps, number, (), overlap))

@@ -28,10 +28,10 @@ from unity_ir.simulate.costs import Choice, Costs
 from unity_ir.simulate.streams import Classes, Streams
 
 PROPOSED = 30_000
-"""Work charged to the budget for a proposal, ..."""
+"""Work charged to the budget for a proposal, in addition to `LENGTH` per operator."""
 
 LENGTH = 1_000
-"""... plus this for every operator of the plan."""
+"""Work charged to the budget for a proposal, per operator of the plan."""
 
 BEGUN = 100_000
 """Work charged for every operator of a new simulation."""
@@ -41,8 +41,8 @@ Use = tuple[int, int]
 
 Group = tuple[Layout, Layout, Use, Use | None]
 """
-A reshard that its users share: source, target, first use, and the use whose backward comes last (None without
-gradient).
+A reshard that its users share: source, target, first use, and the use whose backward comes
+last (None without gradient).
 """
 
 Pending = dict[Key, int]
@@ -52,12 +52,14 @@ Block = list[Task]
 
 class Simulation:
     """
-    Simulates one iteration of a serial forward graph in which every operator has an assignment.
+    Simulates one iteration of a serial forward graph, in which every operator has an assignment that can be changed.
 
-    Leaves rest where their first use reads them; users that read a value in one layout share its reshard; costs are
-    those of `cost.plan` for `realised()`. `assignments` has every compute node. `overlap` as in `build.task_graph`.
-    `axes` are the mesh axes on which assignments may be pinned: devices are simulated separately along them. `like` is
-    a simulation of the same graph, machine and axes, whose memo of costs is shared.
+    `assignments` has every compute node. Leaves rest in the layout that their first use reads; operators that read a
+    value in one layout share its reshard; costs are those of `cost.plan` for `realised()`. `overlap` as in
+    `build.task_graph`. `axes` are the mesh axes on which assignments may be pinned: devices are simulated separately
+    along them. `like` is a simulation of the same graph, machine and axes, whose memo of costs is shared.
+
+    Methods take an operator as its position `p` in `nodes`, and a value as its index `v` in `values`.
     """
 
     def __init__(
@@ -119,14 +121,14 @@ class Simulation:
 
     @property
     def makespan(self) -> int:
-        """The ticks of an iteration."""
+        """The ticks of an iteration with the current assignments."""
         if len(self.sums) == 2:
             return self.sums[0] + max(self._end) + self.sums[1]
         return self.sums[0] + self._last(self._end, self.sums[1:])
 
     @property
     def _end(self) -> tuple[int, ...]:
-        """How far each stream is ahead of the clock after the last block; 0 for a graph without operators."""
+        """The ticks that each stream is ahead of the clock after the last block; 0 for a graph without operators."""
         return self.lags[-1] if self.lags else (0,) * (self.streams.classes * self.streams.width)
 
     @property
@@ -135,7 +137,7 @@ class Simulation:
         return {n: c.assignment for n, c in zip(self.nodes, self.choices, strict=True)}
 
     def assignment(self, node: Node) -> Assignment:
-        """Return the assignment of an operator."""
+        """Return the current assignment of an operator."""
         return self.choices[self.position[node]].assignment
 
     def realised(self) -> Graph:
@@ -166,12 +168,12 @@ class Simulation:
         return self.makespan
 
     def accept(self) -> None:
-        """Keep the proposed assignment."""
+        """Keep the assignment that was proposed last."""
         self._undo.clear()
         self._open = False
 
     def reject(self) -> None:
-        """Undo the proposal."""
+        """Undo the last proposal."""
         for kept, i, old in reversed(self._undo):
             kept[i] = old
         self.accept()
@@ -184,7 +186,11 @@ class Simulation:
     # -- costs
 
     def choice(self, p: int, assignment: Assignment) -> Choice:
-        """Return the tasks of the operator at a position under an assignment."""
+        """
+        Return the cost of operator `p` under an assignment.
+
+        Raises `UnityError` where the assignment does not fit the operator, or pins an axis that is not among `axes`.
+        """
         found = self._kept_choices.get((p, assignment))
         if found is None:
             node = self.nodes[p]
@@ -203,7 +209,9 @@ class Simulation:
         return found
 
     def number(self, v: int, layout: Layout) -> int:
-        """Return the number of the reshard of value `v` to a layout; that of its gradient is the next number."""
+        """
+        Return the number of the reshard of value `v` to a layout; the reshard of its gradient has the next number.
+        """
         return self._numbers.setdefault((v, layout), 2 * len(self._numbers))
 
     def _send(self, v: int, group: Group, back: bool = False) -> tuple[Task, ...]:
@@ -219,7 +227,10 @@ class Simulation:
     # -- building
 
     def groups_of(self, v: int) -> list[Group]:
-        """Return the reshards of value `v`, in the order of their first use."""
+        """
+        Return the reshards of value `v` as (source, target, first use, last use with a
+        backward), in order of first use.
+        """
         uses = self.uses[v]
         if not uses:
             return []
@@ -243,7 +254,7 @@ class Simulation:
         return [(source, need, use, last.get(need)) for need, use in first.items() if need != source]
 
     def forward(self, p: int) -> Block:
-        """Return the block of an operator's forward, with the reshards issued around it."""
+        """Return the block of the forward of operator `p`, with the reshards issued around it."""
         out: Block = []
         if self.overlap:
             for q in (0, 1) if p == 0 else (p + 1,):
@@ -278,7 +289,7 @@ class Simulation:
         return [*self.backward_kernel(p), *self.backward_sends(p)]
 
     def backward_kernel(self, p: int) -> Block:
-        """Return the tasks of an operator's backward kernel, with the reshards and arrivals it waits for."""
+        """Return the tasks of the backward kernels of operator `p`, with the reshards and arrivals they wait for."""
         out: Block = []
         if not self.backward[p]:
             return out
@@ -297,7 +308,7 @@ class Simulation:
         return out
 
     def backward_sends(self, p: int) -> Block:
-        """Return the tasks that reshard the gradients that are complete after an operator's backward."""
+        """Return the tasks that reshard the gradients which are complete after the backward of operator `p`."""
         out: Block = []
         if not self.backward[p]:
             return out
@@ -330,7 +341,10 @@ class Simulation:
             yield end - last[0]
 
     def update_of(self, v: int) -> tuple[int, Classes]:
-        """Return the ticks of a weight's update, and the device classes that do it; (0, ()) for other values."""
+        """
+        Return the ticks of the update of value `v` and the device classes that do it; (0, ())
+        if it is no trained weight.
+        """
         if not self.updated[v]:
             return 0, ()
         if self.uses[v]:
@@ -430,8 +444,8 @@ class Simulation:
         """
         Return the state after a block: clocks and arrivals, relative to the clock of the first compute stream.
 
-        A port that is free before its compute stream, or an arrival before all of them, delays nothing, as one at the
-        clock.
+        A port that is free before its compute stream, or an arrival before all of them, delays
+        nothing, as one at the clock.
         """
         now = clocks[0]
         if self.streams.classes == 1:
@@ -446,7 +460,11 @@ class Simulation:
 
 
 def do(block: Block, clocks: list[int], pending: Pending) -> None:
-    """Run the tasks of a block: advance `clocks` [stream] and `pending` arrivals in place (see `simulate.full`)."""
+    """
+    Run the tasks of a block, changing in place `clocks` (ticks per stream) and `pending` (ticks of arrivals by key).
+
+    Scheduling is that of `simulate.full`.
+    """
     for ticks, after, held, waits, sets in block:
         end = clocks[after[0]]
         for stream in after:

@@ -20,6 +20,7 @@ class Timeline:
 
     @cached_property
     def starts(self) -> Ints:
+        """The tick at which each task starts."""
         return self.ends - self.tasks.ticks
 
     @property
@@ -29,6 +30,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
+        """The seconds until the last task ends."""
         return self.makespan / TICKS
 
     def busy(self, stream: int) -> int:
@@ -37,9 +39,7 @@ class Timeline:
         return int(self.tasks.ticks[held.owners[held.flat == stream]].sum())
 
     def critical_path(self) -> list[int]:
-        """
-        Return a chain of tasks without gaps that ends with the last task: each starts when the one before it ends.
-        """
+        """Return a chain of tasks without gaps, up to the last task: each starts when the one before it ends."""
         path = [int(self.ends.argmax())] if len(self.ends) else []
         while path:
             before = [p for p in self.tasks.before[path[-1]] if self.ends[p] == self.starts[path[-1]]]
@@ -51,8 +51,10 @@ class Timeline:
 
 def simulate(tasks: TaskGraph) -> Timeline:
     """
-    Return the timeline in which every task starts as soon as the tasks before it have ended: those that make its inputs
-    and, as streams are first in first out, the previous one on each of its streams.
+    Return the timeline in which every task starts as early as possible.
+
+    A task waits for the tasks that make its inputs and, as streams are first in, first out, for the previous
+    task on each of its streams.
     """
     ends: list[int] = []
     before: list[int] = tasks.before.flat.tolist()

@@ -1,6 +1,6 @@
 """
-Arrange the reshards of a plan as trees: each starts where a value is made, where a leaf rests, or where another reshard
-ends (a relay).
+Arrange the reshards of a plan as trees: each starts where a value is made, where a leaf rests, or where
+another reshard ends (a relay).
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ class Hop:
 
     @property
     def depth(self) -> int:
+        """The number of reshards between the root of the tree and this one."""
         return 0 if self.parent is None else 1 + self.parent.depth
 
     @property
     def root(self) -> Value:
-        """The value that its tree starts from: a leaf, or an operator's result."""
+        """The value at the root of the tree: a leaf, or an operator's result."""
         return self.reshard.value if self.parent is None else self.parent.root
 
     @property
     def arrives(self) -> tuple[int, ...]:
         """
-        The numbers of the reshards to wait for before reading its result: itself, or, if it only renames roles, its
-        parent.
+        The numbers of the reshards to wait for before reading its result.
+
+        That is the reshard itself, or, if it only renames roles, those of its parent.
         """
         if self.forward:
             return (self.number,)
@@ -57,20 +59,23 @@ class Hop:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """The levels that its last collective crossed; () if its result is made by a kernel."""
+        """The levels that the last collective before its result crossed; () if a kernel makes that result."""
         return _crossed(self.forward) or (() if self.parent is None else self.parent.levels)
 
     def gradients(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the reshards to wait for before reading the gradient at its source; reshard n's gradient has number
-        `numbers` + n.
+        Return the numbers of the reshards to wait for before reading the gradient at its source.
+
+        The gradient's reshard of reshard n has number `numbers` + n.
         """
         return (numbers + self.number,) if self.backward else self.below(numbers)
 
     def below(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the reshards to wait for before reading the gradient at its target: those of the reshards that start
-        there.
+        Return the numbers of the reshards to wait for before reading the gradient at its
+        target, which its children make.
+
+        `numbers` as of `gradients`.
         """
         return tuple(n for child in self.children for n in child.gradients(numbers))
 
@@ -81,6 +86,7 @@ class Hop:
 
     @property
     def levels_below(self) -> tuple[int, ...]:
+        """The levels crossed by the last collective that made the gradient at its target; () if there is none."""
         return next((levels for child in self.children if (levels := child.gradient_levels)), ())
 
 

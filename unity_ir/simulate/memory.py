@@ -12,13 +12,14 @@ from unity_ir.simulate.tasks import Ints
 
 @dataclass(frozen=True)
 class Curve:
-    """Bytes held over time: `bytes[i]` from `ticks[i]` on. The first tick is 0."""
+    """Bytes held on a device over time: `bytes[i]` from `ticks[i]` on. The first tick is 0."""
 
     ticks: Ints
     bytes: Ints
 
     @property
     def peak(self) -> int:
+        """The most bytes held at once."""
         return int(self.bytes.max())
 
 

@@ -14,8 +14,10 @@ from unity_ir.simulate.memory import memory
 
 def simulated(graph: Graph, plan: PlanCost, optimizer: Optimizer | None = None) -> Simulated:
     """
-    Return the simulated times of an iteration, overlapped and not, and its peak memory, for a graph whose cost is
-    `plan`.
+    Return the simulated times of an iteration, overlapped and not, and its peak memory, for a
+    graph whose cost is `plan`.
+
+    `optimizer` is used if the graph names none.
     """
     overlapped = simulate(task_graph(graph, plan, optimizer))
     waiting = simulate(task_graph(graph, plan, optimizer, overlap=False))

@@ -45,34 +45,41 @@ def ticks(seconds: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """The streams of a machine whose devices are simulated separately along the mesh axes `axes`."""
+    """
+    The streams of a machine, one class of devices per coordinate along the mesh axes `axes`.
+
+    Devices that differ only along other axes do the same at the same time, and share a class.
+    """
 
     machine: Machine
     axes: tuple[int, ...] = ()
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
+        """The number of devices along each of the mesh axes `axes`."""
         return tuple(self.machine.mesh.sizes[a] for a in self.axes)
 
     @property
     def classes(self) -> int:
+        """The number of device classes."""
         return prod(self.sizes)
 
     @property
     def width(self) -> int:
-        """Number of streams of each class: compute, then a port per level."""
+        """The number of streams of each class: one for compute, then a port per level."""
         return 1 + len(self.machine.levels)
 
     @property
     def count(self) -> int:
+        """The number of all streams."""
         return self.classes * self.width
 
     def compute(self, of: int) -> int:
-        """Return the number of a class's compute stream."""
+        """Return the number of the compute stream of class `of`."""
         return of * self.width
 
     def port(self, of: int, level: int) -> int:
-        """Return the number of the stream of a class's port to a level of links."""
+        """Return the number of the stream for the port of class `of` to the links of a level."""
         return of * self.width + 1 + level
 
     def name(self, stream: int) -> str:
@@ -80,7 +87,7 @@ class Streams:
         return "compute" if (kind := stream % self.width) == 0 else self.machine.levels[kind - 1].name
 
     def class_of(self, device: int) -> int:
-        """Return the class of a device, by its number."""
+        """Return the class of the device with this number."""
         at = self.machine.mesh.coordinates(device)
         found = 0
         for axis, size in zip(self.axes, self.sizes, strict=True):
@@ -92,12 +99,14 @@ class Streams:
         return tuple(product(*(range(size) for size in self.sizes)))
 
     def where(self, roles: Sequence[GridRole]) -> Classes:
-        """Return the classes that take part in an operator, or hold a value, given the role of each mesh axis."""
+        """
+        Return the device classes that take part in an operator, or hold a value, given the role of each mesh axis.
+        """
         fixed = [(self.axes.index(axis), pin) for axis, pin in pins(roles)]
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
-        """Return the step of a move that starts from the layout `before`."""
+        """Return the step of a move of values of element type `dtype` that starts from the layout `before`."""
         pinned, end = pins(before), move.target if is_pinned(move.target) else None
         key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
         found = self._steps.get(key)
@@ -126,7 +135,7 @@ class Streams:
         return move.kind, ticks(self.machine.move_time(move, dtype)), levels, tuple(groups)
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
-        """Return the steps of a reshard's moves from the layout `source`, without those that only rename roles."""
+        """Return the steps of a reshard that starts from the layout `source`, without moves that only rename roles."""
         out: list[Step] = []
         at = source
         for move in moves:

@@ -19,7 +19,7 @@ FORWARD, FORWARD_MOVE, BACKWARD, BACKWARD_MOVE, SYNC, UPDATE = range(len(KINDS))
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a task is: an index into `KINDS`, the operator or kind of move, and the value it makes or moves."""
+    """Description of a task: an index into `KINDS`, the operator or kind of move, and the value it makes or moves."""
 
     kind: int
     what: str
@@ -28,7 +28,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of integers, flattened: list i is `flat[at[i]:at[i + 1]]`."""
+    """Lists of integers, stored flat: list i is `flat[at[i]:at[i + 1]]`."""
 
     flat: Ints
     at: Ints
@@ -41,7 +41,7 @@ class Lists:
 
     @property
     def owners(self) -> Ints:
-        """For every entry of `flat`, the list it is in."""
+        """The index of the list that each entry of `flat` is in."""
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.at))
 
 

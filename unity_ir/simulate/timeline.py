@@ -22,7 +22,7 @@ MAX_CLASSES = 16
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:
-    """Return the picture as SVG text."""
+    """Return the picture of a simulated iteration as SVG text, with this title."""
     streams = timeline.tasks.streams
     shown = min(streams.classes, MAX_CLASSES)
     body: list[str] = []

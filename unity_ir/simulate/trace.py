@@ -30,14 +30,14 @@ MAX_DEVICES = 64
 
 
 def trace(timeline: Timeline, title: str) -> str:
-    """Return the trace as JSON text; times in it are microseconds."""
+    """Return a simulated iteration as JSON text in the trace event format; times in it are microseconds."""
     events = list(_events(timeline))
     text = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
     return f'{{"displayTimeUnit":"ms","otherData":{{"title":{json.dumps(title)}}},"traceEvents":[\n{text}\n]}}\n'
 
 
 def rows(timeline: Timeline) -> list[tuple[str, int]]:
-    """Return the devices shown, as (name, class)."""
+    """Return the devices that the trace shows, as (name, device class)."""
     streams = timeline.tasks.streams
     devices = streams.machine.devices
     if devices <= MAX_DEVICES:
@@ -50,7 +50,7 @@ def rows(timeline: Timeline) -> list[tuple[str, int]]:
 
 
 def name(label: Label) -> str:
-    """Return a task's name: the operator, or the move and its value: `all_reduce of conv1.weight`."""
+    """Return a task's name: the operator, or the move and the value it moves: `all_reduce of conv1.weight`."""
     node = label.value.node
     if label.what.removesuffix(" backward") == node.op:
         return label.what

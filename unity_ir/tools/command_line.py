@@ -44,6 +44,7 @@ class Parser(ArgumentParser):
         self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
+        """Raise `UnityError` for a wrong command line."""
         raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
@@ -51,8 +52,8 @@ def exit_code(
     parser: Parser, work: Callable[[Namespace], int], argv: Sequence[str] | None, interrupted: str = ""
 ) -> int:
     """
-    Parse `argv` (by default the process's arguments), call `work` with the options, and return the exit code, as
-    `outcome`.
+    Parse `argv` (by default the process's arguments), call `work` with the options, and return
+    the exit code, as `outcome`.
 
     `interrupted` is the message for Ctrl-C, after the tool's name.
     """
@@ -63,9 +64,9 @@ def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted"
     """
     Call `work`; return its exit code, or that of the exception it raises.
 
-    Exceptions caused by the input print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP print
-    `interrupted`: exit code 130. Any other exception is a bug and prints `internal error`, or is raised if `TRACEBACK`
-    is set.
+    Exceptions caused by the input print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP
+    print `interrupted`: exit code 130. Any other exception is a bug and prints `internal error`, or is
+    raised if `TRACEBACK` is set.
     """
     try:
         _open_streams()

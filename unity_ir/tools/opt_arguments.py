@@ -98,8 +98,8 @@ def expanded(argv: Sequence[str]) -> list[str]:
 
 def check_repeated(flag: str, text: str) -> None:
     """
-    Check that no argument of a pass or target is given twice in `text`, the value of option `flag`; xDSL takes the
-    last.
+    Check that no argument of a pass or target is given twice in `text`, the value of option
+    `flag`; xDSL takes the last.
 
     Raises `UnityError`, and `ArgSpecParseError` for text that is no pipeline.
     """
@@ -143,7 +143,7 @@ _KINDS = (
     ({int, float}, "a number"),
     ({str}, "a word"),
 )
-"""How error messages name the types of arguments."""
+"""Names of argument types in error messages."""
 
 
 _COMMON = {"optimizer": str, "work": float, "seconds": float}
@@ -188,7 +188,7 @@ def _option(key: str, kind: type, value: str) -> str | int | float | bool:
 
 
 def seconds(text: str) -> float:
-    """Parse the value of `--budget`, seconds. Raises `UnityError` unless it is a number above 0."""
+    """Return the value of `--budget`, in seconds. Raises `UnityError` unless it is a number above 0."""
     try:
         found = float(text)
     except ValueError:
@@ -199,4 +199,5 @@ def seconds(text: str) -> float:
 
 
 def usage_error(message: str) -> NoReturn:
+    """Raise `UnityError` for a wrong command line of `unity-opt`."""
     raise UnityError(f"unity-opt: {message}; see unity-opt --help")

@@ -15,6 +15,7 @@ class Kept(StringIO):
     """String buffer whose text survives `close`, which the driver calls even after an error."""
 
     def close(self) -> None:
+        """Do nothing."""
         pass
 
 
@@ -51,10 +52,9 @@ def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
 
 def write_files(texts: Mapping[str, str], staged: dict[str, str]) -> None:
     """
-    Rename the files in `staged` to their targets, and empty it; write texts that are not staged (to pipes and
-    terminals) directly.
+    Rename the files in `staged` to their targets, and remove them from `staged`.
 
-    Raises `UnityError` where that fails.
+    Texts that are not staged (for pipes and terminals) are written directly. Raises `UnityError` where that fails.
     """
     for path, text in texts.items():
         try:

@@ -78,8 +78,8 @@ def summary(path: str) -> str:
     """
     Return the first line of the docstring of a pass's module, without the pass's name.
 
-    `path` is `module:class`. Given `unity_ir.passes.erase:Erase`, returns `the serial graph that a parallel one stands
-    for`.
+    `path` is `module:class`. Given `unity_ir.passes.erase:Erase`, returns `the serial graph that a
+    parallel one stands for`.
     """
     spec = find_spec(path.partition(":")[0])
     assert spec is not None

@@ -18,8 +18,8 @@ _STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+
 
 def check_strings(text: str, name: str) -> None:
     """
-    Raise `ParseError` for an unterminated string in the text of file `name`: xDSL's lexer takes exponential time on
-    one.
+    Raise `ParseError` for an unterminated string in the text of file `name`: xDSL's lexer
+    takes exponential time on one.
     """
     for match in _STRING.finditer(text):
         if match[0] == '"':
@@ -55,5 +55,6 @@ def parse_error(error: ParseError, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean A or B` with the names in `known` that are most similar to `name`; "" if none is."""
     near = get_close_matches(name, list(known), n=3)
     return f"; did you mean {' or '.join(near)}" if near else ""

@@ -56,10 +56,10 @@ def read_module(
     context: Context, data: bytes, name: str, implicit: bool = True, raise_verify: bool = False
 ) -> ModuleOp:
     """
-    Return the module that a text contains, parsed but not verified. `name` is the file name for error messages.
+    Return the module in the text `data`, parsed but not verified. `name` is the file name for error messages.
 
-    `implicit` allows operations without a module around them. `raise_verify` lets attributes that do not verify raise
-    `VerifyException`.
+    `implicit` allows operations without a module around them. With `raise_verify`, attributes that do not
+    verify raise `VerifyException`.
     """
     try:
         text = data.decode()
@@ -91,9 +91,10 @@ def read_module(
 
 def check_structure(module: ModuleOp) -> None:
     """
-    Verify that every operation has the operands, results, regions and properties of its definition.
+    Raise `VerifyException` unless every operation has the operands, results, regions and properties of its definition.
 
-    Before `module.verify`, which goes from the inside out: verifiers look at operations around and beside theirs.
+    To be called before `module.verify`: verifiers run from the inside out, and read operations
+    around and beside theirs.
     """
     with as_xdsl("verified"):
         for op in module.walk():
@@ -131,8 +132,8 @@ def as_xdsl(done: str) -> Generator[None]:
 
 def of_xdsl(error: Exception) -> bool:
     """
-    Return whether an exception was raised by xDSL's code, or by a library it called, with no code of this package
-    between.
+    Return whether an exception was raised by xDSL's code, or by a library it called, with no
+    code of this package between.
     """
     trace, ours = error.__traceback__, False
     while trace is not None:
@@ -147,8 +148,8 @@ def of_xdsl(error: Exception) -> bool:
 
 def described(error: Exception) -> str:
     """
-    Return an exception as text: `KeyError: 'x'`; of an assertion only its name, since its message may hold a whole
-    module.
+    Return an exception as text: `KeyError: 'x'`; of an assertion only its name, since its
+    message may hold a whole module.
     """
     text = "" if isinstance(error, AssertionError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

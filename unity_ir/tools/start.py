@@ -1,8 +1,8 @@
 """
 Define the entry points of the commands: Ctrl-C, SIGTERM and SIGHUP end them in one line even during imports.
 
-An interrupted import raises all sorts of errors. No work has begun by then, so the process exits at once. This module
-imports nothing slow.
+An interrupted import raises all sorts of errors. No work has begun by then, so the process exits at once. This
+module imports nothing slow.
 """
 
 from __future__ import annotations

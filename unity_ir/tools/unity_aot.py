@@ -61,7 +61,7 @@ MACHINES = ("dgx-h100", "dgx-h100:8")
 
 @dataclass
 class Asked:
-    """The distinct kernels to compile, and the programs they are from."""
+    """The distinct kernels to compile, by key, and the programs they are from."""
 
     jobs: dict[str, Job] = field(default_factory=dict[str, Job])
     models: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
@@ -73,7 +73,7 @@ class Asked:
     """Models without a program on any machine."""
 
     def add(self, other: Asked) -> None:
-        """Add the kernels and programs of another collection."""
+        """Add the kernels and programs of another collection to this one."""
         for name, job in other.jobs.items():
             self.jobs[name] = merged(self.jobs[name], job) if name in self.jobs else job
             self.models.setdefault(name, {}).update(other.models[name])
@@ -84,7 +84,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kernel compiled for a target: its resources or error, and the checks it fails."""
+    """The result of compiling a kernel for a target: its resources or error, and the checks it fails."""
 
     job: Job
     models: tuple[str, ...]
@@ -102,10 +102,12 @@ def ask(
     processes: int = 1,
 ) -> Asked:
     """
-    Collect the kernels of models' programs.
+    Collect the distinct kernels of models' programs.
 
-    Each plan is made on the first of `machines` where it fits, in each element type; the last type's programs include
-    Adam's updates. `processes` work on different models in parallel.
+    Models and machines are given by name, `plans` are search strategies, `types` element types; `convolution` is the
+    implementation of convolutions. Each plan is made on the first of `machines` where it fits, in each element type;
+    the last type's programs include Adam's updates. `processes` work on different models in parallel. Raises
+    `UnityError` if one of them is killed.
     """
     asked = Asked()
     one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)
@@ -149,8 +151,8 @@ def _ask(model: str, plans: Sequence[str], types: Sequence[str], machines: Seque
 
 def _planned(asked: Asked, graph: Graph, model: str, plan: str, on: Sequence[Machine]) -> tuple[Graph, Machine] | None:
     """
-    Return a model's plan on the first machine that has one, and that machine; None, and an entry in `refused`,
-    otherwise.
+    Return a model's plan on the first machine that has one, and that machine; None, and an
+    entry in `refused`, otherwise.
     """
     refusal = ""
     for machine in on:
@@ -163,7 +165,7 @@ def _planned(asked: Asked, graph: Graph, model: str, plan: str, on: Sequence[Mac
 
 
 def compiled(asked: Asked, targets: Sequence[str], options: Namespace) -> Iterator[Row]:
-    """Compile the kernels for each target; yield their rows as they are done, until `options.seconds` are over."""
+    """Compile the kernels for each target; yield a row for each as it is done, until `options.seconds` are over."""
     cache, end = Cache(options.cache), monotonic() + options.seconds
     for target in targets:
         for name, outcome in compile_jobs(asked.jobs, target, cache, options.jobs, end - monotonic()):
@@ -176,8 +178,9 @@ def compiled(asked: Asked, targets: Sequence[str], options: Namespace) -> Iterat
 
 def summary(rows: Sequence[Row], count: int) -> list[dict[str, object]]:
     """
-    Return, per target, the number of kernels, the most registers and shared memory of any, instructions, and
-    violations.
+    Return a row of figures per target: kernels, violations, most registers and shared memory, and instructions.
+
+    `count` is the number of kernels that were to be compiled.
     """
     found: list[dict[str, object]] = []
     for target in dict.fromkeys(row.target for row in rows):
@@ -273,7 +276,7 @@ def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
 
 
 def report(rows: Sequence[Row], asked: Asked, options: Namespace) -> dict[str, object]:
-    """Return the content of the file of results."""
+    """Return the content of the file of results (`--json`)."""
     return {
         "triton": triton_version(),
         "unity-ir": __version__,
@@ -350,7 +353,7 @@ def check(options: Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool. Returns the exit code: what is wrong with the input is one line on stderr and 1."""
+    """Run the tool on `argv`; return the exit code. Errors in the input print one line on stderr: exit code 1."""
     return exit_code(_parser(), check, argv)
 
 

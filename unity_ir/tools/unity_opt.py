@@ -91,6 +91,7 @@ class UnityOpt(xDSLOptMain):
         self.available_frontends["mlir"] = self.available_frontends["pcg"] = self.parse_text
 
     def parse_text(self, io: IO[bytes]) -> ModuleOp:
+        """Return the module that a text contains, parsed and checked for its structure."""
         name, implicit = self.get_input_name(), not self.args.no_implicit_module
         module = read_module(self.ctx, io.read(), name, implicit, raise_verify=self.args.verify_diagnostics)
         if not self.args.disable_verify:
@@ -98,6 +99,7 @@ class UnityOpt(xDSLOptMain):
         return module
 
     def get_input_name(self) -> str:
+        """Return the name of the input for error messages: a file, `--model=...` or `--from-torch=...`."""
         if self.args.model is not None:
             return f"--model={self.args.model}"
         return super().get_input_name() if self.args.from_torch is None else f"--from-torch={self.args.from_torch}"
@@ -126,12 +128,14 @@ class UnityOpt(xDSLOptMain):
         return BytesIO(data), extension
 
     def model_text(self) -> IO[bytes]:
+        """Return the text of the zoo's model that `--model` names."""
         from unity_ir.dialects.convert import from_graph
         from unity_ir.models import from_text
 
         return BytesIO(str(ModuleOp([from_graph(from_text(self.args.model))])).encode())
 
     def torch_text(self) -> IO[bytes]:
+        """Import the model that `--from-torch` names; return its text."""
         from unity_ir.dialects.convert import from_graph
         from unity_ir.dialects.imported import IMPORTED, origin_attribute
         from unity_ir.frontends.torch.load import from_text
@@ -199,7 +203,8 @@ class UnityOpt(xDSLOptMain):
     @property
     def trains_with(self) -> str | None:
         """
-        Return the optimizer given to `pcg-differentiate` or to the target, whose state the plan must have memory for.
+        The optimizer given to `pcg-differentiate` or to the target, whose state the plan must have
+        memory for; None if none is.
         """
         given = [s for s in parse_pipeline(self.args.passes) if s.name == "pcg-differentiate"]
         given += [parse_spec(self.args.target)] if self.args.target.startswith("triton") else []
@@ -207,7 +212,7 @@ class UnityOpt(xDSLOptMain):
         return next((name for name in names if isinstance(name, str)), None)
 
     def check_files(self) -> None:
-        """Raise `UnityError` where two outputs have the same file, or a picture that of the input."""
+        """Raise `UnityError` where two outputs name the same file, or an output other than `-o` names the input's."""
         written = {
             "--trace": self.args.trace,
             "--timeline": self.args.timeline,
@@ -230,7 +235,7 @@ class UnityOpt(xDSLOptMain):
             seen[path] = flag
 
     def check_target(self) -> None:
-        """Check the target's arguments before the search rather than after it."""
+        """Raise `UnityError` for wrong arguments of the target, before the search rather than after it."""
         spec = parse_spec(self.args.target)
         factory: Any = self.available_targets[spec.name]
         if spec.parameters and not signature(factory).parameters:
@@ -242,7 +247,10 @@ class UnityOpt(xDSLOptMain):
                 raise UnityError(f"unity-opt: -t {self.args.target}: {error}") from error
 
     def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
-        """Run `work`, which verifies a module; its errors begin with the operation."""
+        """
+        Call `work`, which verifies or changes a module; errors of verification become
+        `UnityError`s that name the operation.
+        """
         try:
             with as_xdsl("changed or verified"):
                 work(module)
@@ -266,8 +274,8 @@ class UnityOpt(xDSLOptMain):
 
     def machine(self, module: ModuleOp, graph: Graph) -> Machine:
         """
-        Return the machine to price a function on: that of `--machine` or of the module, else the smallest plain box
-        that holds its pieces.
+        Return the machine to price a function on: that of `--machine` or of the module, else the smallest plain
+        box that holds its pieces.
         """
         from unity_ir import machine
         from unity_ir.dialects.machine import module_machine
@@ -277,6 +285,7 @@ class UnityOpt(xDSLOptMain):
         return said or machine.load(f"box:{devices_of(graph)}")
 
     def print_stats(self, module: ModuleOp) -> None:
+        """Print the statistics of each pcg function to stderr."""
         from unity_ir.cost import stats
         from unity_ir.cost.plan import cost
         from unity_ir.dialects.convert import pcg_functions, to_graph
@@ -292,7 +301,11 @@ class UnityOpt(xDSLOptMain):
             print(text, file=sys.stderr)
 
     def draw(self, module: ModuleOp) -> Mapping[str, str]:
-        """Return the pictures that `--trace` and `--timeline` ask for of the module's only function, by file name."""
+        """
+        Return the pictures that `--trace` and `--timeline` ask for, of the module's only function: text by file name.
+
+        Raises `UnityError` for a lowered module, and for one of several functions.
+        """
         from unity_ir.cost.plan import cost
         from unity_ir.dialects.convert import pcg_functions, to_graph
         from unity_ir.simulate.build import task_graph

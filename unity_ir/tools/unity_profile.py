@@ -70,6 +70,7 @@ class Asked:
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
     def add(self, node: Node) -> None:
+        """Add the kernel of a compute node, unless it is known, or record why it cannot be measured."""
         from unity_ir.lowering.measure.operators import call_of
 
         kernel = kernel_of(node)
@@ -80,6 +81,7 @@ class Asked:
                 self.refused[node.op] = str(error)
 
     def add_update(self, weight: Node, optimizer: Optimizer) -> None:
+        """Add the kernel that updates a weight, unless it is known."""
         from unity_ir.lowering.measure.operators import update_call
 
         (type,) = weight.types
@@ -100,8 +102,10 @@ class Asked:
 
 def ask(graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int) -> Asked:
     """
-    Collect at most `limit` kernels that a search on a machine prices, those of plans first; the others in an order
-    drawn from `seed`.
+    Collect the kernels to measure: those that a search on a machine prices for the graphs.
+
+    The kernels of plans found for the graphs come first, all of them; others follow, in an order drawn from
+    `seed`, until there are `limit`.
     """
     asked = Asked()
     for graph in graphs:
@@ -171,7 +175,9 @@ def collectives(ranks: int) -> list[tuple[str, int, int]]:
 
 
 def describe(device: str, machine: Machine) -> dict[str, str]:
-    """Return the description of a profile: device, machine, versions."""
+    """
+    Return the `about` of a profile measured on `device` (`cpu` or `cuda`) for a machine: device, host, versions, date.
+    """
     import torch
 
     try:
@@ -203,7 +209,11 @@ def _processor() -> str:
 
 
 def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> int:
-    """Measure the kernels and collectives that a profile lacks; return the number added."""
+    """
+    Measure the kernels and collectives that a profile lacks, on `ranks` ranks, and add them; return their number.
+
+    Stops after `options.seconds`. Kernels that fail are added to `asked.refused`. Raises `UnityError` if a rank dies.
+    """
     from unity_ir.lowering.measure.operators import CollectiveJob, Ranks
 
     have = {(row.operator, row.sizes) for row in file.kernels(ranks)}
@@ -259,7 +269,7 @@ def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> 
 
 
 def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
-    """Return the fitted curve of each kind of kernel that was measured often enough."""
+    """Return the fitted curve of each kind of kernel that has at least `FEWEST` measurements."""
     samples: dict[str, list[Measurement]] = {}
     for row in file.kernels(ranks):
         if row.dtype in device.flops:
@@ -269,7 +279,7 @@ def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
 
 
 def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
-    """Return latency and bandwidth of each collective per group size, by names such as `all_reduce-2`."""
+    """Return the fitted line of each collective per group size, by names such as `all_reduce-2`."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in file.collectives(ranks):
         points.setdefault(f"{row.kind}-{row.members}", []).append((row.bytes, row.seconds))
@@ -277,7 +287,9 @@ def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
 
 
 def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: Mapping[str, str], ranks: int) -> str:
-    """Return curves, their errors and their origin as TOML, with the lines of collectives as comments."""
+    """
+    Return the TOML text of a `.toml` beside a profile: curves by kind, lines of collectives, their errors and origin.
+    """
     text = [
         f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",
         "",
@@ -305,7 +317,7 @@ def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: M
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file atomically."""
+    """Write text to a file, replacing it atomically."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)

@@ -50,8 +50,9 @@ def programs(
     """
     Yield one rank's training steps of models of the zoo or of `.pcg` files.
 
-    Each in every one of the element types, or in its own if none is given; then in mixed precision with the type
-    `mixed`. Placed graphs keep their plan; others get that of the strategy `plan` on the machine.
+    Each model is yielded in every one of the element types, or in its own if none is given; then, if `mixed` is given,
+    in mixed precision with that type. Graphs that are placed already keep their plan; others get that of the strategy
+    `plan` on the machine. Raises `UnityError` for whole training steps, and for placed graphs in mixed precision.
     """
     on = load(machine)
 
@@ -73,10 +74,10 @@ def programs(
 
 def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
     """
-    Measure the candidates that a table lacks, for at most `seconds`, and add them.
+    Measure the operators that a table lacks with each implementation, for at most `seconds`, and add them to the table.
 
-    `refused` gets, per key and implementation, why there is no time. Operators without a time for PyTorch are left out
-    of the table, which is for choosing between the two.
+    `refused` gets the reason, per key and implementation, where there is no time. Operators without a time for PyTorch
+    are left out of the table, which serves to choose between the two.
     """
     end = monotonic() + seconds
     for task in wanted:
@@ -94,7 +95,7 @@ def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: 
 
 
 def describe(machine: str) -> dict[str, str]:
-    """Return the description of a table: the GPU it is measured on, and the machine whose device it is."""
+    """Return the `about` of a table: the machine's device, the GPU measured on, and versions."""
     import torch
     import triton
 

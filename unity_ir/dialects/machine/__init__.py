@@ -1,4 +1,4 @@
-"""The machine dialect: which cluster a plan is for, what it is made of, and where on it an operator's tasks run."""
+"""The machine dialect: the cluster a plan is for, its parts, and the views that place an operator's tasks on it."""
 
 from xdsl.ir import Dialect
 

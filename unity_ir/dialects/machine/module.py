@@ -1,4 +1,4 @@
-"""The machine of a module."""
+"""Find and set the machine of a module."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ if TYPE_CHECKING:
 
 
 def machine_op(module: ModuleOp) -> MachineOp | None:
-    """The operation that says what machine the module's plan is for."""
+    """Return the module's `machine.machine`, the machine its plan is for; None if there is none."""
     return next((op for op in module.ops if isinstance(op, MachineOp)), None)
 
 
 def machine_name(module: ModuleOp) -> str | None:
-    """The name of the machine the module's plan is for, if it says so."""
+    """Return the name of the machine that the module's plan is for; None if the module has no machine."""
     op = machine_op(module)
     return None if op is None else op.text
 
 
 def module_machine(module: ModuleOp) -> Machine | None:
     """
-    The machine the module's plan is for, if it says so: described in the module, or by name.
+    Return the machine that the module's plan is for, from its description or by name; None if
+    the module has no machine.
 
-    Raises `UnityError` for a name that is none, and descriptions that cannot be.
+    Raises `UnityError` for an unknown name, and for an impossible description.
     """
     from unity_ir.machine import load, machine_from
 
@@ -39,12 +40,12 @@ def module_machine(module: ModuleOp) -> Machine | None:
 
 
 def set_machine(module: ModuleOp, name: str) -> None:
-    """Record the machine a plan is for, in place of another one."""
+    """Set the machine that the module's plan is for, by name, replacing any other."""
     _replace(module, MachineOp(name))
 
 
 def expand(module: ModuleOp) -> None:
-    """Describe the machine the module names in full."""
+    """Replace the name of the module's machine, if it has one, by its full description. Raises as `module_machine`."""
     from unity_ir.machine import described
 
     machine = module_machine(module)

@@ -45,7 +45,7 @@ class MachineOp(IRDLOperation):
 
     machine = prop_def(NAME_CONSTRAINT, prop_name="name")
     overhead = opt_prop_def(FloatAttr)
-    """Seconds every collective costs, where no protocols say."""
+    """Seconds before the first byte of any collective, if there are no protocols."""
     described = opt_region_def("single_block")
     traits = traits_def(NoTerminator())
 
@@ -57,11 +57,16 @@ class MachineOp(IRDLOperation):
 
     @property
     def text(self) -> str:
+        """The machine's name. Raises `UnityError` if it is not UTF-8 text."""
         return name_text(self.name, self.machine)
 
     @property
     def tables(self) -> dict[str, Any] | None:
-        """The description, as `unity_ir.machine.machine_from` takes it; None where there is only a name."""
+        """
+        The description, as `unity_ir.machine.machine_from` takes it; None if there is only a name.
+
+        Raises `UnityError` for operations that are no parts of a machine.
+        """
         if self.described is None:
             return None
         out: dict[str, Any] = {} if self.overhead is None else {"overhead": self.overhead.value.data}
@@ -122,7 +127,7 @@ class MachineOp(IRDLOperation):
 
 
 class PartOp(IRDLOperation, ABC):
-    """A part of a described machine: a table, and most often a name before it."""
+    """A part of a described machine: an operation that holds a table of fields."""
 
     traits = traits_def(HasParent(MachineOp))
     fields = prop_def(BaseAttr(DictionaryAttr))
@@ -132,29 +137,32 @@ class PartOp(IRDLOperation, ABC):
 
     @property
     def table(self) -> dict[str, Any]:
+        """The part's fields by name."""
         return from_attribute(self.fields)
 
     def add_to(self, tables: dict[str, Any]) -> None:
-        """Put the part into a description."""
+        """Add the part to the description `tables` (see `MachineOp.tables`)."""
         tables.setdefault(self.LIST, []).append(self.table)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """The operation of a table."""
+        """Return the operation of a part, given as a table of its fields."""
         return cls.create(properties={"fields": to_attribute(table)})
 
 
 class NamedOp(PartOp, ABC):
-    """A part with a name."""
+    """A part of a described machine that has a name, which is written before its fields."""
 
     part = prop_def(NAME_CONSTRAINT, prop_name="name")
 
     @property
     def text(self) -> str:
+        """The part's name. Raises `UnityError` if it is not UTF-8 text."""
         return name_text(self.name, self.part)
 
     @property
     def table(self) -> dict[str, Any]:
+        """The part's fields by name, with `name` first. Raises `UnityError` if `name` is written as a field, too."""
         fields = from_attribute(self.fields)
         if "name" in fields:
             raise UnityError(f"{self.name}: {self.text} has a field name as well; remove it")
@@ -220,6 +228,7 @@ class LinkOp(PartOp):
 
     @property
     def table(self) -> dict[str, Any]:
+        """The link's fields by name, with `between`, its two vertices, first."""
         return {"between": from_attribute(self.between), **from_attribute(self.fields)}
 
     @classmethod
@@ -249,7 +258,7 @@ class LinkOp(PartOp):
 
 
 def _region(tables: Mapping[str, Any]) -> Region:
-    """The parts of a description."""
+    """Return the region with the parts of a description."""
     devices = tables["devices"] if "devices" in tables else [tables["device"]]
     parts: list[PartOp] = [ProtocolOp.of({"name": n, **t}) for n, t in tables.get("protocols", {}).items()]
     parts += [DeviceOp.of(t) for t in devices]

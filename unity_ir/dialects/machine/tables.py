@@ -1,4 +1,4 @@
-"""Tables of a machine's description as attributes, and their text: `{size = 4, hub = {bandwidth = 1.0e10}}`."""
+"""Convert the tables of a machine's description to attributes and to text: `{size = 4, hub = {bandwidth = 1.0e10}}`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xdsl.printer import Printer
 from unity_ir.errors import UnityError
 
 MAX_DEPTH = 8
-"""Tables in tables beyond any description."""
+"""Maximum depth of nested tables and lists, more than any description needs."""
 
 
 def _entries(table: Any) -> list[tuple[str, Any]]:
@@ -22,7 +22,7 @@ def _entries(table: Any) -> list[tuple[str, Any]]:
 
 
 def to_attribute(value: Any) -> Attribute:
-    """The attribute of a number, string, list or table."""
+    """Return the attribute of a boolean, number, string, list or table (with nested ones)."""
     match value:
         case bool():
             return IntegerAttr(int(value), i1)
@@ -39,7 +39,7 @@ def to_attribute(value: Any) -> Attribute:
 
 
 def from_attribute(attribute: Attribute) -> Any:
-    """The inverse of `to_attribute`. Raises `UnityError` for other attributes."""
+    """Return the value that `to_attribute` made an attribute from. Raises `UnityError` for other attributes."""
     match attribute:
         case IntegerAttr():
             number = attribute.value.data
@@ -57,7 +57,7 @@ def from_attribute(attribute: Attribute) -> Any:
 
 
 def parse_table(parser: Parser) -> dict[str, Any]:
-    """A table in braces."""
+    """Parse a table in braces: `{size = 4, link = "switch"}`. Raises `ParseError`, also for a key given twice."""
     table: dict[str, Any] = {}
 
     def entry() -> None:
@@ -86,7 +86,7 @@ def _parse_value(parser: Parser, depth: int) -> Any:
 
 
 def print_value(printer: Printer, value: Any) -> None:
-    """As `parse_table` reads it."""
+    """Print a value in the syntax that `parse_table` reads."""
     match value:
         case bool():
             printer.print_string("true" if value else "false")
@@ -116,7 +116,7 @@ def _print_entry(printer: Printer, key: str, value: Any) -> None:
 
 
 def float_text(value: float) -> str:
-    """The shortest text that MLIR reads as this number: `2.5e10`, `1.0e-6`."""
+    """Return the shortest text that MLIR reads as this number: `2.5e10`, `1.0e-6`."""
     if value and not 1e-3 <= abs(value) < 1e6:
         return np.format_float_scientific(value, trim="0", exp_digits=1).replace("e+", "e")
     return repr(value)

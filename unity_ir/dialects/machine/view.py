@@ -76,7 +76,7 @@ def _axis(text: str) -> ViewAxis:
 
 
 def check_size(view: View) -> None:
-    """Raises `UnityError` for factors below 1, negative devices and strides, and more tasks than any cluster takes."""
+    """Raise `UnityError` for factors below 1, negative devices and strides, and more than `MAX_TASKS` tasks."""
     pairs = [pair for axis in (*view.axes, view.repeat) for pair in axis]
     if view.start < 0 or any(factor < 1 or stride < 0 for factor, stride in pairs):
         raise UnityError(f"machine.view: {view} has a negative device or stride, or a factor below 1")

@@ -1,4 +1,4 @@
-"""Attributes of operators: between the core's plain values and xDSL's."""
+"""Convert attributes of operators between the core's plain values and xDSL's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONSTRAINTS: dict[str, AttrConstraint] = {
 
 def to_attribute(kind: str, value: AttrValue) -> Attribute:
     """
-    The xDSL attribute of a value of the given kind.
+    Return the xDSL attribute of a value of the given TDL kind.
 
     Given `"float"` and `1`, returns `1.0 : f64`. Raises `UnityError` for integers beyond 64 bits and for infinities.
     """
@@ -52,9 +52,9 @@ def _checked(value: int) -> int:
 
 def to_value(where: str, name: str, attribute: Attribute) -> AttrValue:
     """
-    The value an xDSL attribute holds.
+    Return the plain value of the xDSL attribute `name`; `where` names the operation in errors.
 
-    Raises `UnityError` for attributes that no operator has: other widths than 64 bits, nested ones.
+    Raises `UnityError` for attributes that no operator has: numbers of other than 64 bits, nested ones.
     """
     match attribute:
         case IntegerAttr(type=t) if t == i64:
@@ -73,16 +73,16 @@ def to_value(where: str, name: str, attribute: Attribute) -> AttrValue:
 
 def float_text(value: float) -> str:
     """
-    The shortest MLIR literal of a number.
+    Return the shortest MLIR literal of a number.
 
-    Given 1e-08, returns `1.0e-08`: MLIR wants the point.
+    Given 1e-08, returns `1.0e-08`, since MLIR requires the point.
     """
     mantissa, e, exponent = repr(value).partition("e")
     return mantissa + ("" if "." in mantissa else ".0") + e + exponent
 
 
 def print_dictionary(printer: Printer, attributes: Mapping[str, Attribute]) -> None:
-    """` {act = "relu", dim = 1}`, or nothing: the types of numbers go without saying."""
+    """Print ` {act = "relu", dim = 1}`, without types of 64-bit numbers; print nothing if there are no attributes."""
 
     def entry(name: str, attribute: Attribute) -> None:
         printer.print_identifier_or_string_literal(name)

@@ -1,8 +1,8 @@
 """
-Canonicalization: chains of parallel operators that do nothing, or in two steps what one does.
+Canonicalize parallel operators: remove chains without effect, and merge two steps of a kind into one.
 
-Only operators without a view are touched: with one, where a value is has been decided. Nothing here moves a value that
-did not move; `replicate(pick x)` and `zero_pad(reduce x)` are kept, since they do move it.
+Operators with a view are left alone, since their placement has been decided. No fold adds communication:
+`replicate(pick x)` and `zero_pad(reduce x)` move their value, and are kept.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ INVERSES = {"combine": "partition", "partition": "combine", "reduce": "zero_pad"
 """`{"combine": "partition"}`: a combine undoes the partition before it."""
 
 MERGEABLE = ("partition", "combine", "replicate", "reduce", "pick", "zero_pad")
-"""Operators of which two along the same dim are one, their degrees multiplied."""
+"""Operators of which two in sequence, along the same dim, equal one with the product of their degrees."""
 
 
 def _producer(op: ParallelOp) -> ParallelOp | None:
-    """The parallel operator that makes the operand, if neither of them has a view."""
+    """Return the parallel operator that makes the operand, if neither it nor `op` has a view; else None."""
     inner = op.operand.owner
     return inner if isinstance(inner, ParallelOp) and inner.view is None and op.view is None else None
 

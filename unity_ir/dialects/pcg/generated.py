@@ -1,8 +1,8 @@
 """
-The operators as xDSL operations: one class each, generated.
+Generate an xDSL operation class for each operator.
 
 A parallel operator's class follows from its entry in `PARALLEL_OPERATORS`, a compute operator's from its TDL line in
-`unity_ir.ops`. Nothing here knows any of them by name.
+`unity_ir.ops`. Nothing here depends on a particular operator.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OpT = TypeVar("OpT", bound=OperatorOp)
 
 def _generate(base: type[OpT], name: str, doc: str, properties: dict[str, tuple[str, AttrValue | None]]) -> type[OpT]:
     """
-    The class of the operator `name`, with a property for each attribute, given as (kind, default).
+    Return the class of the operator `name`, with a property for each attribute, given as (kind, default).
 
-    Its Python accessor is `attr_dim`, so that no attribute's name can shadow a method.
+    An attribute's Python accessor is `attr_` and its name, so that no name can shadow a method.
     """
     if name in (*LEAVES, "update") or "view" in properties:
         raise ValueError(f"operator {name}: its name, or the name of an attribute, has another meaning in the dialect")
@@ -43,7 +43,7 @@ def _generate(base: type[OpT], name: str, doc: str, properties: dict[str, tuple[
 
 
 class _Folded(ParallelOp, HasCanonicalizationPatternsInterface, ABC):
-    """Parallel operators are folded by `canonicalize`."""
+    """Base of the parallel operators, with the folds of `canonicalize`."""
 
     @classmethod
     def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:

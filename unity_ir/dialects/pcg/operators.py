@@ -1,4 +1,4 @@
-"""The operators as xDSL operations: what all have in common. `generated` has a class for each."""
+"""Define the base classes of operators as xDSL operations. `generated` has a class for each operator."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from unity_ir.tdl.syntax import AttrValue
 @lru_cache(maxsize=16384)
 def infer(op: str, operands: tuple[TensorType, ...], attributes: Attributes, view: View | None) -> list[PcgTensorType]:
     """
-    Result types of an operator, parallel or compute, on operands of these types; its view is checked, too.
+    Return the result types of an operator, parallel or compute, on operands of these types; check its view, too.
 
-    Raises `UnityError` where it does not apply.
+    Raises `UnityError` where the operator does not apply, or its view does not fit.
     """
     values = [leaf("input", type, name=f"x{i}").result for i, type in enumerate(operands)]
     if op in PARALLEL_OPERATORS:
@@ -55,13 +55,13 @@ class OperatorOp(NodeOp, ABC):
 
     @classmethod
     def operator_name(cls) -> str:
-        """The name the core has for it."""
+        """Return the operator's name in the core: that of the operation, without `pcg.`."""
         return cls.name.removeprefix("pcg.")
 
     @property
     @abstractmethod
     def values(self) -> dict[str, AttrValue]:
-        """The attributes, as the core has them."""
+        """The operator's attributes by name, as plain values. Raises `UnityError` for attributes of other types."""
 
     @classmethod
     def make(
@@ -72,7 +72,8 @@ class OperatorOp(NodeOp, ABC):
         attributes: dict[str, Attribute] | None = None,
     ) -> OperatorOp:
         """
-        A new operation; its result types are inferred. `attributes` are those of other dialects.
+        Return a new operation, given attribute values; result types are inferred. `attributes`
+        are those of other dialects.
 
         Raises `UnityError` where operands, values or view do not fit.
         """
@@ -87,11 +88,13 @@ class OperatorOp(NodeOp, ABC):
     @classmethod
     @abstractmethod
     def kinds(cls) -> dict[str, str]:
-        """Kind of each attribute, as TDL names them."""
+        """Return the TDL kind of each attribute (`int`, `ints`, `float`, ...) by name."""
 
     @classmethod
     def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
-        """`values` with defaults filled in. Raises `UnityError` for unknown, missing and ill-kinded ones."""
+        """
+        Return `values` with defaults filled in. Raises `UnityError` for unknown, missing or ill-kinded attributes.
+        """
         return values
 
     def verify_(self) -> None:
@@ -117,7 +120,7 @@ class ParallelOp(OperatorOp, ABC):
 
     @property
     def degrees(self) -> dict[str, int]:
-        """The attributes, e.g. `dim` and `by`."""
+        """The operator's integer attributes by name: `by`, and, for operators on a dim, `dim`."""
         values = {name: self.properties[name] for name in self.kinds()}
         return {name: v.value.data for name, v in values.items() if isinstance(v, IntegerAttr)}
 
@@ -162,6 +165,7 @@ class ComputeOp(OperatorOp, ABC):
 
     @classmethod
     def operator(cls) -> Operator:
+        """Return the core's definition of the operator."""
         return operators()[cls.operator_name()]
 
     @property

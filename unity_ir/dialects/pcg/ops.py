@@ -35,7 +35,7 @@ from unity_ir.pcg.view import View
 
 @contextmanager
 def as_parse_error(parser: Parser, position: int) -> Generator[None]:
-    """A rule of the core that is broken while reading text is an error at that place of the text."""
+    """Turn a `UnityError` raised in the `with` statement into a `ParseError` at `position` of the text."""
     try:
         yield
     except UnityError as error:
@@ -44,7 +44,7 @@ def as_parse_error(parser: Parser, position: int) -> Generator[None]:
 
 @contextmanager
 def as_verify_error() -> Generator[None]:
-    """A rule of the core that an operation breaks is what its verifier says."""
+    """Turn a `UnityError` raised in the `with` statement into a `VerifyException`."""
     try:
         yield
     except UnityError as error:
@@ -52,13 +52,14 @@ def as_verify_error() -> Generator[None]:
 
 
 def core_type(value: SSAValue) -> TensorType:
-    """The core type of a value. Raises `UnityError` for one that is no `!pcg.tensor`."""
+    """Return the core's type of a value. Raises `UnityError` if its type is no `!pcg.tensor`."""
     if not isinstance(value.type, PcgTensorType):
         raise UnityError(f"pcg: a value of type {value.type}; only !pcg.tensor values are allowed here")
     return value.type.data
 
 
 def parse_tensor_type(parser: Parser) -> PcgTensorType:
+    """Parse a type. Raises `ParseError` if it is no `!pcg.tensor`."""
     position = parser.pos
     type = parser.parse_type()
     if not isinstance(type, PcgTensorType):
@@ -67,7 +68,7 @@ def parse_tensor_type(parser: Parser) -> PcgTensorType:
 
 
 def parse_typed_operands(parser: Parser, operands: Sequence[UnresolvedOperand]) -> list[SSAValue]:
-    """`: type, ...`, one type for each operand."""
+    """Parse `: type, ...`, a type for each of `operands`; return the resolved operands. Raises `ParseError`."""
     position = parser.pos
     parser.parse_punctuation(":")
     types = parser.parse_comma_separated_list(parser.Delimiter.NONE, lambda: parse_tensor_type(parser))
@@ -77,7 +78,7 @@ def parse_typed_operands(parser: Parser, operands: Sequence[UnresolvedOperand]) 
 
 
 def parse_view(parser: Parser) -> dict[str, Attribute]:
-    """`on #machine.view<...>`, if present."""
+    """Parse `on #machine.view<...>`; return it as property `view`, or {} if there is none. Raises `ParseError`."""
     if parser.parse_optional_keyword("on") is None:
         return {}
     position = parser.pos
@@ -88,45 +89,49 @@ def parse_view(parser: Parser) -> dict[str, Attribute]:
 
 
 def split_attributes(attributes: dict[str, Attribute]) -> tuple[dict[str, Attribute], dict[str, Attribute]]:
-    """An operator's own attributes, and those of other dialects, which have a dot in their names."""
+    """Split attributes into an operator's own and those of other dialects, whose names contain a dot."""
     own = {name: attribute for name, attribute in attributes.items() if "." not in name}
     return own, {name: attribute for name, attribute in attributes.items() if "." in name}
 
 
 class PcgOp(IRDLOperation, ABC):
-    """An operation of the dialect."""
+    """Base of all operations of the pcg dialect."""
 
     def verify_attributes(self) -> None:
-        """Raises `UnityError` for an attribute the custom syntax could not read back."""
+        """
+        Raise `UnityError` for an attribute that the custom syntax could not read back: one without a dot in its name.
+        """
         if own := next((name for name in self.attributes if "." not in name), None):
             raise UnityError(f"{self.name}: unknown attribute {own}; remove it, or write it as a property")
 
 
 class NodeOp(PcgOp, ABC):
-    """An operation that makes values: what the core calls a node."""
+    """Base of operations that make values: the nodes of a `Graph`."""
 
     view = opt_prop_def(ViewAttr)
-    """On which devices it runs; none before the search."""
+    """The devices it runs on; absent before the search."""
 
     traits = traits_def(Pure())
 
     @property
     def core_view(self) -> View | None:
+        """The core's view; None before the search."""
         return None if self.view is None else self.view.data
 
     def print_view(self, printer: Printer) -> None:
+        """Print ` on #machine.view<...>`, if the operation has a view."""
         if self.view is not None:
             printer.print_string(" on ")
             printer.print_attribute(self.view)
 
 
 class LeafOp(NodeOp, ABC):
-    """Base of operations without operands; their type is written, not inferred."""
+    """Base of operations without operands, whose result type is written rather than inferred."""
 
     result = result_def(PcgTensorType)
 
     def node(self) -> Node:
-        """The core's node. Raises `UnityError`."""
+        """Return the core's node. Raises `UnityError` where it breaks a rule of the core."""
         raise NotImplementedError
 
     def verify_(self) -> None:
@@ -135,6 +140,7 @@ class LeafOp(NodeOp, ABC):
             self.node()
 
     def print_rest(self, printer: Printer) -> None:
+        """Print attributes, view and type: the syntax after a leaf's own part."""
         print_dictionary(printer, self.attributes)
         self.print_view(printer)
         printer.print_string(" : ")
@@ -142,6 +148,11 @@ class LeafOp(NodeOp, ABC):
 
     @classmethod
     def parse_rest(cls, parser: Parser, properties: dict[str, Attribute], position: int) -> LeafOp:
+        """
+        Parse attributes, view and type; return the operation with these and `properties`.
+
+        `position` is where errors of the operation are reported. Raises `ParseError`.
+        """
         attributes = parser.parse_optional_attr_dict()
         properties |= parse_view(parser)
         parser.parse_punctuation(":")
@@ -153,7 +164,9 @@ class LeafOp(NodeOp, ABC):
 
 
 def checked_leaf(op: str, type: TensorType, view: View | None, **attributes: str | float) -> Node:
-    """`unity_ir.pcg.graph.leaf`, with its view checked. Raises `UnityError`."""
+    """
+    Return `unity_ir.pcg.graph.leaf` with its view checked. Raises `UnityError` where the leaf or its view is invalid.
+    """
     node = leaf(op, type, view, **attributes)
     if view is not None:
         check_view(node)
@@ -170,7 +183,7 @@ class WeightOp(LeafOp):
 
     @property
     def text(self) -> str:
-        """The full name of the parameter."""
+        """The full name of the parameter. Raises `UnityError` if it is not UTF-8 text."""
         return name_text(self.name, self.weight_name)
 
     def node(self) -> Node:
@@ -202,7 +215,7 @@ def _before(op: Operation) -> Generator[Operation]:
 
 
 def check_weights(ops: Iterable[WeightOp]) -> None:
-    """Raises `UnityError` where one name is given to weights of different types or places."""
+    """Raise `UnityError` where one name is given to weights of different types or views."""
     seen: dict[str, WeightOp] = {}
     for op in ops:
         other = seen.setdefault(op.text, op)
@@ -264,7 +277,10 @@ class UpdateOp(PcgOp):
 
     @property
     def core_optimizer(self) -> Optimizer | None:
-        """Raises `UnityError` for one that is unknown, or a hyper-parameter out of its range."""
+        """
+        The core's optimizer; None if it is left open. Raises `UnityError` if unknown, or a
+        hyper-parameter is out of range.
+        """
         return to_optimizer(self.name, self.properties)
 
     def verify_(self) -> None:
@@ -273,6 +289,9 @@ class UpdateOp(PcgOp):
             self.check()
 
     def check(self) -> None:
+        """
+        Raise `UnityError` unless the first operand is a weight and the second a gradient of its sizes and element type.
+        """
         weight, grad = core_type(self.weight), core_type(self.grad)
         if not isinstance(self.weight.owner, WeightOp):
             raise UnityError("pcg.update: its first operand is no pcg.weight; only weights are updated")
@@ -302,7 +321,7 @@ class UpdateOp(PcgOp):
 
 def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
     """
-    The attributes of an update.
+    Return the attributes of an update; {} for None.
 
     Given `Optimizer("sgd", lr=0.1)`, returns `{optimizer = "sgd", lr = 0.1}`. Raises `UnityError` for unknown ones.
     """
@@ -317,7 +336,11 @@ def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
 
 
 def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer | None:
-    """The inverse of `optimizer_attributes`; what is not given has its default."""
+    """
+    Return the optimizer that attributes describe, with defaults filled in; None if there are none.
+
+    `where` names the operation in errors. Raises `UnityError` for unknown optimizers and hyper-parameters.
+    """
     values = {name: to_value(where, name, attribute) for name, attribute in attributes.items()}
     name = values.pop("optimizer", None)
     if name is None:
@@ -328,10 +351,15 @@ def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer |
 
 
 def input_node(where: str, name: str, type: TensorType, view: View | None) -> Node:
-    """The core's node of a function's argument. Raises `UnityError`."""
+    """
+    Return the core's node of the function argument `name`; `where` names the function in errors.
+
+    Raises `UnityError` for an invalid name or view.
+    """
     check_name(where, name)
     return checked_leaf("input", type, view, name=name)
 
 
 def tensor_types(types: Sequence[TensorType]) -> list[PcgTensorType]:
+    """Return core types as xDSL types."""
     return [pcg_tensor(t) for t in types]

@@ -68,5 +68,5 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
 
 @cache
 def pcg_tensor(type: TensorType) -> PcgTensorType:
-    """The interned xDSL type of a core type."""
+    """Return the xDSL type of a core type; equal types give the same object."""
     return PcgTensorType(type)

@@ -1,4 +1,4 @@
-"""The subst dialect: substitutions as xDSL operations. Its text is read and written by `unity_ir.rules.parse`."""
+"""The subst dialect: substitutions as xDSL operations. `unity_ir.rules.parse` defines the syntax of a rule."""
 
 from xdsl.ir import Dialect
 

@@ -1,4 +1,4 @@
-"""Attributes of a pattern's operators: polynomials, what a match gives, and fixed values."""
+"""Attributes of a pattern's operators: polynomials, parameters bound by a match, and fixed values."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 def parse_body(parser: AttrParser, read: Callable[[str], T]) -> T:
     """
-    What `read` makes of the text in angle brackets.
+    Parse the text in angle brackets with `read`, and return its result.
 
-    MLIR's tokens do not cover it, so it is taken from the text, and the lexer sent on to its end.
+    MLIR's tokens do not cover that text, so it is taken from the source, and the lexer is moved behind it. Raises
+    `ParseError` at the place of a `RuleTextError`, and for other `UnityError`s of `read`.
     """
     text, start = parser.lexer.input.content, parser.pos
     end = text.find(">", start)
@@ -72,7 +73,7 @@ class ParameterAttr(Data[str]):
 
 
 def to_attribute(value: pattern.AttrExpr) -> Attribute:
-    """The xDSL attribute of an attribute of a pattern."""
+    """Return the xDSL attribute of a pattern operator's attribute."""
     match value:
         case Poly():
             return PolyAttr(value)
@@ -87,7 +88,11 @@ def to_attribute(value: pattern.AttrExpr) -> Attribute:
 
 
 def from_attribute(name: str, attribute: Attribute) -> pattern.AttrExpr:
-    """The inverse of `to_attribute`. Raises `UnityError` for attributes no pattern has."""
+    """
+    Return the pattern attribute that `to_attribute` made an attribute from; `name` is for errors.
+
+    Raises `UnityError` for attributes that no pattern has.
+    """
     match attribute:
         case PolyAttr():
             return attribute.data

@@ -60,9 +60,9 @@ class RuleOp(IRDLOperation):
     inputs = prop_def(ArrayAttr[StringAttr])
     """The names of the blocks' arguments."""
     conditions = prop_def(ArrayAttr)
-    """`#subst.poly`, each 0 or more."""
+    """Polynomials (`#subst.poly`) that must be 0 or more."""
     exact = opt_prop_def(UnitAttr)
-    """It only moves and copies numbers: both sides round alike."""
+    """Present if the rule only moves and copies numbers, so that both sides round alike."""
     proof = opt_prop_def(DictionaryAttr)
     """
     `verdict`, `seconds`, what was `assumed` and the `digest` of what was proved. Nothing is applied because of it.
@@ -153,7 +153,7 @@ class YieldOp(IRDLOperation):
 
 
 def from_rule(rule: Substitution) -> RuleOp:
-    """The operation of a substitution."""
+    """Return a substitution as an operation."""
     properties: dict[str, Attribute] = {
         "name": StringAttr(rule.name),
         "inputs": ArrayAttr(StringAttr(i.name) for i in rule.inputs),
@@ -200,7 +200,11 @@ def _region(rule: Substitution, side: tuple[Term, ...]) -> Region:
 
 
 def to_rule(op: RuleOp) -> Substitution:
-    """The substitution of an operation. Raises `UnityError` for operations that are none."""
+    """
+    Return the substitution of an operation.
+
+    Raises `UnityError` for a rule whose inputs, conditions, attributes or operations are invalid.
+    """
     check_rule_name(op.rule_name.data)
     names = [n.data for n in op.inputs]
     types = [a.type for a in op.source.block.args]

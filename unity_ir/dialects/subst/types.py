@@ -1,4 +1,4 @@
-"""Types of a pattern's values: what an input must be, and all else, which follows from it."""
+"""Types of a pattern's values: constraints on inputs, and results, whose shapes follow from the inputs'."""
 
 from __future__ import annotations
 

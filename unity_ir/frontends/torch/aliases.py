@@ -1,4 +1,6 @@
-"""Which operators of an exported graph are needed, and whether those in place can be taken for ones that are not."""
+"""
+Analyse memory sharing in an exported graph: which nodes are needed, and which in-place operators cannot be imported.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ from torch import fx
 
 
 def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes that `wanted` ones depend on, by operands and by what is written in place into memory they read."""
+    """
+    Return the nodes that the nodes `wanted` depend on, through operands and through in-place writes
+    into memory that they read.
+    """
     root = roots(graph)
     writers = [(n, {root[t] for t in targets}) for n in graph.nodes if (targets := written(n))]
     found: set[fx.Node] = set()
@@ -26,7 +31,7 @@ def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def written(node: fx.Node) -> list[fx.Node]:
-    """The operands an operator writes into."""
+    """Return the operands that an operator writes into, by its ATen schema."""
     return _aliased(node, write=True)
 
 
@@ -54,7 +59,10 @@ def _aliased(node: fx.Node, write: bool) -> list[fx.Node]:
 
 
 def roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """For every node the one whose memory it may share, through views and operators in place."""
+    """
+    Map each node to the node whose memory it may share, through views and in-place operators;
+    without either, to itself.
+    """
     root: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         shared = _aliased(node, write=False)
@@ -66,10 +74,11 @@ def roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 def stale(graph: fx.Graph, kept: set[fx.Node]) -> dict[fx.Node, fx.Node]:
     """
-    Operators in place whose effect somebody sees through another name of the memory, each with one who does.
+    Map each in-place operator whose write is seen through another name of the memory to one
+    user in `kept` that sees it.
 
-    torch.export makes later uses of the tensor itself uses of the operator's result; what is left are views taken
-    before it, and what the tensor is a view of.
+    torch.export replaces later uses of the written tensor by the operator's result. It does not replace uses of views
+    taken before the write, nor of the tensor that the written one is a view of.
     """
     root = roots(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}

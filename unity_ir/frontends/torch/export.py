@@ -1,4 +1,4 @@
-"""`torch.export` of a module together with its loss, in training mode and before operators are taken apart."""
+"""Run `torch.export` on a module together with its loss, in training mode and before operators are decomposed."""
 
 from __future__ import annotations
 
@@ -25,24 +25,29 @@ from unity_ir.frontends.torch.report import one_line, refuse
 
 @dataclass(frozen=True)
 class Exported:
-    """A graph of ATen operators, and what its placeholders stand for."""
+    """A graph of ATen operators whose only result is the loss, and the tensor or constant of each placeholder."""
 
     module: fx.GraphModule
     loss: fx.Node
     inputs: Mapping[str, torch.Tensor]
     """Example inputs by placeholder, in order."""
     parameters: Mapping[str, tuple[str, nn.Parameter]]
-    """By placeholder: full name and parameter. Tied parameters have one name, the first of `named_parameters`."""
+    """Full name and parameter by placeholder. Tied parameters have one name, the first of `named_parameters`."""
     buffers: Mapping[str, tuple[str, torch.Tensor]]
-    """By placeholder: full name and tensor, of buffers and lifted constants."""
+    """Full name and tensor of buffers, and of lifted constants (whose name is empty), by placeholder."""
     constants: Mapping[str, Any]
-    """By placeholder: inputs that are no tensors."""
+    """Inputs that are no tensors, by placeholder."""
     state: Mapping[str, str]
-    """Keys of the module's state dict that are no weight's name, of tied and frozen ones and buffers, and whose."""
+    """Keys of the module's state dict that are no trained parameter's name, each with the name of its tensor."""
 
 
 class ModuleWithLoss(nn.Module):
-    """The module and its loss as one module that returns a scalar."""
+    """
+    A module and its loss as one module that returns a scalar tensor.
+
+    `loss` is called as `loss(output, *targets)`, where `targets` are the keyword arguments of these names. If it is
+    None, the module's first output is the loss. `forward` raises `UnityError` if the result is no scalar tensor.
+    """
 
     def __init__(self, module: nn.Module, loss: Callable[..., Any] | None, targets: Sequence[str]):
         super().__init__()
@@ -62,7 +67,10 @@ class ModuleWithLoss(nn.Module):
 
 
 def first(output: Any) -> Any:
-    """The first of a module's outputs: of a tuple, a dict, or a dataclass of transformers."""
+    """
+    Return the first tensor in a module's output, descending into tuples, lists and mappings; if
+    there is none, what is found.
+    """
     while not isinstance(output, torch.Tensor):
         if isinstance(output, Mapping) and output:
             output = next(iter(output.values()))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -75,9 +83,12 @@ def first(output: Any) -> Any:
 
 def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None) -> Exported:
     """
-    The training step of `module` on inputs like the example ones.
+    Export the forward of `module` and its loss, on inputs like the example ones, as a graph of ATen operators.
 
-    Raises `UnityError` where inputs do not fit the module, the result is no scalar, or torch.export fails.
+    The module is put into training mode. `example_inputs` and `loss` are those of `from_torch`.
+
+    Raises `UnityError` where inputs do not fit the module, the result is no scalar, a gradient hook or
+    `autograd.Function` is found, or torch.export fails.
     """
     if not module.training:
         module.train()
@@ -95,7 +106,7 @@ def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | No
 
 
 def _check_hooks(module: Any) -> None:
-    """Raises `UnityError` for hooks on gradients, which torch.export does not see."""
+    """Raise `UnityError` for hooks on gradients, which torch.export does not see."""
     for name, child in module.named_modules():
         if child._backward_hooks or child._backward_pre_hooks:
             raise refuse(f"module {name.removeprefix('module.')} has a backward hook, which cannot be imported")
@@ -106,7 +117,9 @@ def _check_hooks(module: Any) -> None:
 
 @contextmanager
 def _seen_gradients() -> Generator[None]:
-    """In here gradients of the model's own, by `torch.autograd.Function` or hooks, are refused: they would be lost."""
+    """
+    Refuse, in the `with` statement, custom gradients (`torch.autograd.Function`, hooks), which an export would lose.
+    """
     function: Any = torch.autograd.Function
     tensor: Any = torch.Tensor
     apply, register_hook = function.__dict__["apply"], tensor.register_hook
@@ -129,7 +142,7 @@ def _seen_gradients() -> Generator[None]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Without what torch logs and prints about a failure before it raises it."""
+    """Suppress, in the `with` statement, what torch logs and prints about a failure before it raises the exception."""
     before = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
@@ -144,9 +157,13 @@ def bind(
     module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
     """
-    Example inputs as arguments of the module, by name where it can be, and the targets of the loss.
+    Return the positional and keyword arguments to call the module and loss with, and the names of the loss's targets.
 
-    A tensor is one input; of a tuple with a loss the last ones are its targets, as many as it needs beside the outputs.
+    Arguments are passed by keyword where the module's signature allows. The targets, which are among the keyword
+    arguments, are the loss's parameters without default, except the first (the module's output). From a tuple, the last
+    inputs are the targets; from a dict, those with their names. A tensor is a tuple of one.
+
+    Raises `UnityError` where the inputs fit neither the module's `forward` nor the loss.
     """
     wanted = _targets(loss)
     if isinstance(example_inputs, torch.Tensor):
@@ -180,7 +197,7 @@ def bind(
 
 
 def _own(value: Any, seen: set[int]) -> Any:
-    """A tensor given twice as two: torch.export would make one input of it."""
+    """Return a tensor, cloned if it is among `seen` (ids) already: torch.export would make both one input."""
     if not isinstance(value, torch.Tensor):
         return value
     if id(value) in seen:
@@ -190,7 +207,7 @@ def _own(value: Any, seen: set[int]) -> Any:
 
 
 def _by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """All arguments by keyword, as placeholders are named after them; by position only where there is no other way."""
+    """Return positional and keyword arguments, all by keyword if possible, as placeholders are named after keywords."""
     kinds = {name: p.kind for name, p in signature.parameters.items()}
     if any(kinds[n] in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY) for n in bound.arguments):
         return bound.args, dict(bound.kwargs)
@@ -201,7 +218,7 @@ def _by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> tup
 
 
 def _targets(loss: Callable[..., Any] | None) -> list[str]:
-    """The names of what a loss needs beside the outputs of the module."""
+    """Return the names of a loss's parameters without default, except the first, which is the module's output."""
     if loss is None:
         return []
     if not callable(loss):
@@ -252,7 +269,7 @@ def _read(program: torch.export.ExportedProgram, whole: ModuleWithLoss, values: 
 
 
 def _state(module: nn.Module, names: Mapping[int, str]) -> dict[str, str]:
-    """Keys of the state dict beside the names of what is trained: of tied ones `{"head.weight": "table.weight"}`."""
+    """Return the keys that are no trained parameter's name, with their tensors: `{"head.weight": "table.weight"}`."""
     try:
         found: Mapping[str, Any] = module.state_dict(keep_vars=True)
     except Exception:  # a module's own hook; then it is no dict that could be loaded
@@ -266,14 +283,14 @@ def _state(module: nn.Module, names: Mapping[int, str]) -> dict[str, str]:
 
 
 NOT_THE_MODEL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<")
-"""Where files begin that are torch's, ours, or made up."""
+"""Prefixes of files that are no part of a model: torch's, this package's, and generated code's."""
 
 PYTHON = (os.path.dirname(os.__file__) + os.sep, os.path.join(os.path.dirname(os.__file__), "site-packages") + os.sep)
-"""Python's own library, and what is installed beside it, where models may be."""
+"""Folders of Python's library, and of installed packages in it, where models may be."""
 
 
 def place(node: fx.Node) -> str:
-    """`file:line` of the model that an operator came from: the innermost frame outside of torch."""
+    """Return `file:line` of the model's code that an operator came from: the innermost frame outside of torch."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     outside = [f for f in frames if not f[0].startswith(NOT_THE_MODEL)]
     return _short(*outside[-1]) if outside else "outside of the module"

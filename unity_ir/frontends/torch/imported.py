@@ -1,4 +1,4 @@
-"""A PyTorch module as a graph."""
+"""Import a PyTorch module as a graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unity_ir.pcg.origin import Origin
 
 @dataclass(frozen=True)
 class Imported:
-    """A module as a graph whose only output is its loss, and the values that go with it."""
+    """A graph imported from a module, whose only output is the loss, and the tensors of its weights and tables."""
 
     graph: Graph
     weights: dict[str, torch.Tensor]
@@ -27,15 +27,21 @@ class Imported:
     tables: dict[str, torch.Tensor]
     """Inputs of the graph that were folded from buffers and constants, or are frozen parameters, by name."""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further keys of the module's state dict, each with the weight or table that it is: of tied weights the others."""
+    """Keys of the module's state dict (of tied weights and tables), each with the name of its weight or table."""
 
     @property
     def origin(self) -> Origin:
-        """What a program has to know of it."""
+        """
+        The names of the graph's tables, and the further state-dict keys of its tensors, as emitted programs need them.
+        """
         return Origin(tuple(self.tables), self.names)
 
     def save(self, path: str | Path) -> None:
-        """Write weights, by all of their names, and tables as one safetensors file, all or nothing."""
+        """
+        Write weights, under all of their names, and tables to one safetensors file, which appears only when complete.
+
+        Raises `UnityError` for tensors on the meta device, `OSError` where the file cannot be written.
+        """
         found = {**self.weights, **self.tables}
         save_weights({**found, **{key: found[of].clone() for key, of in self.names.items() if key not in found}}, path)
 
@@ -46,8 +52,10 @@ def from_torch(
     """
     Import a module as it computes in training mode on inputs of the example's shapes.
 
-    `example_inputs` are a tensor, a tuple of the arguments or a dict by name. With a loss, called as
-    `loss(outputs, *targets)`, the last of them are its targets; without, the module's first output is the loss.
+    `example_inputs` are a tensor, a tuple of positional arguments, or a dict of arguments by name. With a loss,
+    which is called as `loss(outputs, *targets)`, the last inputs of a tuple are its targets, and those of a dict
+    that have its parameters' names. Without one, the module's first output is the loss. `name` is the graph's, by
+    default the module's class.
 
     Raises `UnityError` where torch.export fails or the loss is no scalar, and `UnityReport` with a line for each
     operator that has no mapping.
@@ -56,7 +64,9 @@ def from_torch(
 
 
 def convert(exported: Exported, name: str) -> Imported:
-    """The graph of an exported module. Raises `UnityReport` as `from_torch` does."""
+    """
+    Return the graph called `name` of an exported module, with its weights and tables. Raises as `from_torch` does.
+    """
     importer = Importer(exported, name)
     value = importer.loss()
     used = {n.name for n in topological((value,)) if n.op in ("input", "weight")}

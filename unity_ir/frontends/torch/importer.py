@@ -1,4 +1,6 @@
-"""Walks an exported graph: folds what depends on no input, maps the rest operator by operator."""
+"""
+Import an exported graph operator by operator: fold those that depend on no input and no parameter, map the others.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,22 @@ BY_SHAPE = {
     *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
     *("zero_", "fill_", "zero", "fill"),
 }
-"""Operators that of their first operand use only shape and element type: they fold whatever it holds."""
+"""Operators that use only the shape and element type of their first operand, and so are always folded."""
 
 
 READ_PADDED = {
     *("view", "reshape", "_unsafe_view", "flatten", "contiguous", "clone", "alias", "to", "slice"),
     *("cross_entropy_loss", "nll_loss", "nll_loss_nd"),
 }
-"""Operators that take labels padded with what a loss ignores."""
+"""Operators that accept `Padded` labels."""
 
 
 class Missing:
-    """What stands for a value that cannot be imported; what depends on it is looked at no further than its name."""
+    """Placeholder for a value that cannot be imported. Operators that read it are only checked for having a mapping."""
 
 
 class Importer:
-    """The graph of one exported module, as it is built."""
+    """Builds the graph of one exported module, collecting its inputs, weights, tables and refused operators."""
 
     def __init__(self, exported: Exported, name: str):
         self.exported = exported
@@ -54,11 +56,14 @@ class Importer:
         self.weights: dict[str, torch.Tensor] = {}
         self._seeds = 0
         self._buffers: list[torch.Tensor] = []
-        """Kept, as tables knows them by identity."""
+        """Named tensors, kept alive since `tables` identifies them by `id`."""
         self._trained: dict[Node, bool] = {}
 
     def loss(self) -> Value:
-        """The loss as a value. Raises `UnityError` naming every operator that has no mapping."""
+        """
+        Return the loss. Raises `UnityReport` naming every operator without mapping, `UnityError` if
+        no weight reaches the loss.
+        """
         graph = self.exported.module.graph
         given = {n: self.placeholder(n) for n in graph.nodes if n.op == "placeholder" and n.users}
         (loss,) = self.run(self.exported.module, given, [self.exported.loss])
@@ -68,7 +73,10 @@ class Importer:
         return loss
 
     def placeholder(self, node: fx.Node) -> Any:
-        """What an argument of the exported graph is here."""
+        """
+        Return the graph's value for an argument of the exported graph: a weight, input or table, or a
+        tensor or constant to fold.
+        """
         name = str(node.target)
         try:
             if name in self.exported.parameters:
@@ -91,7 +99,9 @@ class Importer:
         return self.exported.constants[name]
 
     def parameter(self, name: str, parameter: torch.nn.Parameter) -> Value:
-        """A weight; a frozen parameter, which gets no updates, is a table."""
+        """
+        Return the weight of a parameter with this full name; a frozen parameter, which is not updated, becomes a table.
+        """
         tensor = parameter.detach()
         if not parameter.requires_grad:
             self.tables.names[id(tensor)] = name
@@ -101,7 +111,7 @@ class Importer:
         return leaf("weight", _type(tensor), name=name).result
 
     def trained(self, value: Value) -> bool:
-        """Whether a weight reaches a value."""
+        """Return whether a value depends on a weight through operators that pass gradients."""
         stack = [value.node]
         while stack:
             node = stack[-1]
@@ -117,7 +127,11 @@ class Importer:
         return self._trained[value.node]
 
     def run(self, module: fx.GraphModule, given: Mapping[fx.Node, Any], wanted: Sequence[Any]) -> list[Any]:
-        """The values of `wanted` nodes of a graph whose placeholders are `given`."""
+        """
+        Return the values of the `wanted` nodes of a module's graph, given the values of its placeholders.
+
+        Entries of `wanted` that are no nodes are returned as they are.
+        """
         env: dict[fx.Node, Any] = dict(given)
         kept = needed(module.graph, [n for n in wanted if isinstance(n, fx.Node)])
         torn = stale(module.graph, kept)
@@ -129,7 +143,12 @@ class Importer:
         return [env[n] if isinstance(n, fx.Node) else n for n in wanted]
 
     def call(self, node: fx.Node, env: Mapping[fx.Node, Any], torn: Mapping[fx.Node, fx.Node]) -> Any:
-        """The value of one operator, folded or mapped; what cannot be is reported and stood in for."""
+        """
+        Return the value of one operator, folded or mapped; if that fails, report the operator and return `Missing`.
+
+        `env` has the values of earlier nodes. `torn` maps in-place operators to be refused to a user that sees their
+        write through another name (see `stale`).
+        """
         args, kwargs = fx.map_arg((node.args, node.kwargs), env.get)
         name = operator_name(node)
         values = [v for v in _flat((args, kwargs)) if isinstance(v, Value | Padded)]
@@ -161,14 +180,19 @@ class Importer:
             return Missing()
 
     def item(self, args: Sequence[Any]) -> Any:
-        """One of several results."""
+        """
+        Return the result that `getitem` selects, given (results, index). Raises `UnityError` if
+        that result has no mapping.
+        """
         whole, at = args
         if whole[at] is None:
             raise UnityError(f"result {at} has no mapping")
         return whole[at]
 
     def map(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The mapping of an operator."""
+        """
+        Call the mapping of an operator; return its value or values. Raises `UnityError` if there is none or it refuses.
+        """
         name = out_of_place(node)
         if name not in MAPPINGS:
             raise UnityError("no mapping")
@@ -187,12 +211,17 @@ class Importer:
         return out
 
     def seed(self) -> int:
-        """0, 1, 2, ...: one for every random operator."""
+        """Return the next seed: 0, 1, 2, ..., one for every random operator."""
         self._seeds += 1
         return self._seeds - 1
 
     def inline(self, node: fx.Node, args: Sequence[Any]) -> Any:
-        """The body of a region without gradients, or of other precision where that is off."""
+        """
+        Return the value or values of an operator with a subgraph: set_grad_enabled, disabled
+        autocast, or checkpointing.
+
+        Raises `UnityError` for other operators with subgraphs, such as control flow.
+        """
         name = operator_name(node)
         if name == "wrap_with_set_grad_enabled":
             is_on, module, *operands = args
@@ -214,7 +243,11 @@ class Importer:
 
 
 def fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """The value of an operator that depends on no input and no parameter. Raises `UnityError` for random ones."""
+    """
+    Compute an operator that depends on no input and no parameter, in PyTorch.
+
+    Raises `UnityError` for random operators, and where PyTorch fails.
+    """
     target: Any = node.target
     if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
         raise UnityError("draws random numbers; give them as an input")
@@ -226,7 +259,7 @@ def fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 def check_static(node: fx.Node) -> None:
-    """Raises `UnityError` for an operator whose result's sizes depend on data."""
+    """Raise `UnityError` for an operator whose result's shape or value is dynamic (depends on data)."""
     for tensor in _flat(node.meta.get("val")):
         if isinstance(tensor, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise UnityError("its result is a number that depends on data; only fixed shapes can be imported")
@@ -236,8 +269,9 @@ def check_static(node: fx.Node) -> None:
 
 def check(node: fx.Node, out: Any) -> None:
     """
-    Assert that a mapping's results have the shapes and element types PyTorch recorded for the node. A failure is a bug
-    of the mapping, not of the input.
+    Assert that a mapping's results have the shapes and element types that PyTorch recorded for the node.
+
+    A failure is a bug of the mapping, not an error in the input.
     """
     meta: Any = node.meta.get("val")
     many = not isinstance(meta, torch.Tensor)
@@ -247,14 +281,16 @@ def check(node: fx.Node, out: Any) -> None:
 
 
 def operator_name(node: fx.Node) -> str:
-    """`linear` of `aten.linear.default`."""
+    """Return an operator's name without namespace and overload: for `aten.linear.default`, `linear`."""
     target: Any = node.target
     packet = getattr(target, "overloadpacket", target)
     return str(getattr(packet, "__name__", packet))
 
 
 def out_of_place(node: fx.Node) -> str:
-    """The name of the operator that makes a new tensor of what this one writes in place."""
+    """
+    Return the name of an operator, for an in-place one that of its out-of-place form: for `aten.add_.Tensor`, `add`.
+    """
     name = operator_name(node)
     return name.rstrip("_") if written(node) else name
 

@@ -1,4 +1,4 @@
-"""`package.module:function` of the command line."""
+"""Import the model that `--from-torch=package.module:function` names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from unity_ir.frontends.torch.report import one_line, refuse
 
 def from_text(text: str) -> Imported:
     """
-    Import what a function returns: `(module, example inputs)` or `(module, example inputs, loss)`.
+    Import the model that a function returns; `text` is its name as `package.module:function`.
 
-    It is called without arguments, with the current directory on `sys.path`. Raises `UnityError` where it is not there,
-    fails, or returns anything else.
+    The function is called without arguments, with the current directory on `sys.path`, and returns `(module, example
+    inputs)` or `(module, example inputs, loss)`. Raises `UnityError` where the function does not exist, fails, or
+    returns anything else, and as `from_torch` does.
     """
     path, colon, name = text.partition(":")
     if not colon or not all(part.isidentifier() for part in (*path.split("."), *name.split("."))):
@@ -38,8 +39,8 @@ def from_text(text: str) -> Imported:
 @contextmanager
 def _ends_nothing(text: str) -> Generator[None]:
     """
-    What is called may raise anything: `sys.exit` must not end the tool as if it had done its work. Only what comes from
-    the user, Ctrl-C, goes on.
+    Refuse, in the `with` statement, exceptions beyond `Exception`, except Ctrl-C: a model's `sys.exit` must not end the
+    tool as if the tool had done its work.
     """
     try:
         yield

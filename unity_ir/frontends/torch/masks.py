@@ -1,4 +1,4 @@
-"""Masks of attention that are known at import."""
+"""Recognise attention masks that are known at import."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import torch
 
 
 def visible(mask: torch.Tensor) -> torch.Tensor | None:
-    """Which positions a mask lets through, if it is a boolean one, or adds but 0 and next to minus infinity."""
+    """
+    Return a mask as booleans, True where a query may attend to a key.
+
+    The mask is boolean already, or is added to scores and holds only 0 and numbers near minus infinity;
+    for others, returns None.
+    """
     if mask.dtype == torch.bool:
         return mask
     none, far = mask == 0, mask <= torch.finfo(mask.dtype).min / 2
@@ -14,5 +19,5 @@ def visible(mask: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_lower(seen: torch.Tensor, queries: int, keys: int) -> bool:
-    """Whether every matrix is lower triangular and square: each position sees itself and what is before it."""
+    """Return whether every matrix of a boolean mask [.., queries, keys] is square and lower triangular (causal)."""
     return queries == keys and bool((seen == torch.ones(queries, keys, dtype=torch.bool).tril()).all())

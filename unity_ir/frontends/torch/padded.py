@@ -1,4 +1,4 @@
-"""Labels that a language model moves by one place and fills up with the id its loss ignores."""
+"""Represent labels that a language model shifts by one position and pads with the id that its loss ignores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ PADDED = "its operand is integers padded with a number, which only a loss may re
 
 @dataclass(frozen=True)
 class Padded:
-    """Integers with `before` and `after` places more along a dim, all of them `fill`; only a loss reads them."""
+    """
+    Integers `value`, padded along `dim` with `before` and `after` elements that hold `fill`; only a loss may read them.
+    """
 
     value: Value
     dim: int
@@ -20,16 +22,20 @@ class Padded:
     after: int
     fill: int
     shape: Shape
-    """What it has been reshaped to."""
+    """The padded shape after reshapes."""
 
     @property
     def own(self) -> Shape:
-        """The shape before any reshape."""
+        """The padded shape, before any reshape."""
         size = self.before + self.value.shape[self.dim] + self.after
         return (*self.value.shape[: self.dim], size, *self.value.shape[self.dim + 1 :])
 
     def cut(self, dim: int, start: int, size: int) -> Padded | Value:
-        """Neighbouring places along a dim, of one that has not been reshaped."""
+        """
+        Return the slice of `size` positions from `start` on along a dim, without padding if it contains none.
+
+        Must not be called after a reshape.
+        """
         if dim != self.dim:
             value = cut(self.value, dim, start, size)
             return replace(self, value=value, shape=(*self.shape[:dim], size, *self.shape[dim + 1 :]))

@@ -1,8 +1,8 @@
 """
-Operators of ours that models write out in several of PyTorch's: attention, normalisation by the root mean square,
-gelu by tanh.
+Recognise operators that models write out in several of PyTorch's: attention, RMS norm, tanh-approximated gelu.
 
-Each function looks at what is about to be built, and returns the one operator it is, or None.
+`attention`, `rms_norm` and `gelu_tanh` get the operands of a product about to be built, and return the one operator
+that computes it, or None.
 """
 
 from __future__ import annotations
@@ -16,17 +16,26 @@ from unity_ir.pcg.graph import Value
 
 
 def made_by(value: Value, name: str) -> tuple[Value, ...]:
-    """The operands of the operator `name` that made a value; none if another did."""
+    """Return the operands of the operator `name` that made a value; () if another operator did."""
     return value.node.operands if value.node.op == name else ()
 
 
 def number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] | None:
-    """The operand and an attribute of the operator `name` that made a value: of `scale`, what is scaled and by what."""
+    """
+    Return the first operand and the given attribute of the operator `name` that made a value; None if another did.
+
+    Given `scale(x, by = 2)`, "scale" and "by", returns x and 2.
+    """
     return (value.node.operands[0], value.node.attribute(attribute)) if value.node.op == name else None
 
 
 def of_group(x: Value) -> Value:
-    """Keys or values [b, h, s, d] before they were repeated for a group of heads each, as `repeat_kv` does."""
+    """
+    Return keys or values [b, h, s, d] before their heads were repeated for grouped-query
+    attention, as `repeat_kv` does.
+
+    Returns `x` itself if they were not.
+    """
     for wide in made_by(x, "reshape"):
         if wide.node.op == "expand" and wide.node.attribute("dim") == 2 and len(wide.node.attribute("sizes")) == 1:
             (narrow,) = wide.node.operands
@@ -36,7 +45,11 @@ def of_group(x: Value) -> Value:
 
 
 def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
-    """`softmax(scale * q k^T + mask) v` with no mask or a causal one."""
+    """
+    Return attention for the product of `weights` and `v`, if `weights` is `softmax(scale * q k^T + mask)`; else None.
+
+    There must be no mask, or a causal one, found in `tables`.
+    """
     for scores in made_by(weights, "softmax"):
         causal = 0
         if scores.node.op == "add":
@@ -57,7 +70,10 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
 
 
 def rms_norm(normal: Value, weight: Value) -> Value | None:
-    """`x * rsqrt(mean(x * x) + eps) * weight` over the last dim."""
+    """
+    Return the RMS norm for `normal * weight`, if `normal` is `x * rsqrt(mean(x * x) + eps)`
+    over the last dim; else None.
+    """
     operands = made_by(normal, "mul")
     for x, root in (operands, operands[::-1]) if operands else ():
         for mean in made_by(root, "rsqrt"):
@@ -71,7 +87,9 @@ def rms_norm(normal: Value, weight: Value) -> Value | None:
 
 
 def gelu_tanh(left: Value, right: Value) -> Value | None:
-    """`0.5 x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`."""
+    """
+    Return gelu for `left * right`, if they are `0.5 x` and `1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))`; else None.
+    """
     half, one = number_of(left, "scale", "by"), number_of(right, "shift", "by")
     if half is None or one is None or (half[1], one[1]) != (0.5, 1.0):
         return None

@@ -1,4 +1,4 @@
-"""What of a model has no mapping, all in one error."""
+"""Collect all operators of a model that cannot be imported, for one error."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from unity_ir.errors import UnityError, UnityReport
 
 
 class Report:
-    """Collects refusals while the rest of the model is still looked at."""
+    """Refused operators of the model `name`, collected while the import goes on."""
 
     def __init__(self, name: str):
         self.name = name
         self._lines: dict[tuple[str, str], list[str]] = {}
 
     def add(self, operator: str, why: str, place: str) -> None:
-        """One refusal; those of one operator for one reason are told once, with their first place and their number."""
+        """
+        Add an operator that cannot be imported: its name, the reason, and `file:line`.
+
+        Refusals of the same operator and reason become one line, with the first place and their number.
+        """
         self._lines.setdefault((operator, why), []).append(place)
 
     def check(self) -> None:
-        """Raises `UnityReport` with a line per operator and reason, if there is one."""
+        """Raise `UnityReport` with a line per operator and reason, if anything was refused."""
         if not self._lines:
             return
         lines = [f"--from-torch: {self.name} cannot be imported; {len(self._lines)} of its operators have no mapping:"]
@@ -30,11 +34,11 @@ class Report:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message that says something."""
+    """Return the first line of an error's message that is not blank; without one, the name of its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def refuse(message: str) -> UnityError:
-    """An error of the import as a whole."""
+    """Return (not raise) the error for a model that cannot be imported as a whole."""
     return UnityError(f"--from-torch: {message}")

@@ -1,4 +1,4 @@
-"""The place in the model that is being mapped, and how what was folded there enters the graph."""
+"""Register mappings of ATen operators, and give them access to the graph being built."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from unity_ir.pcg.types import tensor_type
 
 class Tables:
     """
-    The values a graph reads beside its weights: folded tensors of more than one number, and frozen parameters.
+    Inputs of the graph that are tensors of the model: folded tensors that are not uniform, and frozen parameters.
 
-    Each is an input of the graph, named by its buffer or parameter, or `constant.N`.
+    Each is named by its buffer or parameter, or `constant.N`.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, torch.Tensor] = {}
         self.leaves: list[Node] = []
         self.names: dict[int, str] = {}
-        """Full names of buffers by identity."""
+        """Full names of buffers and frozen parameters by `id` of the tensor."""
         self._known: dict[object, Value] = {}
 
     def add(self, tensor: torch.Tensor) -> Value:
-        """The input leaf of a tensor; equal tensors have one."""
+        """Return the graph input for a tensor; equal tensors share one."""
         name = self.names.get(id(tensor))
         key = name or (tensor.dtype, tuple(tensor.shape), _bytes(tensor))
         if key not in self._known:
@@ -41,7 +41,11 @@ class Tables:
         return self._known[key]
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """See that a tensor about to be written in place stays as it was in the tables, and is known as another one."""
+        """
+        Preserve the values of tables that share memory with a tensor about to be written in place.
+
+        The tables get a copy of it, and the tensor loses its name, so that adding it later makes another table.
+        """
         memory = tensor.untyped_storage().data_ptr()
         for name, table in self.values.items():
             if table.untyped_storage().data_ptr() == memory:
@@ -50,7 +54,10 @@ class Tables:
 
 
 class Site:
-    """What a mapping gets: the tensor PyTorch has at this place, and ways to bring operands into the graph."""
+    """
+    Context of one operator for its mapping: the result as PyTorch describes it, and means to
+    bring operands into the graph.
+    """
 
     def __init__(
         self,
@@ -66,31 +73,37 @@ class Site:
         """The example inputs by name."""
         self.tables = tables
         self.trained = trained
-        """Whether a weight reaches a value."""
+        """Returns whether a value depends on a weight (`Importer.trained`)."""
         self.seeds = seeds
-        """A number of its own for every random operator."""
+        """Returns the next seed, one for every random operator."""
 
     def of(self, value: Value) -> Site:
-        """The site of a value on the way to the result."""
+        """Return a site whose result has the shape of `value`, for an intermediate value of the mapping."""
         meta = torch.empty(value.shape, dtype=self.result.dtype, device="meta")
         return Site(meta, self.tables, self.trained, self.seeds, self.examples)
 
     @property
     def shape(self) -> Shape:
-        """Of the first result."""
+        """The shape of the operator's first result."""
         return tuple(self.result.shape)
 
     @property
     def dtype(self) -> str:
-        """Of the first result."""
+        """The element type of the operator's first result. Raises `UnityError` if the compiler does not have it."""
         return element_type(self.result.dtype)
 
     @property
     def result(self) -> torch.Tensor:
+        """The operator's first result, as a tensor without data."""
         return self.meta if isinstance(self.meta, torch.Tensor) else self.meta[0]
 
     def value(self, x: Operand, dtype: str | None = None) -> Value:
-        """`x` in the graph, of the wanted element type."""
+        """
+        Return `x` as a value of the graph, cast to `dtype`; a uniform tensor becomes a constant, another one a table.
+
+        By default values and tensors keep their element type, and numbers get the result's.
+        Raises `UnityError` for nan.
+        """
         if isinstance(x, Value):
             return cast(x, dtype or x.type.dtype)
         if not isinstance(x, torch.Tensor):
@@ -104,19 +117,23 @@ class Site:
         return self.tables.add(x)
 
     def fit(self, x: Value) -> Value:
-        """`x` broadcast to the shape, and cast to the element type, that PyTorch's result has."""
+        """Return `x` broadcast to the shape and cast to the element type of the operator's first result."""
         return cast(expand(x, self.shape), self.dtype)
 
 
 Rule: TypeAlias = Callable[..., Any]
-"""From a site and the arguments of the ATen operator to its result or results."""
+"""A mapping: takes a site and the arguments of the ATen operator, returns its result or results."""
 
 MAPPINGS: dict[str, Rule] = {}
-"""By the operator's name without its overload, such as `linear`."""
+"""Mappings by the operator's name without overload, such as `linear`."""
 
 
 def maps(*names: str) -> Callable[[Rule], Rule]:
-    """Declare a function the mapping of ATen operators."""
+    """
+    Return a decorator that registers a function as the mapping of ATen operators, by name without overload.
+
+    The function is called with the `Site` and the operator's arguments, and returns its result or results.
+    """
 
     def add(function: Rule) -> Rule:
         for name in names:
@@ -128,26 +145,32 @@ def maps(*names: str) -> Callable[[Rule], Rule]:
 
 
 def cast(x: Value, dtype: str) -> Value:
-    """`x` of another element type."""
+    """Return `x` cast to an element type; `x` itself if it has that type."""
     return x if x.type.dtype == dtype else op("cast", x, to=dtype)
 
 
 def number(x: Operand) -> float | None:
-    """The one number an operand holds, if it is folded and holds one."""
+    """Return the number that a folded operand holds in all elements; None for values of the graph and other tensors."""
     if isinstance(x, Value):
         return None
     return uniform(x) if isinstance(x, torch.Tensor) else x
 
 
 def finite(x: float, dtype: torch.dtype) -> float:
-    """A number as text can hold it: infinity, which masks are made of, is the largest number of the element type."""
+    """
+    Return a number that a graph's text can hold: infinity becomes the largest finite number of a floating-point type.
+
+    Raises `UnityError` for nan.
+    """
     if math.isnan(x):
         raise UnityError("nan is no constant; give it as an input")
     return x if math.isfinite(x) or not dtype.is_floating_point else math.copysign(torch.finfo(dtype).max, x)
 
 
 def uniform(x: torch.Tensor) -> float | None:
-    """The number all elements of a tensor are; None if they differ."""
+    """
+    Return the number that all elements of a tensor are; None if they differ, or it is empty or on the meta device.
+    """
     if x.is_meta:
         return None
     first = x.reshape(-1)[:1]
@@ -155,7 +178,9 @@ def uniform(x: torch.Tensor) -> float | None:
 
 
 def shrink(x: torch.Tensor) -> torch.Tensor:
-    """A folded tensor without what broadcasting brings back: dims along which it is the same, and leading ones."""
+    """
+    Return a folded tensor reduced to what broadcasting restores: dims of equal slices get size 1, leading ones go.
+    """
     for dim in range(x.dim()):
         if x.shape[dim] > 1 and torch.equal(x, x.narrow(dim, 0, 1).expand_as(x)):
             x = x.narrow(dim, 0, 1)
@@ -165,7 +190,7 @@ def shrink(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor(x: Operand, what: str) -> Value:
-    """An operand that must be a value of the graph."""
+    """Return an operand that must be a value of the graph. Raises `UnityError`, naming it `what`, if it was folded."""
     if not isinstance(x, Value):
         raise UnityError(f"{what} is a constant; it must depend on an input or a parameter")
     return x

@@ -1,4 +1,4 @@
-"""What mappings are written over: values of the graph, and the few shape changes everything is made of."""
+"""Build values of the graph: operators, constants, casts between PyTorch's and our element types, and shape changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unity_ir.tdl.syntax import AttrValue
 
 Shape: TypeAlias = tuple[int, ...]
 Operand: TypeAlias = "Value | torch.Tensor | float"
-"""A value of the graph; or what depends on no input and no parameter: a tensor, or a Python number."""
+"""A value of the graph, or a folded one (which depends on no input and no parameter): a tensor or a number."""
 
 DTYPES = {
     torch.float32: "f32",
@@ -27,23 +27,27 @@ DTYPES = {
     torch.int32: "i32",
     torch.bool: "bool",
 }
-"""The element types the compiler has."""
+"""The compiler's name of each element type that it has."""
 
 SWAP_HEADS = (0, 2, 1, 3)
 
 
 def shape_of(x: Operand) -> Shape:
-    """The shape of an operand; that of a number is none."""
+    """Return the shape of an operand; () for a number."""
     return tuple(x.shape) if isinstance(x, Value | torch.Tensor) else ()
 
 
 def is_bool(x: Operand) -> bool:
-    """Whether an operand is of truth values."""
+    """Return whether an operand's element type is boolean."""
     return x.type.dtype == "bool" if isinstance(x, Value) else getattr(x, "dtype", None) == torch.bool
 
 
 def element_type(dtype: torch.dtype) -> str:
-    """The compiler's name of an element type. Raises `UnityError` for complex, 8-bit and other types it has not."""
+    """
+    Return the compiler's name of an element type: given `torch.float32`, `f32`.
+
+    Raises `UnityError` for complex, 8-bit and other types that the compiler does not have.
+    """
     if dtype not in DTYPES:
         known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise UnityError(f"element type {str(dtype).removeprefix('torch.')} is not supported; known are {known}")
@@ -51,23 +55,27 @@ def element_type(dtype: torch.dtype) -> str:
 
 
 def like(value: Value) -> torch.Tensor:
-    """A tensor without data of a value's shape and element type."""
+    """Return a tensor on the meta device with the shape and element type of a value."""
     dtype = next(d for d, n in DTYPES.items() if n == value.type.dtype)
     return torch.empty(value.shape, dtype=dtype, device="meta")
 
 
 def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
-    """An operator of one result."""
+    """Return the only result of a new operator."""
     return apply(name, operands, attributes).result
 
 
 def constant(value: float, shape: Shape, dtype: str) -> Value:
-    """A number as a value of this shape."""
+    """Return a constant of this shape that is `value` everywhere."""
     return leaf("constant", tensor_type(shape, dtype), value=int(value) if dtype == "bool" else value).result
 
 
 def reshape(x: Value, shape: Sequence[int]) -> Value:
-    """`x` in another shape of as many elements; reshapes of reshapes become one, heads merge by their own operator."""
+    """
+    Return `x` reshaped to as many elements: given the same shape, `x`; reshapes of reshapes become one.
+
+    A reshape that merges attention heads becomes `merge_heads`.
+    """
     shape = tuple(shape)
     while x.shape != shape and x.node.op == "reshape":
         x = x.node.operands[0]
@@ -84,13 +92,19 @@ def reshape(x: Value, shape: Sequence[int]) -> Value:
 
 
 def _has_common_factors(old: Shape, new: Shape) -> bool:
-    """Whether both shapes are products of the same factors in order: [6, 4] and [3, 8] are, [6, 4] and [4, 6] not."""
+    """
+    Return whether shapes are products of the same factors in order: [6, 4] and [3, 8] are, [6, 4] and [4, 6] are not.
+    """
     cuts = sorted({prod(s[i:]) for s in (old, new) for i in range(len(s) + 1)})
     return all(b % a == 0 for a, b in pairwise(cuts))
 
 
 def permute(x: Value, perm: Sequence[int]) -> Value:
-    """Dims in another order; one that does nothing, or undoes the one before, vanishes."""
+    """
+    Return `x` with its dims in the order `perm`, which may be negative; drop the permutation where it has no effect.
+
+    A permutation undoes the one before it, and one that separates attention heads becomes `split_heads`.
+    """
     perm = tuple(p % len(x.shape) for p in perm)
     if perm == tuple(range(len(perm))):
         return x
@@ -109,7 +123,7 @@ def permute(x: Value, perm: Sequence[int]) -> Value:
 
 
 def swap(x: Value, a: int, b: int) -> Value:
-    """Two dims exchanged."""
+    """Return `x` with two dims, which may be negative, exchanged."""
     perm = list(range(len(x.shape)))
     a, b = a % len(perm), b % len(perm)
     perm[a], perm[b] = perm[b], perm[a]
@@ -117,7 +131,7 @@ def swap(x: Value, a: int, b: int) -> Value:
 
 
 def expand(x: Value, shape: Sequence[int]) -> Value:
-    """`x` broadcast to `shape` by NumPy's rules: missing leading dims, and dims of size 1."""
+    """Return `x` broadcast to `shape` by NumPy's rules: missing leading dims, and dims of size 1."""
     shape = tuple(shape)
     old = (1,) * (len(shape) - len(x.shape)) + x.shape
     wide = [i for i, (a, b) in enumerate(zip(old, shape, strict=True)) if a != b]
@@ -136,14 +150,14 @@ def expand(x: Value, shape: Sequence[int]) -> Value:
 
 
 def cut(x: Value, dim: int, start: int, size: int, step: int = 1) -> Value:
-    """Positions `start`, `start + step`, ...: `size` of them."""
+    """Return the `size` positions `start`, `start + step`, ... of `x` along a dim."""
     if (start, size, step) == (0, x.shape[dim], 1):
         return x
     return op("slice", x, dim=dim, start=start, size=size, step=step)
 
 
 def squeeze_leading(x: Value) -> Value:
-    """Without the dims of size 1 at the front, which broadcasting brings back."""
+    """Return `x` without leading dims of size 1, which broadcasting restores."""
     shape = x.shape
     while shape and shape[0] == 1:
         shape = shape[1:]

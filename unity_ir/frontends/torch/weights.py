@@ -1,4 +1,4 @@
-"""The weights of an imported model as a safetensors file."""
+"""Write the weights of an imported model to a safetensors file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unity_ir.errors import UnityError
 
 def save_weights(tensors: Mapping[str, torch.Tensor], path: str | Path) -> None:
     """
-    Write tensors by full name, all or nothing: the file is there only when it is whole.
+    Write tensors by full name to a safetensors file, which appears only when complete.
 
     Raises `UnityError` for tensors without data (on the meta device), `OSError` where the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""ATen operators as ours, one file per family. Importing this package fills `site.MAPPINGS`."""
+"""Map ATen operators to ours, one file per family. Importing this package fills `site.MAPPINGS`."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""Scaled-dot-product attention, embedding, dropout."""
+"""Map scaled-dot-product attention, embedding and dropout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unity_ir.frontends.torch.values import Operand, cut, expand, is_bool, op, r
 from unity_ir.pcg.graph import Value
 
 FAR = -1e30
-"""What is added to the scores of positions that are not seen; minus infinity would make 0 * inf."""
+"""The score of masked positions, and the least addend of a mask; minus infinity would make 0 * inf."""
 
 
 @maps("scaled_dot_product_attention")
@@ -32,9 +32,9 @@ def attention(
     enable_gqa: bool = False,
 ) -> Value:
     """
-    One operator where the mask is none, all true, or causal; otherwise its products and softmax.
+    Map attention of queries [b.., h, i, e], keys [b.., h, j, e] and values [b.., h, j, d].
 
-    Queries [b.., h, i, e], keys [b.., h, j, e], values [b.., h, j, d].
+    Returns one operator where there is no mask, or one that is all true or causal; otherwise its products and softmax.
     """
     k, v = site.value(k), site.value(v)
     by = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -62,7 +62,7 @@ def attention(
 
 
 def _heads(x: Value) -> tuple[int, ...]:
-    """The heads of [b.., h, s, e]; one of [s, e]."""
+    """Return (heads,) of a value [b.., h, s, e]; (1,) of [s, e]."""
     return x.shape[-3:-2] or (1,)
 
 
@@ -103,9 +103,10 @@ def embedding(
     sparse: bool = False,
 ) -> Value:
     """
-    Rows of the table. Ids known at import are a slice of it where they count up, as positions do.
+    Map embedding: the rows of `table` [rows, width] at `ids`.
 
-    PyTorch gives the row `padding_idx` no gradient.
+    Ids known at import that count up, as positions do, become a slice of the table. As in PyTorch, the row
+    `padding_idx` gets no gradient.
     """
     del sparse
     if scale_grad_by_freq:
@@ -155,7 +156,12 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = -1,
 ) -> tuple[Value | None, ...]:
-    """Sums or means of bags of the same size."""
+    """
+    Map the sum (`mode` 0) or mean (`mode` 1) of embeddings over bags of equal size.
+
+    Returns the result, and None for the other outputs. Raises `UnityError` for bags of different sizes, weights, and
+    options without operator.
+    """
     del sparse
     if scale_grad_by_freq or weights is not None or mode == 2 or (padding_idx is not None and padding_idx >= 0):
         raise UnityError("only sums and means have an operator, without weights, padding_idx and scale_grad_by_freq")
@@ -172,10 +178,11 @@ def embedding_bag(
 
 @maps("dropout")
 def dropout(site: Site, x: Value, p: float, train: bool) -> Value:
-    """PyTorch's with a mask of its own: every occurrence draws from its own seed."""
+    """Map dropout with probability `p`. Each occurrence has a seed of its own, so masks differ from PyTorch's."""
     return x if p == 0 or not train else op("dropout", x, p=float(p), seed=site.seeds())
 
 
 @maps("native_dropout")
 def native_dropout(site: Site, x: Value, p: float, train: bool | None) -> tuple[Value | None, ...]:
+    """Map dropout that also returns its mask, which has no mapping (None)."""
     return dropout(site, x, p, train is not False), None

@@ -1,4 +1,4 @@
-"""Convolutions and pools. Those of one dim are done in two, the first of size 1."""
+"""Map convolutions and pools. Those over one dim are computed over two, the first of size 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = int | Sequence[int]
 
 
 def pair(x: Ints, last: int = 2) -> tuple[int, ...]:
-    """One number, or one per dim, as one per dim."""
+    """Return sizes per dim, given one number for all `last` dims or a number for each."""
     x = [x] if isinstance(x, int) else list(x)
     return tuple(x) * last if len(x) == 1 else tuple(x)
 
@@ -33,6 +33,9 @@ def conv(
     dilation: Ints = 1,
     groups: int = 1,
 ) -> Value:
+    """
+    Map a convolution over one or two dims. Raises `UnityError` for other ranks, and for operands without a batch dim.
+    """
     w = site.value(weight, site.dtype)
     dims = len(w.shape) - 2
     if dims not in (1, 2):
@@ -72,6 +75,7 @@ def convolution(
     groups: int,
     *_: object,
 ) -> Value:
+    """Map the general convolution. Raises `UnityError` for transposed ones."""
     del output_padding
     if transposed:
         raise UnityError("a transposed convolution has no operator")
@@ -79,7 +83,11 @@ def convolution(
 
 
 def check_floor(site: Site, sizes: Shape, kernel: Shape, stride: Shape, edge: Shape, spread: Shape) -> None:
-    """`ceil_mode` is refused where it makes a window that reaches beyond the edge."""
+    """
+    Raise `UnityError` where `ceil_mode` makes a window that reaches beyond the edge.
+
+    `edge` is the padding and `spread` the dilation, each per dim as are `sizes` (the input's), `kernel` and `stride`.
+    """
     for size, k, s, p, d, out in zip(sizes, kernel, stride, edge, spread, site.shape[-2:], strict=True):
         if (size + 2 * p - d * (k - 1) - 1) // s + 1 != out:
             raise UnityError("ceil_mode makes windows that reach beyond the edge; pad before it")
@@ -95,6 +103,7 @@ def max_pool(
     dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> Value:
+    """Map max pooling over two dims. Raises `UnityError` where `ceil_mode` has an effect."""
     del ceil_mode
     k, p, d = pair(kernel), pair(padding), pair(dilation)
     s = pair(stride) or k
@@ -104,6 +113,7 @@ def max_pool(
 
 @maps("max_pool2d_with_indices")
 def max_pool_with_indices(site: Site, x: Value, *rest: Ints) -> tuple[Value | None, ...]:
+    """Map max pooling that also returns indices, which have no mapping (None)."""
     return max_pool(site, x, *rest), None
 
 
@@ -118,6 +128,7 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
+    """Map mean pooling over two dims. Raises `UnityError` where `ceil_mode` has an effect."""
     del ceil_mode
     k, p = pair(kernel), pair(padding)
     s = pair(stride) or k
@@ -133,12 +144,14 @@ def avg_pool(
 
 @maps("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
 def adaptive_avg_pool(site: Site, x: Value, sizes: Ints) -> Value:
+    """Map adaptive mean pooling over two dims."""
     del sizes
     return op("adaptive_avg_pool2d", x, sizes=site.shape[-2:])
 
 
 @maps("adaptive_avg_pool1d")
 def adaptive_avg_pool1d(site: Site, x: Value, sizes: Ints) -> Value:
+    """Map adaptive mean pooling over one dim."""
     del sizes
     x = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
     return reshape(op("adaptive_avg_pool2d", x, sizes=(1, site.shape[-1])), site.shape)
@@ -154,6 +167,7 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Value:
+    """Map mean pooling over one dim. Raises `UnityError` for `ceil_mode` and for padding that does not count."""
     if ceil_mode or (not count_include_pad and any(pair(padding, 1))):
         raise UnityError("ceil_mode and count_include_pad=False have no operator in one dim; use avg_pool2d")
     k, p = pair(kernel, 1), pair(padding, 1)

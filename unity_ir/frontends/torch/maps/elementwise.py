@@ -1,4 +1,4 @@
-"""Arithmetic with broadcasting, activations, comparisons, choice."""
+"""Map arithmetic with broadcasting, activations, comparisons and selection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "l
 
 
 def binary(site: Site, name: str, x: Operand, y: Operand, dtype: str | None = None) -> Value:
-    """An operator of two operands on both cast to `dtype`, and its result broadcast to PyTorch's."""
+    """Return operator `name` on two operands cast to `dtype` (by default the result's), fitted to PyTorch's result."""
     dtype = dtype or site.dtype
     a, b = (site.value(shrink(v) if isinstance(v, torch.Tensor) else v, dtype) for v in (x, y))
     if len(a.shape) < len(b.shape) and name in COMMUTATIVE:
@@ -27,11 +27,13 @@ def binary(site: Site, name: str, x: Operand, y: Operand, dtype: str | None = No
 
 
 def _is_ready(a: Value, b: Value) -> bool:
-    """Whether the first operand, or both together, have all the dims of the result."""
+    """Return whether the first operand has as many dims as the second."""
     return len(a.shape) >= len(b.shape)
 
 
 def unary(name: str, *aten: str) -> None:
+    """Register operator `name` as the mapping of ATen operators of one operand (by default of its own name)."""
+
     @maps(*(aten or (name,)))
     def one(site: Site, x: Value) -> Value:
         return op(name, cast(x, site.dtype))
@@ -47,17 +49,18 @@ unary("logical_not", "logical_not", "bitwise_not")
 
 
 def shift(x: Value, by: float) -> Value:
-    """`x + by`."""
+    """Return `x + by`; `x` if `by` is 0."""
     return op("shift", x, by=float(by)) if by else x
 
 
 def scale(x: Value, by: float) -> Value:
-    """`by * x`."""
+    """Return `by * x`; `x` if `by` is 1."""
     return x if by == 1 else op("neg", x) if by == -1 else op("scale", x, by=float(by))
 
 
 @maps("add")
 def add(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """Map `x + alpha * y`."""
     if isinstance(x, Value) and (by := number(y)) is not None:
         return site.fit(shift(cast(x, site.dtype), by * alpha))
     if isinstance(y, Value) and (by := number(x)) is not None:
@@ -69,6 +72,7 @@ def add(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
 
 @maps("sub", "subtract")
 def sub(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """Map `x - alpha * y`."""
     if (by := number(y)) is not None or number(x) is not None:
         return add(site, x, y if by is None else by, alpha=-alpha)
     if alpha != 1:
@@ -78,11 +82,13 @@ def sub(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
 
 @maps("rsub")
 def rsub(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """Map `y - alpha * x`."""
     return sub(site, y, x, alpha)
 
 
 @maps("mul", "multiply")
 def mul(site: Site, x: Operand, y: Operand) -> Value:
+    """Map `x * y`, or, where the factors spell gelu or an RMS norm, that operator."""
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and (by := number(b)) is not None:
             return site.fit(scale(cast(a, site.dtype), by))
@@ -96,6 +102,7 @@ def mul(site: Site, x: Operand, y: Operand) -> Value:
 
 @maps("div", "divide", "true_divide")
 def div(site: Site, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
+    """Map `x / y`, rounded down if `rounding_mode` is "floor". Raises `UnityError` for "trunc"."""
     if rounding_mode == "trunc":
         raise UnityError("rounding_mode 'trunc' has no operator; use 'floor' or none")
     # What is rounded must be the quotient itself: 49 * (1 / 49) is below 1.
@@ -110,11 +117,13 @@ def div(site: Site, x: Operand, y: Operand, rounding_mode: str | None = None) ->
 
 @maps("floor_divide")
 def floor_divide(site: Site, x: Operand, y: Operand) -> Value:
+    """Map `floor(x / y)`."""
     return div(site, x, y, "floor")
 
 
 @maps("pow")
 def power(site: Site, x: Operand, y: Operand) -> Value:
+    """Map `x ** y`."""
     exponent = number(y)
     if exponent is None or not isinstance(x, Value):
         return binary(site, "pow", x, y)
@@ -136,21 +145,25 @@ def power(site: Site, x: Operand, y: Operand) -> Value:
 
 @maps("maximum")
 def maximum(site: Site, x: Operand, y: Operand) -> Value:
+    """Map the elementwise maximum."""
     return binary(site, "maximum", x, y)
 
 
 @maps("minimum")
 def minimum(site: Site, x: Operand, y: Operand) -> Value:
+    """Map the elementwise minimum."""
     return binary(site, "minimum", x, y)
 
 
 @maps("addcmul")
 def addcmul(site: Site, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
+    """Map `x + value * a * b`."""
     return add(site, x, mul(site, a, b), alpha=value)
 
 
 @maps("addcdiv")
 def addcdiv(site: Site, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
+    """Map `x + value * a / b`."""
     return add(site, x, div(site, a, b), alpha=value)
 
 
@@ -159,18 +172,21 @@ def addcdiv(site: Site, x: Operand, a: Operand, b: Operand, value: float = 1) ->
 
 @maps("gelu")
 def gelu(site: Site, x: Value, approximate: str = "none") -> Value:
+    """Map gelu, exact or approximated by tanh."""
     del site
     return op("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
 @maps("leaky_relu")
 def leaky_relu(site: Site, x: Value, slope: float = 0.01) -> Value:
+    """Map leaky relu, with slope `slope` below 0."""
     del site
     return op("leaky_relu", x, slope=float(slope))
 
 
 @maps("elu")
 def elu(site: Site, x: Value, alpha: float = 1, scaled: float = 1, input_scale: float = 1) -> Value:
+    """Map `scaled * elu(x)` with parameter `alpha`. Raises `UnityError` if `input_scale` is not 1."""
     del site
     if input_scale != 1:
         raise UnityError(f"input_scale is {input_scale}; only 1 is supported")
@@ -179,11 +195,13 @@ def elu(site: Site, x: Value, alpha: float = 1, scaled: float = 1, input_scale: 
 
 @maps("selu")
 def selu(site: Site, x: Value) -> Value:
+    """Map selu, a scaled elu."""
     return elu(site, x, 1.6732632423543772, 1.0507009873554805)
 
 
 @maps("softplus")
 def softplus(site: Site, x: Value, beta: float = 1, threshold: float = 20) -> Value:
+    """Map softplus, `log(1 + exp(beta x)) / beta`, and `x` itself where `beta x` is above the threshold."""
     del site
     scaled = scale(x, beta)
     out = scale(op("softplus", scaled), 1 / beta)
@@ -192,37 +210,42 @@ def softplus(site: Site, x: Value, beta: float = 1, threshold: float = 20) -> Va
 
 @maps("log_sigmoid")
 def log_sigmoid(site: Site, x: Value) -> Value:
+    """Map `log(sigmoid(x))`."""
     del site
     return op("neg", op("softplus", op("neg", x)))
 
 
 @maps("mish")
 def mish(site: Site, x: Value) -> Value:
+    """Map `x * tanh(softplus(x))`."""
     del site
     return op("mul", x, op("tanh", op("softplus", x)))
 
 
 @maps("log1p")
 def log1p(site: Site, x: Value) -> Value:
+    """Map `log(1 + x)`."""
     del site
     return op("log", shift(x, 1))
 
 
 @maps("log2")
 def log2(site: Site, x: Value) -> Value:
+    """Map the logarithm to base 2."""
     del site
     return scale(op("log", x), 1 / math.log(2))
 
 
 @maps("expm1")
 def expm1(site: Site, x: Value) -> Value:
+    """Map `exp(x) - 1`."""
     del site
     return shift(op("exp", x), -1)
 
 
 @maps("hardtanh")
 def hardtanh(site: Site, x: Value, low: float = -1, high: float = 1) -> Value:
-    """Unlike clamp's, its gradient is zero at the bounds themselves."""
+    """Map hardtanh: `x` limited to [low, high]. Unlike clamp's, its gradient is zero at the bounds themselves."""
     match low, high:
         case -1, 1:
             return op("hardtanh", x)
@@ -240,6 +263,7 @@ def compared(name: str, x: Value, by: float) -> Value:
 
 @maps("clamp", "clip")
 def clamp(site: Site, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
+    """Map `x` limited to [low, high]; a missing bound is infinite. Raises `UnityError` for bounds that are tensors."""
     if not isinstance(low, int | float | None) or not isinstance(high, int | float | None):
         raise UnityError("bounds that are tensors have no mapping; use maximum and minimum")
     low, high = (
@@ -251,37 +275,44 @@ def clamp(site: Site, x: Value, low: Operand | None = None, high: Operand | None
 
 @maps("log10")
 def log10(site: Site, x: Value) -> Value:
+    """Map the logarithm to base 10."""
     del site
     return scale(op("log", x), 1 / math.log(10))
 
 
 @maps("tan")
 def tan(site: Site, x: Value) -> Value:
+    """Map the tangent."""
     del site
     return op("div", op("sin", x), op("cos", x))
 
 
 @maps("sinh")
 def sinh(site: Site, x: Value) -> Value:
+    """Map the hyperbolic sine."""
     del site
     return scale(op("sub", op("exp", x), op("exp", op("neg", x))), 0.5)
 
 
 @maps("cosh")
 def cosh(site: Site, x: Value) -> Value:
+    """Map the hyperbolic cosine."""
     del site
     return scale(op("add", op("exp", x), op("exp", op("neg", x))), 0.5)
 
 
 @maps("atanh")
 def atanh(site: Site, x: Value) -> Value:
+    """Map the inverse hyperbolic tangent."""
     del site
     return scale(op("log", op("div", shift(x, 1), shift(op("neg", x), 1))), 0.5)
 
 
 @maps("asinh")
 def asinh(site: Site, x: Value) -> Value:
-    """Of the absolute value, with the sign of `x`: far below zero the sum is of numbers that are almost opposite."""
+    """
+    Map asinh, computed from the absolute value: for large negative `x`, the terms of the plain formula would cancel.
+    """
     del site
     one, minus = (constant(v, (), x.type.dtype) for v in (1, -1))
     sign = op("select", compared("ge", x, 0), one, minus)
@@ -291,35 +322,40 @@ def asinh(site: Site, x: Value) -> Value:
 
 @maps("acosh")
 def acosh(site: Site, x: Value) -> Value:
+    """Map the inverse hyperbolic cosine."""
     del site
     return op("log", op("add", x, op("sqrt", shift(op("square", x), -1))))
 
 
 @maps("ceil")
 def ceil(site: Site, x: Value) -> Value:
+    """Map rounding up."""
     del site
     return op("neg", op("floor", op("neg", x)))
 
 
 @maps("remainder")
 def remainder(site: Site, x: Operand, y: Operand) -> Value:
-    """`x - y * floor(x / y)`, of the sign of the divisor."""
+    """Map `x - y * floor(x / y)`, which has the sign of the divisor."""
     return sub(site, x, mul(site, div(site, x, y, "floor"), y))
 
 
 @maps("isnan")
 def isnan(site: Site, x: Value) -> Value:
+    """Map the test for nan, as `x != x`."""
     del site
     return op("ne", x, x)
 
 
 @maps("clamp_min")
 def clamp_min(site: Site, x: Value, low: float) -> Value:
+    """Map `x` limited from below."""
     return clamp(site, x, low, None)
 
 
 @maps("clamp_max")
 def clamp_max(site: Site, x: Value, high: float) -> Value:
+    """Map `x` limited from above."""
     return clamp(site, x, None, high)
 
 
@@ -327,6 +363,8 @@ def clamp_max(site: Site, x: Value, high: float) -> Value:
 
 
 def compare(name: str, *aten: str) -> None:
+    """Register comparison `name` as the mapping of ATen operators (by default of its own name)."""
+
     @maps(*(aten or (name,)))
     def both(site: Site, x: Operand, y: Operand) -> Value:
         return binary(site, name, x, y, common(x, y))
@@ -335,7 +373,7 @@ def compare(name: str, *aten: str) -> None:
 
 
 def common(x: Operand, y: Operand) -> str:
-    """The element type two operands are compared in, as PyTorch promotes them."""
+    """Return the element type in which PyTorch compares two operands (type promotion)."""
     a, b = (like(v) if isinstance(v, Value) else v for v in (x, y))
     return element_type(torch.result_type(a, b))
 
@@ -346,28 +384,34 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 @maps("logical_and", "bitwise_and", "__and__")
 def logical_and(site: Site, x: Operand, y: Operand) -> Value:
+    """Map the conjunction of booleans. Raises `UnityError` for the bits of integers."""
     return _of_bools(site, "logical_and", x, y, neutral=True)
 
 
 @maps("logical_or", "bitwise_or", "__or__")
 def logical_or(site: Site, x: Operand, y: Operand) -> Value:
+    """Map the disjunction of booleans. Raises `UnityError` for the bits of integers."""
     return _of_bools(site, "logical_or", x, y, neutral=False)
 
 
 @maps("logical_xor", "bitwise_xor", "__xor__")
 def logical_xor(site: Site, x: Operand, y: Operand) -> Value:
+    """Map the exclusive disjunction of booleans. Raises `UnityError` for the bits of integers."""
     _check_bool(site)
     return binary(site, "ne", x, y, "bool")
 
 
 def _check_bool(site: Site) -> None:
-    """Bitwise operators of truth values are the logical ones; those of integers are not."""
+    """Raise `UnityError` for bitwise operators of integers; those of booleans are the logical ones."""
     if site.dtype != "bool":
         raise UnityError("of the bits of integers it has no operator; of truth values it has")
 
 
 def _of_bools(site: Site, name: str, x: Operand, y: Operand, neutral: bool) -> Value:
-    """One that changes nothing is left out."""
+    """
+    Map `logical_and` or `logical_or`; an operand that is `neutral` everywhere is left out, one that
+    decides the result folds.
+    """
     _check_bool(site)
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and (known := number(b)) is not None:
@@ -377,6 +421,7 @@ def _of_bools(site: Site, name: str, x: Operand, y: Operand, neutral: bool) -> V
 
 @maps("where")
 def where(site: Site, condition: Operand, x: Operand, y: Operand) -> Value:
+    """Map `x` where the condition holds, `y` elsewhere."""
     known = number(condition)
     if known is not None:
         return site.fit(site.value(x if known else y, site.dtype))
@@ -388,14 +433,17 @@ def where(site: Site, condition: Operand, x: Operand, y: Operand) -> Value:
 
 @maps("masked_fill")
 def masked_fill(site: Site, x: Operand, mask: Operand, value: Operand) -> Value:
+    """Map `value` where the mask holds, `x` elsewhere."""
     return where(site, mask, value, x)
 
 
 @maps("tril")
 def tril(site: Site, x: Value, diagonal: int = 0) -> Value:
+    """Map the lower triangles of the last two dims, zero above diagonal number `diagonal`."""
     return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).tril(diagonal), x, 0.0)
 
 
 @maps("triu")
 def triu(site: Site, x: Value, diagonal: int = 0) -> Value:
+    """Map the upper triangles of the last two dims, zero below diagonal number `diagonal`."""
     return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).triu(diagonal), x, 0.0)

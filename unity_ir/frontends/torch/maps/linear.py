@@ -1,4 +1,4 @@
-"""Matrix products. A product with a transposed operand is one operator, so weights keep PyTorch's layout."""
+"""Map matrix products. A product with a transposed operand is one operator, so weights keep PyTorch's layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unity_ir.pcg.graph import Value
 
 
 def product(x: Value, y: Value) -> Value:
-    """`x @ y` of [m.., k] and [k, n], or of [b.., m, k] and [b.., k, n]."""
+    """Return `x @ y` of [m.., k] and [k, n], or of [b.., m, k] and [b.., k, n]."""
     batched = len(y.shape) > 2
     rank = len(y.shape)
     swapped = (*range(rank - 2), rank - 1, rank - 2)
@@ -24,12 +24,14 @@ def product(x: Value, y: Value) -> Value:
 
 @maps("linear")
 def linear(site: Site, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
+    """Map `x @ weight^T + bias`, of [.., k], [n, k] and [n]."""
     out = op("matmul_nt", site.value(x, site.dtype), site.value(weight, site.dtype))
     return out if bias is None else add(site, out, bias)
 
 
 @maps("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def matmul(site: Site, x: Operand, y: Operand) -> Value:
+    """Map a matrix product, or, where the operands spell attention, that operator."""
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if len(b.shape) == 1:
         b = reshape(b, (*b.shape, 1))
@@ -43,13 +45,16 @@ def matmul(site: Site, x: Operand, y: Operand) -> Value:
 
 
 def unflattened(a: Value, b: Value) -> tuple[Value, Value]:
-    """The first operand of a plain product before its leading dims were made one, which it need not be."""
+    """
+    Return the operands of a product, the first without the reshape that merged its leading dims, if `b` is a matrix.
+    """
     before = a.node.operands[0] if a.node.op == "reshape" else a
     return (before if len(b.shape) == 2 and before.shape[-1:] == a.shape[-1:] else a), b
 
 
 @maps("addmm", "baddbmm", "addmv")
 def addmm(site: Site, bias: Operand, x: Operand, y: Operand, beta: float = 1, alpha: float = 1) -> Value:
+    """Map `beta * bias + alpha * x @ y`."""
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if beta == alpha == 1 and len(shape_of(bias)) == 1 and len(a.shape) == len(b.shape) == 2:
         out = product(*unflattened(a, b))
@@ -60,7 +65,12 @@ def addmm(site: Site, bias: Operand, x: Operand, y: Operand, beta: float = 1, al
 
 @maps("einsum")
 def einsum(site: Site, equation: str, operands: list[Operand], path: object = None) -> Value:
-    """Of two operands: shared, summed and free letters brought in order, then one batched product."""
+    """
+    Map an einsum of two operands to one batched product, with permutations and reshapes around it.
+
+    Raises `UnityError` for other numbers of operands, letters repeated within one, ellipses, and letters summed
+    over in one operand alone.
+    """
     del path
     values = [site.value(v, site.dtype) for v in operands]
     inputs, arrow, out = equation.replace(" ", "").partition("->")

@@ -1,4 +1,4 @@
-"""Losses: means, or sums of them, over all samples."""
+"""Map losses: means or sums over all samples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from unity_ir.frontends.torch.values import Operand, constant, cut, op, permute,
 from unity_ir.pcg.graph import Value
 
 MEAN, SUM = 1, 2
-"""PyTorch's numbers of reductions."""
+"""PyTorch's numbers for reductions."""
 
 
 def of_mean(mean: Value, reduction: int, count: int) -> Value:
-    """A loss from its mean over `count` samples."""
+    """
+    Return a loss with PyTorch's reduction (1 mean, 2 sum), given its mean over `count` samples.
+
+    Raises `UnityError` for reduction "none".
+    """
     if reduction not in (MEAN, SUM):
         raise UnityError("reduction 'none' has no operator; use 'mean' or 'sum'")
     return mean if reduction == MEAN else scale(mean, count)
@@ -34,10 +38,10 @@ def cross_entropy(
     smoothing: float = 0,
 ) -> Value:
     """
-    Logits [n, c, ..] or [c] against class ids.
+    Map the cross-entropy of logits [n, c, ..] or [c] with class ids.
 
-    Where the example has ids that are `ignore_index`, the mean is over the others, as many as there are in each batch;
-    where it has none, there are taken to be none ever.
+    If the example has ids that are `ignore_index`, the mean is over the other ids of each batch; if it has none, every
+    id is counted, whatever later batches hold. Raises `UnityError` for class weights and class probabilities.
     """
     if weight is not None:
         raise UnityError("class weights have no operator")
@@ -60,9 +64,9 @@ def cross_entropy(
 
 def aligned(site: Site, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
     """
-    Logits [b.., c] and ids [b..] in the shape the ids had at first, without places known to be ignored.
+    Return logits [b.., c] and ids [b..] in the shape of the ids before any reshape, without padding by ignored ids.
 
-    Language models move their labels by one place and fill up with `ignore_index`; those places are cut off here.
+    Language models shift their labels by one position and pad them with `ignore_index`; those positions are cut off.
     """
     if isinstance(ids, Padded):
         if ids.fill != ignore_index:
@@ -76,7 +80,7 @@ def aligned(site: Site, x: Value, ids: Value | Padded, ignore_index: int) -> tup
 
 
 def has_ignored(site: Site, ids: Value, ignore_index: int) -> bool:
-    """Whether the example input or table that targets come from holds ids to ignore."""
+    """Return whether the example input or table that `ids` comes from holds `ignore_index`; True if it is not known."""
     root = ids.node
     while root.op in ("slice", "reshape", "transpose"):
         root = root.operands[0].node
@@ -89,7 +93,9 @@ def has_ignored(site: Site, ids: Value, ignore_index: int) -> bool:
 
 
 def of_others(site: Site, x: Value, ids: Value, ignore_index: int, reduction: int) -> Value:
-    """The cross-entropy of the samples whose id is not `ignore_index`: their sum, or its mean over them."""
+    """
+    Return the cross-entropy of the samples whose id is not `ignore_index`: their sum or mean, as `reduction` says.
+    """
     counts = op("ne", ids, constant(ignore_index, (), ids.type.dtype))
     known = op("select", counts, ids, constant(0, (), ids.type.dtype))
     score = op("class_score", op("log_softmax", x), known)
@@ -109,7 +115,11 @@ def nll(
     reduction: int = MEAN,
     ignore_index: int = -100,
 ) -> Value:
-    """The cross-entropy of what the log-softmax before it was taken of."""
+    """
+    Map the negative log-likelihood of a log-softmax over classes, as cross-entropy of the logits below it.
+
+    Raises `UnityError` if the operand is no log-softmax over the classes.
+    """
     # Classes are dim 1, or the only one; our log_softmax is over the last.
     perm = tuple(range(len(x.shape)))
     if x.node.op == "transpose":
@@ -123,11 +133,13 @@ def nll(
 def nll_forward(
     site: Site, x: Value, target: Operand | Padded, weight: Operand | None, reduction: int, ignore_index: int
 ) -> tuple[Value | None, ...]:
+    """Map the negative log-likelihood that also returns its total weight, which has no mapping (None)."""
     return nll(site, x, target, weight, reduction, ignore_index), None
 
 
 @maps("mse_loss")
 def mse(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
+    """Map the mean squared error. Raises `UnityError` if shapes differ."""
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if a.shape != b.shape:
         raise UnityError(f"operands are {list(a.shape)} and {list(b.shape)}; they must be of one shape")
@@ -136,12 +148,14 @@ def mse(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
 
 @maps("l1_loss")
 def l1(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
+    """Map the mean absolute error."""
     a = op("abs", op("sub", site.value(x, site.dtype), site.value(y, site.dtype)))
     return of_mean(reduced("reduce_mean", a, range(len(a.shape))), reduction, prod(a.shape))
 
 
 @maps("binary_cross_entropy")
 def bce(site: Site, x: Value, y: Operand, weight: Operand | None = None, reduction: int = MEAN) -> Value:
+    """Map the binary cross-entropy of probabilities. Raises `UnityError` for weights."""
     if weight is not None:
         raise UnityError("weights have no operator")
     return of_mean(op("bce", x, site.value(y, site.dtype)), reduction, prod(x.shape))
@@ -156,6 +170,7 @@ def bce_with_logits(
     pos_weight: Operand | None = None,
     reduction: int = MEAN,
 ) -> Value:
+    """Map the binary cross-entropy of logits. Raises `UnityError` for weights."""
     if weight is not None or pos_weight is not None:
         raise UnityError("weights have no operator")
     return of_mean(op("bce_with_logits", x, site.value(y, site.dtype)), reduction, prod(x.shape))

@@ -1,4 +1,4 @@
-"""Normalisation over last dims, groups of channels, and the batch."""
+"""Map normalisation over last dims, groups of channels, and the batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unity_ir.pcg.graph import Value, apply
 
 
 def affine(site: Site, weight: Operand | None, bias: Operand | None, size: int) -> tuple[Value, Value]:
-    """Weight and bias of `size` elements; without them, ones and zeros."""
+    """Return weight and bias, [size] each; ones and zeros for those that are None."""
     return tuple(
         constant(default, (size,), site.dtype) if v is None else reshape(site.value(v, site.dtype), (size,))
         for v, default in ((weight, 1), (bias, 0))
@@ -32,6 +32,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Value:
+    """Map layer normalisation over the last dims, of these sizes."""
     del cudnn
     flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], prod(sizes)))
     return reshape(op("layer_norm", flat, *affine(site, weight, bias, prod(sizes)), eps=float(eps)), x.shape)
@@ -41,6 +42,7 @@ def layer_norm(
 def native_layer_norm(
     site: Site, x: Value, sizes: Sequence[int], weight: Operand | None, bias: Operand | None, eps: float
 ) -> tuple[Value | None, ...]:
+    """Map layer normalisation that also returns statistics, which have no mapping (None)."""
     return layer_norm(site, x, sizes, weight, bias, eps), None, None
 
 
@@ -48,6 +50,7 @@ def native_layer_norm(
 def rms_norm(
     site: Site, x: Value, sizes: Sequence[int], weight: Operand | None = None, eps: float | None = None
 ) -> Value:
+    """Map RMS normalisation over the last dims, of these sizes; `eps` is by default that of the element type."""
     size = prod(sizes)
     flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], size))
     ones, _ = affine(site, weight, None, size)
@@ -65,7 +68,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Value:
-    """A layer norm of every group of channels, then a weight and bias per channel."""
+    """Map group normalisation: a layer norm of every group of channels, then a weight and bias per channel."""
     del cudnn
     n, channels, *rest = x.shape
     size = prod((channels // groups, *rest))
@@ -89,6 +92,7 @@ def native_group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Value | None, ...]:
+    """Map group normalisation that also returns statistics, which have no mapping (None)."""
     del batch, channels, rest
     return group_norm(site, x, groups, weight, bias, eps), None, None
 
@@ -106,6 +110,7 @@ def instance_norm(
     eps: float,
     cudnn: bool,
 ) -> Value:
+    """Map instance normalisation by the sample's statistics. Raises `UnityError` for running statistics."""
     if not training:
         raise UnityError("an instance norm by running statistics has no mapping")
     del mean, var, momentum
@@ -126,8 +131,9 @@ def batch_norm(
     cudnn: bool = True,
 ) -> Value:
     """
-    Over the whole batch. The running statistics have no influence on the loss and are left out; a layer in evaluation
-    mode reads them instead.
+    Map batch normalisation by statistics of the whole batch, or, in evaluation mode, by the running statistics.
+
+    Updates of running statistics have no influence on the loss and are left out.
     """
     del momentum, cudnn
     w, b = affine(site, weight, bias, x.shape[1])
@@ -154,6 +160,7 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value | None, ...]:
+    """Map batch normalisation that also returns statistics, which have no mapping (None)."""
     return batch_norm(site, x, weight, bias, mean, var, training, momentum, eps), *(None,) * 4
 
 
@@ -168,4 +175,5 @@ def evaluated_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value | None, ...]:
+    """Map batch normalisation by running statistics, whose other results have no mapping (None)."""
     return batch_norm(site, x, weight, bias, mean, var, False, momentum, eps), None, None

@@ -1,4 +1,4 @@
-"""LSTMs, step by step."""
+"""Map LSTMs, unrolled step by step."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Value, Value, Value]:
     """
-    Outputs and last states of [sequence, batch, k] operands.
+    Map an LSTM on [sequence, batch, k] (with `batch_first`, [batch, sequence, k]); return outputs, last h and last c.
 
-    Gates keep PyTorch's layout, i, f, g, o in a weight [4 n, k]; what depends on no state is one product for all steps.
+    Gates keep PyTorch's layout: input, forget, cell, output in a weight [4 n, k]. The inputs of all steps are
+    multiplied in one product. Raises `UnityError` without batch dim, and for packed sequences and projections.
     """
     if len(x.shape) != 3 or len(parameters) != layers * (2 + 2 * has_biases) * (1 + bidirectional):
         raise UnityError("an LSTM without a batch, of packed sequences or with projections has no mapping")
@@ -52,7 +53,11 @@ def lstm(
 
 
 def one_way(x: Value, h: Value, c: Value, parameters: Sequence[Value], backwards: bool) -> tuple[Value, Value, Value]:
-    """All steps of one layer in one direction: outputs [sequence, batch, n], and the last states."""
+    """
+    Return outputs [sequence, batch, n], last h and last c of one layer in one direction, from initial states `h`, `c`.
+
+    `parameters` are the weights of the input and of the state, then biases, if any.
+    """
     of_x, of_h, *biases = parameters
     steps, batch, _ = x.shape
     size = h.shape[-1]
@@ -69,6 +74,6 @@ def one_way(x: Value, h: Value, c: Value, parameters: Sequence[Value], backwards
 
 
 def along(values: Sequence[Value]) -> Value:
-    """Values put side by side along a new first dim."""
+    """Return values stacked along a new first dim."""
     parts = [reshape(v, (1, *v.shape)) for v in values]
     return parts[0] if len(parts) == 1 else op("concat", *parts, dim=0)

@@ -1,4 +1,4 @@
-"""Sums and the like over any dims; softmax over any dim."""
+"""Map reductions over any dims, softmax over any dim, cumulative sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Dims = int | Sequence[int] | None
 
 
 def listed(x: Value, dims: Dims) -> list[int]:
-    """The dims meant, sorted: none given is all. A scalar has one, 0 or -1, that is none."""
+    """Return dims as sorted, non-negative numbers; None or () is all of them. For a scalar, returns []."""
     rank = len(x.shape)
     if rank == 0 or dims is None or (not isinstance(dims, int) and not dims):
         return list(range(rank))
@@ -25,7 +25,7 @@ def listed(x: Value, dims: Dims) -> list[int]:
 
 
 def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
-    """`x` without the dims; neighbours go together, from the last."""
+    """Return `x` reduced over sorted dims by operator `name`, which is applied once per run of neighbouring dims."""
     left = list(dims)
     while left:
         count = 1
@@ -37,6 +37,8 @@ def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
 
 
 def reduction(name: str, *aten: str) -> None:
+    """Register operator `name` as the mapping of ATen reductions."""
+
     @maps(*aten)
     def over(site: Site, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
         del keepdim, dtype
@@ -53,9 +55,13 @@ reduction("reduce_prod", "prod")
 
 
 def extreme(name: str, pair: str) -> None:
+    """Register the mapping of `max` or `min`, whose operator of two operands is `pair`."""
+
     @maps(name)
     def over(site: Site, x: Operand, other: int | Operand | None = None, keepdim: bool = False) -> object:
-        """Of all, of two tensors, or over a dim; then the indices have no mapping."""
+        """
+        Map the maximum (minimum) of all elements, of two tensors, or over a dim, whose indices have no mapping (None).
+        """
         del keepdim
         if not isinstance(x, Value) or isinstance(other, Value | torch.Tensor):
             return binary(site, pair, x, 0 if other is None else other)
@@ -71,13 +77,17 @@ extreme("min", "minimum")
 
 
 def centred(x: Value, dims: Sequence[int]) -> Value:
-    """`x` minus its mean over dims."""
+    """Return `x` minus its mean over dims."""
     kept: Shape = tuple(1 if d in dims else s for d, s in enumerate(x.shape))
     return op("sub", x, expand(reshape(reduced("reduce_mean", x, dims), kept), x.shape))
 
 
 def variance(x: Value, dims: Sequence[int], correction: float) -> Value:
-    """Sum of squares about the mean over the count less `correction`."""
+    """
+    Return the variance over dims: the sum of squared deviations over (count - `correction`).
+
+    Raises `UnityError` if there are no more than `correction` elements.
+    """
     count = prod(x.shape[d] for d in dims)
     if count <= correction:
         raise UnityError(f"the variance of {count} elements with correction {correction} is not defined")
@@ -88,7 +98,7 @@ def variance(x: Value, dims: Sequence[int], correction: float) -> Value:
 def var(
     site: Site, x: Value, dims: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **more: float | None
 ) -> Value:
-    """Overloads: `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`."""
+    """Map the overloads `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`."""
     del keepdim
     if isinstance(dims, bool):
         dims, unbiased = None, dims
@@ -101,11 +111,12 @@ def var(
 def std(
     site: Site, x: Value, dims: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **more: float | None
 ) -> Value:
+    """Map the standard deviation; overloads as of `var`."""
     return root(var(site, x, dims, unbiased, keepdim, **more))
 
 
 def root(x: Value) -> Value:
-    """The square root; at 0 its gradient is 0, as PyTorch has it for norms and deviations, not infinite."""
+    """Return the square root, whose gradient at 0 is 0, as PyTorch has it for norms and deviations, not infinite."""
     zero, one = (constant(v, (), x.type.dtype) for v in (0, 1))
     is_zero = op("eq", x, zero)
     return op("select", is_zero, zero, op("sqrt", op("select", is_zero, one, x)))
@@ -113,6 +124,7 @@ def root(x: Value) -> Value:
 
 @maps("linalg_vector_norm")
 def vector_norm(site: Site, x: Value, order: float = 2, dims: Dims = None, keepdim: bool = False, **_: object) -> Value:
+    """Map the Euclidean norm over dims. Raises `UnityError` for orders other than 2."""
     del keepdim
     if order != 2:
         raise UnityError(f"a norm of order {order} has no mapping; of order 2 there is one")
@@ -122,15 +134,18 @@ def vector_norm(site: Site, x: Value, order: float = 2, dims: Dims = None, keepd
 
 @maps("cumsum")
 def cumsum(site: Site, x: Value, dim: int, *, dtype: object = None) -> Value:
+    """Map the cumulative sum along a dim."""
     del dtype
     return op("cumsum", cast(x, site.dtype), dim=dim % len(x.shape))
 
 
 @maps("softmax", "_softmax")
 def softmax(site: Site, x: Value, dim: int, *_: object, **__: object) -> Value:
+    """Map softmax over a dim."""
     return swap(op("softmax", swap(cast(x, site.dtype), dim, -1)), dim, -1)
 
 
 @maps("log_softmax", "_log_softmax")
 def log_softmax(site: Site, x: Value, dim: int, *_: object, **__: object) -> Value:
+    """Map log-softmax over a dim."""
     return swap(op("log_softmax", swap(cast(x, site.dtype), dim, -1)), dim, -1)

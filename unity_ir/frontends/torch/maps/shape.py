@@ -1,4 +1,4 @@
-"""Operators that only move elements."""
+"""Map operators that only move elements."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from unity_ir.pcg.graph import Value, apply
     *("ravel", "_reshape_alias"),
 )
 def view(site: Site, x: Value | Padded, *to: object, **__: object) -> Value | Padded:
+    """
+    Map reshapes of all kinds, to the shape of PyTorch's result. Raises `UnityError` for views as another element type.
+    """
     if any(isinstance(v, torch.dtype) for v in to):
         raise UnityError("the bits of numbers as those of another element type have no operator")
     if isinstance(x, Padded):
@@ -31,6 +34,7 @@ def view(site: Site, x: Value | Padded, *to: object, **__: object) -> Value | Pa
     *("contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "positive", "to", "_to_copy", "type_as"),
 )
 def same(site: Site, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
+    """Map copies and conversions, as a cast to the element type of PyTorch's result."""
     if isinstance(x, Padded):
         if site.dtype != x.value.type.dtype:
             raise UnityError(PADDED)
@@ -40,35 +44,41 @@ def same(site: Site, x: Value | Padded, *_: object, **__: object) -> Value | Pad
 
 @maps("detach", "detach_copy")
 def detach(site: Site, x: Value) -> Value:
+    """Map detach; a value that no weight reaches is returned as it is."""
     return op("detach", x) if site.trained(x) else x
 
 
 @maps("transpose", "swapaxes", "swapdims")
 def transpose(site: Site, x: Value, a: int, b: int) -> Value:
+    """Map the exchange of dims `a` and `b`."""
     del site
     return swap(x, a, b)
 
 
 @maps("numpy_T")
 def reversed_dims(site: Site, x: Value) -> Value:
+    """Map the reversal of the order of dims."""
     del site
     return permute(x, range(len(x.shape))[::-1])
 
 
 @maps("t", "mT", "adjoint")
 def t(site: Site, x: Value) -> Value:
+    """Map the transpose of the last two dims."""
     del site
     return x if len(x.shape) < 2 else swap(x, -1, -2)
 
 
 @maps("permute")
 def permuted(site: Site, x: Value, dims: Sequence[int]) -> Value:
+    """Map a permutation of dims."""
     del site
     return permute(x, dims)
 
 
 @maps("movedim", "moveaxis")
 def movedim(site: Site, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
+    """Map the move of the dims `source` to the places `destination`."""
     del site
     rank = len(x.shape)
     old, new = ([d % rank for d in ([v] if isinstance(v, int) else v)] for v in (source, destination))
@@ -78,11 +88,13 @@ def movedim(site: Site, x: Value, source: int | Sequence[int], destination: int 
 
 @maps("expand", "expand_as", "broadcast_to")
 def expanded(site: Site, x: Value, *_: object, **__: object) -> Value:
+    """Map broadcasts, to the shape of PyTorch's result."""
     return expand(x, site.shape)
 
 
 @maps("broadcast_tensors")
 def broadcast_tensors(site: Site, xs: Sequence[Operand]) -> list[Value]:
+    """Map the broadcast of several operands to one shape."""
     return [expand(site.value(x), site.shape) for x in xs]
 
 
@@ -90,6 +102,7 @@ def broadcast_tensors(site: Site, xs: Sequence[Operand]) -> list[Value]:
 def sliced(
     site: Site, x: Value | Padded, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value | Padded:
+    """Map the slice `start:end:step` along a dim."""
     dim %= len(x.shape)
     first = range(x.shape[dim])[slice(start, end, step)]
     if isinstance(x, Padded):
@@ -101,6 +114,7 @@ def sliced(
 
 @maps("narrow")
 def narrow(site: Site, x: Value, dim: int, start: int, length: int) -> Value:
+    """Map the slice of `length` positions from `start` on along a dim."""
     del site
     dim %= len(x.shape)
     return cut(x, dim, start % x.shape[dim], length)
@@ -108,29 +122,33 @@ def narrow(site: Site, x: Value, dim: int, start: int, length: int) -> Value:
 
 @maps("select")
 def select(site: Site, x: Value, dim: int, index: int) -> Value:
+    """Map the slice at one index of a dim, without that dim."""
     dim %= len(x.shape)
     return reshape(cut(x, dim, index % x.shape[dim], 1), site.shape)
 
 
 def parts(x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """Neighbouring parts along a dim."""
+    """Return consecutive slices of these sizes along a dim."""
     return (x,) if len(sizes) == 1 else apply("split", (x,), {"dim": dim, "sizes": tuple(sizes)}).results
 
 
 @maps("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
 def split(site: Site, x: Value, _: object, dim: int = 0) -> tuple[Value, ...]:
+    """Map splits of all kinds, into slices of the sizes of PyTorch's results."""
     dim %= len(x.shape)
     return parts(x, dim, [m.shape[dim] for m in site.meta])
 
 
 @maps("unbind")
 def unbind(site: Site, x: Value, dim: int = 0) -> list[Value]:
+    """Map the slices at every index of a dim, without that dim."""
     dim %= len(x.shape)
     return [reshape(v, site.shape) for v in parts(x, dim, (1,) * x.shape[dim])]
 
 
 @maps("cat", "concat", "concatenate")
 def cat(site: Site, xs: Sequence[Operand], dim: int = 0) -> Value:
+    """Map concatenation along a dim; empty operands known at import are left out."""
     # PyTorch lets empty tensors of one dim pass.
     values = [site.value(_whole(x), site.dtype) for x in xs if not (isinstance(x, torch.Tensor) and x.numel() == 0)]
     return values[0] if len(values) == 1 else op("concat", *values, dim=dim % len(site.shape))
@@ -138,6 +156,7 @@ def cat(site: Site, xs: Sequence[Operand], dim: int = 0) -> Value:
 
 @maps("stack")
 def stack(site: Site, xs: Sequence[Operand], dim: int = 0) -> Value:
+    """Map stacking along a new dim."""
     dim %= len(site.shape)
     shape = (*site.shape[:dim], 1, *site.shape[dim + 1 :])
     values = [reshape(site.value(_whole(x), site.dtype), shape) for x in xs]
@@ -150,7 +169,11 @@ def _whole(x: Operand) -> Operand:
 
 @maps("constant_pad_nd")
 def constant_pad(site: Site, x: Value, amounts: Sequence[int], value: float = 0) -> Value | Padded:
-    """Of integers, with what is not zero, only what a loss then ignores."""
+    """
+    Map padding with a number; `amounts` are (before, after) per dim from the last one on, negative ones cut.
+
+    Integers padded with a number other than 0 become `Padded`, which only a loss may read.
+    """
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         dim = len(x.shape) - 1 - i
         if before < 0 or after < 0:
@@ -173,7 +196,7 @@ def constant_pad(site: Site, x: Value, amounts: Sequence[int], value: float = 0)
 
 
 def _filled(x: Value, dim: int, before: int, after: int, value: float) -> Value:
-    """With places more along a dim that hold a number."""
+    """Return `x` padded along a dim with `before` and `after` elements that hold `value`."""
 
     def places(count: int) -> list[Value]:
         shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
@@ -186,13 +209,14 @@ def _filled(x: Value, dim: int, before: int, after: int, value: float) -> Value:
 def pad(
     site: Site, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Value | Padded:
+    """Map padding by mode: constant, reflect, replicate or circular; `amounts` as of `constant_pad`."""
     if mode == "constant":
         return constant_pad(site, x, amounts, value or 0)
     return edge_pad(site, x, amounts, mode)
 
 
 def edge_pad(site: Site, x: Value, amounts: Sequence[int], mode: str) -> Value:
-    """What is already there, picked once more: PyTorch's `mode` of padding."""
+    """Return `x` padded with its own elements, picked by PyTorch's `mode`; `amounts` as of `constant_pad`."""
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         dim = len(x.shape) - 1 - i
         if before or after:
@@ -204,17 +228,19 @@ def edge_pad(site: Site, x: Value, amounts: Sequence[int], mode: str) -> Value:
 
 @maps("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 def reflection_pad(site: Site, x: Value, amounts: Sequence[int]) -> Value:
+    """Map padding by reflection at the edges."""
     return edge_pad(site, x, amounts, "reflect")
 
 
 @maps("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def replication_pad(site: Site, x: Value, amounts: Sequence[int]) -> Value:
+    """Map padding by repetition of the edges."""
     return edge_pad(site, x, amounts, "replicate")
 
 
 @maps("upsample_nearest2d", "upsample_nearest1d")
 def upsample_nearest(site: Site, x: Value, *_: object) -> Value:
-    """By whole factors: every element again and again."""
+    """Map nearest upsampling over the dims after the second. Raises `UnityError` unless sizes grow by whole factors."""
     old, new = x.shape[2:], site.shape[2:]
     if any(b % a for a, b in zip(old, new, strict=True)):
         raise UnityError(f"{list(old)} to {list(new)} is not by whole factors, which alone have a mapping")
@@ -233,7 +259,9 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Value:
-    """`x` with neighbouring places along a dim taken from `source`."""
+    """
+    Map `x` with positions `start:end` along a dim replaced by `source`. Raises `UnityError` for steps other than 1.
+    """
     value, part = site.value(x, site.dtype), site.value(source, site.dtype)
     dim %= len(value.shape)
     size = value.shape[dim]
@@ -249,6 +277,7 @@ def slice_scatter(
 
 @maps("select_scatter")
 def select_scatter(site: Site, x: Operand, source: Operand, dim: int, index: int) -> Value:
+    """Map `x` with one index of a dim replaced by `source`."""
     part = site.value(source, site.dtype)
     dim %= len(site.shape)
     index %= site.shape[dim]
@@ -258,21 +287,21 @@ def select_scatter(site: Site, x: Operand, source: Operand, dim: int, index: int
 
 @maps("fill")
 def fill(site: Site, x: Operand, value: Value) -> Value:
-    """A value of the graph everywhere; numbers fold."""
+    """Map filling with a scalar value of the graph. (Filling with a number is folded.)"""
     del x
     return site.fit(value)
 
 
 @maps("copy")
 def copy(site: Site, x: Operand, source: Operand, non_blocking: bool = False) -> Value:
-    """`source` in the shape and type of `x`."""
+    """Map the copy of `source` into `x`: `source` in the shape and element type of `x`."""
     del x, non_blocking
     return site.fit(site.value(source, site.dtype))
 
 
 @maps("repeat", "tile")
 def repeat(site: Site, x: Value, counts: Sequence[int]) -> Value:
-    """Every dim d becomes (count d)."""
+    """Map tiling: each dim repeated `counts` times as a whole."""
     counts = [1] * (len(site.shape) - len(counts)) + list(counts)
     old = (1,) * (len(counts) - len(x.shape)) + x.shape
     x = reshape(x, [n for s in old for n in (1, s)])
@@ -283,6 +312,11 @@ def repeat(site: Site, x: Value, counts: Sequence[int]) -> Value:
 def repeat_interleave(
     site: Site, x: Value, repeats: Operand, dim: int | None = None, *, output_size: int | None = None
 ) -> Value:
+    """
+    Map the repetition of each element along a dim (by default of the flattened operand).
+
+    Raises `UnityError` for counts that differ between elements.
+    """
     del output_size
     count = number(repeats)
     if not isinstance(count, int):
@@ -296,6 +330,7 @@ def repeat_interleave(
 
 @maps("roll")
 def roll(site: Site, x: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:
+    """Map the cyclic shift along dims (by default of the flattened operand)."""
     del site
     shape, dims = x.shape, [dims] if isinstance(dims, int) else dims
     if not dims:
@@ -311,6 +346,7 @@ def roll(site: Site, x: Value, shifts: int | Sequence[int], dims: int | Sequence
 
 @maps("pixel_shuffle")
 def pixel_shuffle(site: Site, x: Value, factor: int) -> Value:
+    """Map [.., c * factor^2, h, w] to [.., c, h * factor, w * factor]."""
     *lead, channels, height, width = x.shape
     x = reshape(x, (*lead, channels // factor**2, factor, factor, height, width))
     n = len(lead)
@@ -322,12 +358,14 @@ def pixel_shuffle(site: Site, x: Value, factor: int) -> Value:
 
 @maps("index_select")
 def index_select(site: Site, x: Operand, dim: int, index: Operand) -> Value:
+    """Map the slices of `x` along a dim at the indices [n]."""
     value = site.value(x)
     return op("index_select", value, site.value(index, "i64"), dim=dim % len(value.shape))
 
 
 @maps("gather")
 def gather(site: Site, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Value:
+    """Map the elements of `x` along a dim at `index`, which has the result's shape."""
     del sparse_grad
     value = site.value(x)
     return op("gather", value, site.value(index, "i64"), dim=dim % len(value.shape))
@@ -335,6 +373,7 @@ def gather(site: Site, x: Operand, dim: int, index: Operand, *, sparse_grad: boo
 
 @maps("scatter_add")
 def scatter_add(site: Site, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
+    """Map `x` with the elements of `source` added at `index` along a dim."""
     value = site.value(x, site.dtype)
     index = site.value(index, "i64")
     return op("scatter_add", value, index, site.value(source, site.dtype), dim=dim % len(value.shape))
@@ -342,7 +381,11 @@ def scatter_add(site: Site, x: Operand, dim: int, index: Operand, source: Operan
 
 @maps("index")
 def index(site: Site, x: Operand, indices: Sequence[Operand | None]) -> Value:
-    """`x[.., i, j, ..]`: tensors known at import for neighbouring dims, or one that is not."""
+    """
+    Map `x[.., i, j, ..]`: index tensors known at import for neighbouring dims, or one that is not known.
+
+    Raises `UnityError` for other dims and for boolean masks.
+    """
     given = {d: i for d, i in enumerate(indices) if i is not None}
     first, count = min(given), len(given)
     value = site.value(x)
@@ -369,7 +412,7 @@ def index(site: Site, x: Operand, indices: Sequence[Operand | None]) -> Value:
 
 def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
     """
-    Several indices into dims of these sizes as one into the dim they make together.
+    Return several indices into dims of these sizes as one index, flattened, into the dims merged.
 
     Given [[0], [1]] and [[0, 1, 2]] into sizes 2 and 3, returns 0 to 5.
     """
@@ -381,12 +424,14 @@ def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.T
 
 @maps("one_hot")
 def one_hot(site: Site, ids: Operand, classes: int = -1) -> Value:
+    """Map one-hot encoding of class ids along a new last dim."""
     del classes
     return op("one_hot", tensor(ids, "ids"), classes=site.shape[-1])
 
 
 @maps("topk")
 def topk(site: Site, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
+    """Map the `k` largest elements along a dim and their indices. Raises `UnityError` for the smallest."""
     del site, sorted
     if not largest:
         raise UnityError("largest=False has no operator; negate the operand")
@@ -396,6 +441,7 @@ def topk(site: Site, x: Value, k: int, dim: int = -1, largest: bool = True, sort
 
 @maps("flip")
 def flip(site: Site, x: Value, dims: Sequence[int]) -> Value:
+    """Map the reversal of elements along dims."""
     for dim in dims:
         backwards = torch.arange(x.shape[dim] - 1, -1, -1)
         x = op("index_select", x, site.value(backwards), dim=dim % len(x.shape))
@@ -404,6 +450,7 @@ def flip(site: Site, x: Value, dims: Sequence[int]) -> Value:
 
 @maps("argmax")
 def argmax(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """Map the index of the largest element along a dim (by default of the flattened operand)."""
     del keepdim
     if dim is None:
         x, dim = reshape(x, (prod(x.shape),)), 0
@@ -413,4 +460,5 @@ def argmax(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) 
 
 @maps("argmin")
 def argmin(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """Map the index of the smallest element along a dim (by default of the flattened operand)."""
     return argmax(site, op("neg", x), dim, keepdim)
