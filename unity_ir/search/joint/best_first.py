@@ -179,7 +179,9 @@ class BestFirst:
 
     def enter_alone(self, machine: Machine, optimizer: Optimizer) -> PricedGraph | None:
         """
-        Enter the graph that is fastest on one device. Raises `KeyboardInterrupt` if the search for it was interrupted.
+        Enter the graph that is fastest on one device.
+
+        Returns None if it was priced before. Raises `KeyboardInterrupt` if the search for it was interrupted.
         """
         alone = self.memo.alone or joint(self.best.graph, one_device(machine), self.rules, optimizer)
         if alone.interrupted:
@@ -220,7 +222,7 @@ class BestFirst:
 
 
 def one_device(machine: Machine) -> Machine:
-    """Return a machine of one of the devices."""
+    """Return a machine that has one of the machine's devices."""
     return replace(machine, levels=(), links=())
 
 

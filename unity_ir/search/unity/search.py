@@ -66,8 +66,9 @@ class Options:
 @dataclass(frozen=True)
 class UnityPlan:
     """
-    The result of Unity's search; `seconds` is its own estimate, in which parallel branches on disjoint devices cost
-    their maximum.
+    The result of Unity's search.
+
+    `seconds` is the search's own estimate, in which parallel branches on disjoint devices cost their maximum.
     """
 
     graph: Graph
