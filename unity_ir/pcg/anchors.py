@@ -10,8 +10,7 @@ class Anchors:
     The materialised values of a graph.
 
     A chain of parallel operators is one reshard, from the value it starts at to where it is read. A value in the middle
-    is
-    materialised only if its operator has a view, it is an output, or it is also read from outside the chain.
+    is materialised only if its operator has a view, it is an output, or it is also read from outside the chain.
     """
 
     def __init__(self, graph: Graph):

@@ -51,9 +51,8 @@ class Collective:
     A kind of move over groups of devices.
 
     `received(n, elements)` gives the elements that all n devices of a group receive together when a ring carries them,
-    for
-    pieces of `elements` before the move (for halos: borders of a device between two others). None if no link is
-    crossed.
+    for pieces of `elements` before the move (for halos: borders of a device between two others). It is None if no link
+    is crossed.
     """
 
     name: str
@@ -78,12 +77,12 @@ class Collective:
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        """Attributes of its parallel operator in written order: the dims of its chain, then the degree."""
+        """The attributes of its parallel operator in written order: the dims of its chain, then the degree."""
         return (*(dim for _, dim in self.fuses if dim is not None), "by")
 
     def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
         """
-        Return the runtime call that `unity-profile` measures, and the dims it gives it: `(0,)` for all_gather.
+        Return the runtime call that `unity-profile` measures, and the dims it is given: `(0,)` for all_gather.
 
         Raises `UnityError` for a collective that profiles do not hold.
         """
@@ -99,12 +98,12 @@ class Collective:
 
     @property
     def crosses_links(self) -> bool:
-        """Whether it sends anything to other devices."""
+        """Whether the collective sends anything to other devices."""
         return self.members != "none"
 
     @property
     def is_free(self) -> bool:
-        """Whether it only renames roles, so that nothing is computed, copied or sent."""
+        """Whether the collective only renames roles, so that nothing is computed, copied or sent."""
         return not any(self.calls.values())
 
 
@@ -248,7 +247,8 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 def names(*members: Members) -> tuple[str, ...]:
     """
-    Names of the collectives with these members: given "root", ("broadcast", "scatter", "gather", "reduce", "send").
+    Return the names of the collectives with these members: given "root", returns ("broadcast", "scatter", "gather",
+    "reduce", "send").
     """
     return tuple(name for name, row in COLLECTIVES.items() if row.members in members)
 
@@ -278,6 +278,7 @@ FUSED = tuple(row for row in COLLECTIVES.values() if row.fuses)
 
 def fusion_of(first: str, second: str) -> Collective | None:
     """
-    The collective that does both moves in one: given "reduce" and "partition", reduce_scatter; None if there is none.
+    Return the collective that fuses two parallel operators: given "reduce" and "partition", reduce_scatter; None if
+    there is none.
     """
     return next((row for row in FUSED if tuple(op for op, _ in row.fuses) == (first, second)), None)

@@ -34,7 +34,9 @@ from unity_ir.pcg.view import View
 
 
 def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes that depend on a weight through floating point values only. Other nodes' values have no gradient."""
+    """
+    Return the nodes that depend on a weight through floating point values only: only their values have a gradient.
+    """
     found: set[Node] = set()
     for node in nodes:
         if node.op == "weight" or any(v.node in found and v.type.is_floating for v in node.operands):
@@ -44,7 +46,7 @@ def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
 
 def trained(graph: Graph) -> set[Node]:
     """
-    The nodes whose values have a gradient: those on a way from a weight to the loss, which is the first output.
+    Return the nodes whose values have a gradient: those on a path from a weight to the loss, which is the first output.
 
     If the first output is not a scalar, the graph is part of a model, and every output counts as the loss does.
     """
@@ -56,12 +58,11 @@ def operand_gradients(
     node: Node, grads: Sequence[Value], view: View | None = None, again: Recomputation | None = None
 ) -> tuple[Value | None, ...]:
     """
-    The gradient of each operand of `node`, given those of its floating point results (`grads`), all of dual types; None
-    for operands without a gradient.
+    Return the gradient of each operand of `node`, of the operand's dual type; None for operands without a gradient.
 
-    `view` is the place wanted for the gradient of a parallel operator's operand; `again` gives values of the forward
-    that
-    are recomputed. Raises `UnityError` if the operator has no gradient.
+    `grads` are the gradients of the node's floating point results, in order. `view` is the view for the gradient of a
+    parallel operator's operand. `again` replaces values of the forward by recomputed ones. Raises `UnityError` if the
+    operator has no gradient.
     """
     if node.is_parallel:
         value = grads[0]
@@ -88,7 +89,7 @@ def operand_gradients(
 
 def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:
     """
-    The whole training step of a graph whose first output is its loss: forward, backward, one update per weight.
+    Return the whole training step of a graph whose first output is its loss: forward, backward, one update per weight.
 
     With a mesh, each gradient is also brought to the devices where its value was, not only to the dual type. Raises
     `UnityError` if the first output is not a scalar, or if no weight reaches it.
@@ -160,8 +161,9 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
 
 def _spread_alike(grad: Value, known: Mapping[Value, Layout], layout: Layout, placement: Placement) -> Value:
     """
-    A gradient spread over new dims gets a view: on which axes those are divided does not follow from its operands
-    alone, but from them and from where the gradient is wanted.
+    Return a gradient spread over new dims, with a view.
+
+    The axes that divide these dims do not follow from its operands alone, but also from where the gradient is wanted.
     """
     node = grad.node
     if not node.is_compute or not node.analysis.bound.free_degrees or not placement.mesh.sizes:
@@ -181,7 +183,7 @@ def _sum(add: Operator, a: Value, b: Value) -> Value:
 
 
 def _as_weight(weight: Value, grad: Value, placement: Placement | None) -> Value:
-    """The gradient in the weight's own type and place, so that each copy of the weight is updated alike."""
+    """Return the gradient in the weight's own type and place, so that each copy of the weight is updated alike."""
     if weight.type.sum > 1:
         raise UnityError(
             f"pcg.weight: {weight.node.name} rests in {weight.type.sum} partial sums, which cannot be updated; "

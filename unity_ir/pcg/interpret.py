@@ -27,7 +27,12 @@ Pieces = dict[Piece, Array]
 
 
 def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Array]:
-    """Evaluate a graph on whole values: inputs and weights are arrays of the global shapes, by name."""
+    """
+    Return the value of every result of a graph, as whole arrays: inputs and weights are arrays of global shape, by
+    name.
+
+    Raises `UnityError` where an array is missing or has another shape.
+    """
     values: dict[Value, Array] = {}
     for node in graph.nodes():
         operands = [values[v] for v in node.operands]
@@ -41,7 +46,12 @@ def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, A
 
 
 def interpret_pieces(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Pieces]:
-    """Evaluate a graph shard by shard. Raises `AssertionError` where copies are not equal."""
+    """
+    Return every value of a graph by its pieces, computed piece by piece; `inputs` and `weights` are whole arrays by
+    name.
+
+    Raises `AssertionError` where copies are not equal, `UnityError` where an array is missing or has another shape.
+    """
     values: dict[Value, Pieces] = {}
     for node in graph.nodes():
         if node.is_leaf:
@@ -70,9 +80,7 @@ def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array])
 
 
 def split(array: Array, type: TensorType) -> Pieces:
-    """
-    A whole array in the pieces of a type; of addends the first is the value and the others are zero, as in halos.
-    """
+    """Return a whole array in the pieces of a type. Of addends, the first is the value and the others are zero."""
     out: Pieces = {}
     for at in type.all_pieces():
         part = _cut(array, at.dims, type)
@@ -81,7 +89,7 @@ def split(array: Array, type: TensorType) -> Pieces:
 
 
 def join(pieces: Pieces, type: TensorType) -> Array:
-    """The value its pieces stand for: dims end to end, addends summed, any copy."""
+    """Return the value that pieces of a type stand for: shards put end to end, addends summed, any one copy taken."""
     some = next(iter(pieces.values()))
     lows = [low for low, _ in type.borders]
     out = np.zeros([s + sum(b) for s, b in zip(type.shape, type.borders, strict=True)], dtype=some.dtype)

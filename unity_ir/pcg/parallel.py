@@ -23,9 +23,8 @@ ParallelStep = tuple[str, tuple[tuple[str, int], ...]]
 class ParallelOperator:
     """
     A parallel operator. `attributes` in written order; `type` gives the result's type from the operand's; `backward`
-    the
-    operators that turn the result's gradient into the operand's; `chain`, of a fused operator, the operators it stands
-    for.
+    the operators that turn the result's gradient into the operand's; `chain`, of a fused operator, the operators it
+    stands for.
     """
 
     name: str
@@ -184,12 +183,10 @@ def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
 def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[str, int]]]:
     """
     The parallel operators that turn a value of type `source` into `target`: first those that undo a division, then
-    those
-    that make one.
+    those that make one.
 
     Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
-    halo
-    would have to be removed, or made of addends.
+    halo would have to be removed, or made of addends.
     """
     if source.halo or target.halo_sum:
         raise UnityError(f"pcg: no parallel operators take {source} to {target}")

@@ -45,10 +45,8 @@ def selected(text: str) -> tuple[Rule, ...]:
     The rules that a text selects, in the order in which they are tried.
 
     Names are joined by `+`: `common` (the rules of `SEARCHED`), `library` (all, `common` first), `none`, a family, a
-    rule.
-    `~` before a name leaves it out: `library+~fuse-activation`. The word `unproved` among the names allows rules
-    without a
-    proof. Raises `UnityError` for unknown names, and for rules that are not proved.
+    rule. `~` before a name leaves it out: `library+~fuse-activation`. The word `unproved` among the names allows rules
+    without a proof. Raises `UnityError` for unknown names, and for rules that are not proved.
     """
     found: dict[str, Rule] = {}
     names = [n for n in (n.strip() for n in text.split("+")) if n]

@@ -88,8 +88,7 @@ def parse_derivations(text: str, where: str) -> Derivations:
 def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -> Graph:
     """
     Apply `rule` once at the operator `at` (`matmul#3`, or `matmul#3.2` for the second match there). `given` are values
-    for
-    symbols that no match determines. Returns the new graph; raises `UnityError` where the rule does not apply.
+    for symbols that no match determines. Returns the new graph; raises `UnityError` where the rule does not apply.
     """
     places: list[str] = []
     for place, after in rule.applications(graph, given):
@@ -106,8 +105,7 @@ def replay(
 ) -> Graph:
     """
     Apply all steps of a derivation in order and return the last graph. Rules are looked up by name in `known`, if
-    given,
-    and otherwise in the library.
+    given, and otherwise in the library.
 
     Raises `UnityError` for unknown rules, for rules without a proof unless `unproved`, and for steps that do not apply.
     """

@@ -100,8 +100,7 @@ class Match:
     def repeats_work(self) -> bool:
         """
         Whether the replacement computes something twice: matched operators stay in the graph, and the new operators do
-        more
-        work (FLOPs and elements written) than those that fall away.
+        more work (FLOPs and elements written) than those that fall away.
 
         An example is `relu(matmul(x, w)) -> matmul(x, w) {act}` where others use the product.
         """
@@ -166,10 +165,8 @@ def matches(
     All matches of a substitution in the graph of `index`, in the order of nodes; with `at`, those at that node only.
 
     `given` are values for the symbols that no match determines (`check.free`); without them there is no match. Left out
-    are
-    matches whose replacement would have other types or would depend on what it replaces, and, of matches that differ
-    only
-    in the order of the replaced values or make the same values, all but the first.
+    are matches whose replacement would have other types or would depend on what it replaces, and, of matches that
+    differ only in the order of the replaced values or make the same values, all but the first.
     """
     plan, given = _plan(rule), given or {}
     if not plan.ops <= index.by_op.keys() or not plan.free <= given.keys():

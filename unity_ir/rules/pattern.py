@@ -50,8 +50,7 @@ Bindings: TypeAlias = Mapping[str, int | float | str | tuple[int, ...]]
 class Input:
     """
     An input of a rule: matches any value of this shape and in these pieces. `degrees` has an entry for each of `shape`,
-    1
-    for packs; if empty, all are 1. `integer` asks for integer elements.
+    1 for packs; if empty, all are 1. `integer` asks for integer elements.
     """
 
     name: str

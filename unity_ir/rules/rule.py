@@ -39,9 +39,8 @@ class Rule:
         Apply the rule once in every possible way that repeats no work. Yields (place, graph after the application).
 
         The place names the operator that makes the first replaced value: `matmul#3`, or `matmul#3.2` for the second
-        match
-        there. Applications after which a weight that had a gradient has none are left out, even if that gradient is
-        zero.
+        match there. Applications after which a weight that had a gradient has none are left out, even if that gradient
+        is zero.
         """
         weights: set[Node] | None = None
         last, ways = None, 0

@@ -21,8 +21,7 @@ from unity_ir.tdl.syntax import AttrValue
 class Equations:
     """
     Equations between a pattern's symbols and a graph's sizes and attributes. Methods that add to them return False
-    where
-    they have no solution.
+    where they have no solution.
     """
 
     known: dict[str, int] = field(default_factory=dict)
@@ -134,8 +133,7 @@ def solve(
 ) -> Bindings | None:
     """
     The bindings at which every input has its type, every attribute expression its value, and all conditions hold; None
-    if
-    there are none. `given` are values the caller has chosen.
+    if there are none. `given` are values the caller has chosen.
     """
     equations = Equations.given(given)
     if not all(equations.attribute(pattern, value) for pattern, value in attributes):

@@ -104,8 +104,7 @@ def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
 def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None = None) -> None:
     """
     Raises `UnityError` if a case of `rule` is not proved, unless `allow_unproved`; and, in any case, if a rule is
-    proved
-    for forward values only while gradients of `graph` are still to be made (or of any graph, if none is given).
+    proved for forward values only while gradients of `graph` are still to be made (or of any graph, if none is given).
     """
     for case in rule.cases:
         proof = proof_of(case)

@@ -65,8 +65,7 @@ _NOTHING = ExtentSum(())
 def region(index: Index, variable: str) -> Region | None:
     """
     The region of a dim indexed by `index` that a worker reads when `variable`, one of the index's, is divided. None if
-    the
-    regions of the workers are not intervals of equal step.
+    the regions of the workers are not intervals of equal step.
 
     Given `2*y + i - 3` and y: step 2*|y|, low 3 and high |i| - 5.
     """

@@ -65,8 +65,7 @@ def cases(rule: Substitution) -> Iterator[Case]:
 def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
     """
     Every choice of a number of dims for each pack for which the rule is proved, by pack. Raises `Undecided` if a
-    condition
-    mentions the number of dims of a pack, since then a few numbers do not stand for all.
+    condition mentions the number of dims of a pack, since then a few numbers do not stand for all.
     """
     if any(s.startswith("#") for c in rule.conditions for s in c.poly.symbols):
         raise Undecided("a condition is on the number of dims of a pack")
@@ -92,8 +91,8 @@ def spelled_at(
 ) -> tuple[dict[str, int], list[Mapping[str, str]]]:
     """
     Sample values for all symbols, at which lines are spelled out, and all element types of the inputs at which both
-    sides
-    are well typed there. No value is 1, since a dim of size 1 is left out of lines. Raises `Undecided` if nothing fits.
+    sides are well typed there. No value is 1, since a dim of size 1 is left out of lines. Raises `Undecided` if nothing
+    fits.
     """
     random = Random(1)
     last: UnityError | None = None
@@ -156,8 +155,8 @@ def tensors(
 ) -> tuple[list[TensorForm], Made]:
     """
     Apply the operators of a side (source or target) to `inputs`. `fixed` has the numbers of dims of packs
-    (`Case.fixed`).
-    Returns the results of the side, and those of every operation by its id. Parallel operators are identities here.
+    (`Case.fixed`). Returns the results of the side, and those of every operation by its id. Parallel operators are
+    identities here.
     """
     made: Made = {}
     for operation in rule.operations(side):

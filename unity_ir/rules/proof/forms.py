@@ -36,8 +36,7 @@ def fresh(stem: str) -> str:
 def restart() -> None:
     """
     Begin to number fresh symbols from 0 again, so that a repeated claim has the same symbols and finds its answers in
-    the
-    solver's cache. Never mix forms made before and after this.
+    the solver's cache. Never mix forms made before and after this.
     """
     global _numbers
     _numbers = count()
@@ -301,8 +300,7 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
     """
     The factor with free symbols replaced by polynomials. A `SymbolValue` that becomes more than one symbol is returned
-    as
-    `Apply("value", ..)`, which `multiplied_out` turns into a sum of monomials.
+    as `Apply("value", ..)`, which `multiplied_out` turns into a sum of monomials.
     """
     match factor:
         case Read(tensor, indices):

@@ -29,9 +29,8 @@ from unity_ir.tdl.syntax import AttrValue
 class SymbolicInt(int):
     """
     A size: the integer it is in the sample, with its polynomial. Sums, differences and products keep track of
-    polynomials;
-    a comparison whose answer is not the same for all sizes raises `Undecided`, so no gradient is built for the sample
-    only.
+    polynomials; a comparison whose answer is not the same for all sizes raises `Undecided`, so no gradient is built for
+    the sample only.
     """
 
     poly: Poly

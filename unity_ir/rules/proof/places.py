@@ -33,8 +33,7 @@ _PACK_DIM = re.compile(r"(\w+)\.(\d+)")
 def check_places(rule: Substitution) -> None:
     """
     Checks that each dim a rule refers to is the same dim for every number of dims in its packs. Raises `Undecided`
-    naming
-    the operation where it is not.
+    naming the operation where it is not.
     """
     if not packs(rule):
         return

@@ -133,8 +133,7 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | None:
     """
     A description of the first sample at which the vector-Jacobian products of the sides differ, and whether its values
-    are
-    generic (random normal), so that ties are not the reason. None if there is no such sample.
+    are generic (random normal), so that ties are not the reason. None if there is no such sample.
     """
     for sample in inputs(rule, seed):
         random = np.random.default_rng([seed, 1])

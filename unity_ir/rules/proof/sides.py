@@ -148,8 +148,7 @@ def converts(rule: Substitution) -> bool:
 def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
     """
     Choices of element types for the inputs, by name: all that a match allows if the rule casts, else a single choice,
-    since
-    lines treat all floating point types alike. Not all choices are well typed.
+    since lines treat all floating point types alike. Not all choices are well typed.
     """
     if not converts(rule):
         yield DTYPES

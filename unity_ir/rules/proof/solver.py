@@ -71,8 +71,7 @@ class Answers:
     def cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
         """
         Whether for all integers that satisfy `facts` the weights of those constraint sets that hold sum to 0. False
-        also where
-        Z3 does not answer.
+        also where Z3 does not answer.
         """
         known = self.known.get((weighted, facts))
         if known is None:
