@@ -107,7 +107,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     placement = None if mesh is None else place(graph, mesh)
 
     def dual_view(value: Value) -> View | None:
-        """The dual of a value's layout."""
+        """Return the dual of a value's layout."""
         return placement and layout_view(dual(placement.layouts[value]), len(value.shape), placement.mesh)
 
     def gradient_view(value: Value) -> View | None:
@@ -115,7 +115,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         return None if value.node.is_parallel and value.node.view is None else dual_view(value)
 
     def constant(value: Value, number: float) -> Value:
-        """A number as the gradient of a value. Nothing but a view says on which axes it is copied."""
+        """Return a number as the gradient of a value. Nothing but a view says on which axes it is copied."""
         return leaf("constant", value.type.dual, dual_view(value), value=number).result
 
     anchors = Anchors(graph)
@@ -124,7 +124,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     add = operators()["add"]
 
     def total(value: Value) -> Value:
-        """The gradient of a value: the sum of what its users make of theirs."""
+        """Return the gradient of a value: the sum of what its users make of theirs."""
         return reduce(lambda a, b: _sum(add, a, b), grads[value]) if value in grads else constant(value, 0.0)
 
     def gradients(node: Node, of_results: Sequence[Value]) -> tuple[Value | None, ...]:

@@ -55,10 +55,10 @@ def materialise(
     again: Collection[Node] = (),
 ) -> Graph:
     """
-    The parallel graph of a serial forward graph in which every operator has its assignment and every leaf rests where
-    `rests` says, or where its first use wants it. Other values that `rests` names are brought there once made, and
-    leaves that `relays` names go there from where they rest before they are read. What the operators `again` make is
-    not kept for the backward.
+    Return the parallel graph of a serial forward graph in which every operator has its assignment and every leaf rests
+    where `rests` says, or where its first use wants it. Other values that `rests` names are brought there once made,
+    and leaves that `relays` names go there from where they rest before they are read. What the operators `again` make
+    is not kept for the backward.
 
     Raises `UnityError` where an assignment does not fit.
     """
@@ -92,18 +92,18 @@ def materialise(
 
 
 def rested(value: Value, layout: Layout, mesh: Mesh) -> Value:
-    """A serial leaf in a layout."""
+    """Return a serial leaf in a layout."""
     type = layout_type(value.type.shape, value.type.dtype, layout, mesh)
     return retyped(value.node, type, layout_view(layout, len(value.type.shape), mesh))
 
 
 def retyped(node: Node, type: TensorType, view: View | None) -> Value:
-    """The same leaf, divided otherwise."""
+    """Return the same leaf, divided otherwise."""
     return leaf(node.op, type, view, **dict(node.attributes)).result
 
 
 def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh: Mesh) -> Node:
-    """A serial operator under an assignment, on operands that are where it needs them, but for their halos."""
+    """Return a serial operator under an assignment, on operands that are where it needs them, but for their halos."""
     configuration = Configuration(degrees(assignment, mesh.sizes))
     needs = operand_degrees(node.analysis, configuration)
     operands = [with_halo(v, d.halo) for v, d in zip(operands, needs, strict=True)]
@@ -112,7 +112,7 @@ def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh
 
 
 def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
-    """The parallel operators from one layout to another, the last one with the view of where they lead."""
+    """Return the parallel operators from one layout to another, the last one with the view of where they lead."""
     if source == target:
         return value
     end = layout_type(value.type.shape, value.type.dtype, target, mesh)
@@ -125,7 +125,7 @@ def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
 
 
 def with_halo(value: Value, halo: Halos) -> Value:
-    """The value with its neighbours' borders."""
+    """Return the value with its neighbours' borders."""
     for dim, (low, high) in enumerate(halo):
         if low + high > 0:
             value = parallel("halo", value, None, dim=dim, low=low, high=high).result
@@ -133,7 +133,7 @@ def with_halo(value: Value, halo: Halos) -> Value:
 
 
 def degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
-    """The degree of every index variable that is divided."""
+    """Return the degree of every index variable that is divided."""
     found: dict[str, int] = {}
     for what, size in zip(assignment, sizes, strict=True):
         if isinstance(what, str):

@@ -182,8 +182,8 @@ def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
 
 def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[str, int]]]:
     """
-    The parallel operators that turn a value of type `source` into `target`: first those that undo a division, then
-    those that make one.
+    Return the parallel operators that turn a value of type `source` into `target`: first those that undo a division,
+    then those that make one.
 
     Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
     halo would have to be removed, or made of addends.

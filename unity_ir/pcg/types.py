@@ -129,7 +129,7 @@ class TensorType:
         return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}))
 
     def all_pieces(self) -> list[Piece]:
-        """Every piece, dims outermost, then addends, then copies."""
+        """Return every piece, dims outermost, then addends, then copies."""
         return [
             Piece(dims, s, c)
             for dims in product(*(range(d) for d in self.degrees))
@@ -161,7 +161,7 @@ def tensor_type(
     halo_sum: Halos = (),
 ) -> TensorType:
     """
-    The interned type of global sizes `shape`, element type `dtype`, and the given degrees (1 each if left out).
+    Return the interned type of global sizes `shape`, element type `dtype`, and the given degrees (1 each if left out).
 
     Raises `UnityError` for an unknown element type, sizes below 1 or too large to address, degrees that do not divide.
     Arguments must be hashable: tuples, not lists.
@@ -201,5 +201,5 @@ def tensor_type(
 
 
 def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees) -> TensorType:
-    """The type of a value divided so. Raises `UnityError` as `tensor_type` does."""
+    """Return the type of a value divided so. Raises `UnityError` as `tensor_type` does."""
     return tensor_type(shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum)

@@ -32,7 +32,7 @@ class View:
         return tuple(prod(f for f, _ in axis) for axis in self.axes)
 
     def devices(self) -> list[int]:
-        """Every device that has a task, repeats included, in grid order."""
+        """Return every device that has a task, repeats included, in grid order."""
         return [self.start + offset for offset in _offsets((*self.axes, self.repeat))]
 
     @property

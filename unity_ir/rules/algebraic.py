@@ -34,7 +34,7 @@ WITHOUT = "~"
 
 @cache
 def algebraic() -> tuple[Rule, ...]:
-    """The rules named in `SEARCHED`, in its order."""
+    """Return the rules named in `SEARCHED`, in its order."""
     known = group(rule for name in FAMILIES for rule in family(name))
     return tuple(known[name] for name in SEARCHED)
 
@@ -42,7 +42,7 @@ def algebraic() -> tuple[Rule, ...]:
 @cache
 def selected(text: str) -> tuple[Rule, ...]:
     """
-    The rules that a text selects, in the order in which they are tried.
+    Return the rules that a text selects, in the order in which they are tried.
 
     Names are joined by `+`: `common` (the rules of `SEARCHED`), `library` (all, `common` first), `none`, a family, a
     rule. `~` before a name leaves it out: `library+~fuse-activation`. The word `unproved` among the names allows rules

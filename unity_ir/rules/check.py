@@ -220,7 +220,7 @@ def _degrees(rule: Substitution) -> frozenset[str]:
 
 def free(rule: Substitution) -> tuple[str, ...]:
     """
-    The symbols of a rule that no match determines, so that whoever applies it must give values for them: usually
+    Return the symbols of a rule that no match determines, so that whoever applies it must give values for them: usually
     degrees.
 
     A symbol is determined if the shapes, degrees and attributes of the source can be solved for it. Given the rule that

@@ -61,8 +61,8 @@ _LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with
 
 def parse_derivations(text: str, where: str) -> Derivations:
     """
-    The derivations in the text of a file, by function name. `where` is the file's name, for messages.
-    Raises `UnityError` naming the line that cannot be read.
+    Return the derivations in the text of a file, by function name. `where` is the file's name, for messages. Raises
+    `UnityError` naming the line that cannot be read.
     """
     found: dict[str, list[RuleApplication]] = {}
     function = ""

@@ -42,11 +42,11 @@ class OpIndex:
                 self.users.setdefault(operand, []).append((node, i))
 
     def place(self, node: Node) -> str:
-        """The name of an operator: `matmul#3`, with its number among the graph's nodes."""
+        """Return the name of an operator: `matmul#3`, with its number among the graph's nodes."""
         return f"{node.op}#{self.number[node]}"
 
     def depends(self, value: Value, nodes: set[Node]) -> bool:
-        """Whether `value` is computed, directly or not, from a result of one of `nodes`."""
+        """Return whether `value` is computed, directly or not, from a result of one of `nodes`."""
         least = min(self.number[n] for n in nodes)
         seen: set[Node] = set()
         stack = [value.node]
@@ -162,7 +162,8 @@ def matches(
     rule: Substitution, index: OpIndex, given: Bindings | None = None, at: Node | None = None
 ) -> Iterator[Match]:
     """
-    All matches of a substitution in the graph of `index`, in the order of nodes; with `at`, those at that node only.
+    Yield all matches of a substitution in the graph of `index`, in the order of nodes; with `at`, those at that node
+    only.
 
     `given` are values for the symbols that no match determines (`check.free`); without them there is no match. Left out
     are matches whose replacement would have other types or would depend on what it replaces, and, of matches that

@@ -227,8 +227,8 @@ def _error(message: str, token: Token) -> RuleTextError:
 
 def check_rule_name(name: str, position: int = 0) -> None:
     """
-    Raises `RuleTextError`, at `position`, for a rule name with characters that are not printed as written.
-    An empty name passes: `check.check` reports it.
+    Raise `RuleTextError`, at `position`, for a rule name with characters that are not printed as written. An empty name
+    passes: `check.check` reports it.
     """
     if name != " ".join(name.split()) or not name.isprintable() or set(name) & {'"', "\\"}:
         raise RuleTextError(f"the name {name!a} has blanks or signs that no name may; rename it", position)
@@ -297,7 +297,7 @@ def _parse(text: str, start: str) -> Any:
 
 def parse_rules(text: str, where: str = "") -> tuple[Substitution, ...]:
     """
-    The rules in a text, in order. They are parsed only, not checked: see `unity_ir.rules.check`.
+    Return the rules in a text, in order. They are parsed only, not checked: see `unity_ir.rules.check`.
 
     `where` is the name of the file, if any. Raises `RuleTextError`, with `where` as `file:line:column: message`.
     """
@@ -312,10 +312,10 @@ def parse_rules(text: str, where: str = "") -> tuple[Substitution, ...]:
 
 
 def parse_tensor(text: str) -> Input:
-    """An input without a name, from text such as `int [b.., n]`. Raises `RuleTextError`."""
+    """Return an input without a name, from text such as `int [b.., n]`. Raises `RuleTextError`."""
     return cast("Input", _parse(text, "tensor"))
 
 
 def parse_poly(text: str) -> Poly:
-    """A polynomial, from text such as `2*d*m + n - 1`. Raises `RuleTextError`."""
+    """Return a polynomial, from text such as `2*d*m + n - 1`. Raises `RuleTextError`."""
     return cast("Poly", _parse(text, "poly"))

@@ -114,7 +114,7 @@ class Substitution:
     """None if the text carries no proof."""
 
     def operations(self, side: tuple[Term, ...]) -> list[Operation]:
-        """All operations of a side, each once, operands before users."""
+        """Return all operations of a side, each once, operands before users."""
         found: dict[int, Operation] = {}
 
         def visit(term: Term) -> None:
@@ -145,7 +145,9 @@ class Substitution:
 
 
 def ints(poly: Poly, bindings: Bindings) -> int:
-    """The integer value of a polynomial under `bindings`. Raises `UnityError` naming a symbol that has no value."""
+    """
+    Return the integer value of a polynomial under `bindings`. Raises `UnityError` naming a symbol that has no value.
+    """
     values: dict[str, int] = {}
     for s in poly.symbols:
         found = bindings.get(s.removeprefix("#"))
@@ -160,7 +162,8 @@ def ints(poly: Poly, bindings: Bindings) -> int:
 
 def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
     """
-    The type of an input under `bindings`, with element type `dtype`. Raises `UnityError` for symbols without a value.
+    Return the type of an input under `bindings`, with element type `dtype`. Raises `UnityError` for symbols without a
+    value.
     """
     shape: list[int] = []
     degrees: list[int] = []
@@ -178,7 +181,7 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
 
 
 def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
-    """The value of an attribute expression under `bindings`."""
+    """Return the value of an attribute expression under `bindings`."""
     match value:
         case Poly():
             return ints(value, bindings)
@@ -191,7 +194,7 @@ def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
 
 
 def attribute_expression(value: AttrValue) -> AttrExpr:
-    """The constant attribute expression of a value: polynomials for integers, floats and names as they are."""
+    """Return the constant attribute expression of a value: polynomials for integers, floats and names as they are."""
     match value:
         case int():
             return number(value)
@@ -231,5 +234,5 @@ def _apply(operation: Operation, operands: list[Value], bindings: Bindings) -> t
 
 
 def fixed(value: int) -> Poly:
-    """The constant polynomial `value`."""
+    """Return the constant polynomial `value`."""
     return number(value)

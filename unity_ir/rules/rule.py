@@ -24,7 +24,7 @@ class Rule:
 
     def matches(self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None) -> Iterator[Match]:
         """
-        All matches of all cases, in the order of the nodes they are at. See `match.matches`.
+        Return all matches of all cases, in the order of the nodes they are at. See `match.matches`.
 
         `index` is the graph's `OpIndex`, if one has been made for other rules.
         """
@@ -73,7 +73,7 @@ def _trained_weights(graph: Graph) -> set[Node]:
 
 def substitute(graph: Graph, replaced: Mapping[Value, Value]) -> Graph:
     """
-    The graph with the values in `replaced` replaced by others, and all that depends on them rebuilt.
+    Return the graph with the values in `replaced` replaced by others, and all that depends on them rebuilt.
 
     A replacement is a value of the graph, or new over values of the graph; it must not depend on a replaced value.
     """

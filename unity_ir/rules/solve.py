@@ -120,7 +120,7 @@ class Equations:
         return self.equal(item.sum, type.sum) and self.equal(item.copy, type.copy)
 
     def bindings(self) -> Bindings:
-        """The values found."""
+        """Return the values found."""
         sizes = {name: value for name, value in self.known.items() if not name.startswith("#")}
         return {**sizes, **self.packs, **self.parameters}
 
@@ -132,8 +132,8 @@ def solve(
     given: Bindings,
 ) -> Bindings | None:
     """
-    The bindings at which every input has its type, every attribute expression its value, and all conditions hold; None
-    if there are none. `given` are values the caller has chosen.
+    Return the bindings at which every input has its type, every attribute expression its value, and all conditions
+    hold; None if there are none. `given` are values the caller has chosen.
     """
     equations = Equations.given(given)
     if not all(equations.attribute(pattern, value) for pattern, value in attributes):

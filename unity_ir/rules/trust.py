@@ -38,7 +38,10 @@ LIBRARY = "proofs.toml"
 
 
 def digest(rule: Substitution) -> str:
-    """A hash of all that a proof depends on: equal for two texts of one rule, different once its meaning may differ."""
+    """
+    Return a hash of all that a proof depends on: equal for two texts of one rule, different once its meaning may
+    differ.
+    """
     ops = sorted({o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys())
     lines = [text for op in ops for text in _said_of(find_operator(op))]
     text = "\n".join([f"prover {PROVER}", rule_text(replace(rule, name="", proof=None)), *lines])
@@ -63,7 +66,7 @@ def _kept() -> Mapping[str, str]:
 
 
 def kept_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
-    """The text of the library's file of verdicts, one line per rule."""
+    """Return the text of the library's file of verdicts, one line per rule."""
     head = "# What the prover says of every rule of the library: `unity-rules check --write` writes this file.\n"
     lines = (f'"{r.name}" = {{digest = "{digest(r)}", verdict = "{p.verdict}"}}\n' for r, p in proofs)
     return head + "".join(lines)
@@ -73,7 +76,7 @@ _proofs: dict[str, Proof] = {}
 
 
 def proof_of(rule: Substitution) -> Proof:
-    """The proof of a rule: the library's verdict for its digest, or else proved now (once per process)."""
+    """Return the proof of a rule: the library's verdict for its digest, or else proved now (once per process)."""
     key = digest(rule)
     if key not in _proofs:
         kept = next((v for v in get_args(Verdict) if v == _kept().get(key)), None)
@@ -103,8 +106,8 @@ def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
 
 def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None = None) -> None:
     """
-    Raises `UnityError` if a case of `rule` is not proved, unless `allow_unproved`; and, in any case, if a rule is
-    proved for forward values only while gradients of `graph` are still to be made (or of any graph, if none is given).
+    Raise `UnityError` if a case of `rule` is not proved, unless `allow_unproved`; and, in any case, if a rule is proved
+    for forward values only while gradients of `graph` are still to be made (or of any graph, if none is given).
     """
     for case in rule.cases:
         proof = proof_of(case)

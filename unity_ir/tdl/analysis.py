@@ -108,7 +108,7 @@ class Analysis:
         return tuple(sorted(set(minimal), key=sorted))
 
     def carried(self, result: int, carriers: frozenset[str]) -> bool:
-        """Whether a result is in addends when `carriers` are; one that does not depend on them is in copies."""
+        """Return whether a result is in addends when `carriers` are; one that does not depend on them is in copies."""
         return not carriers.isdisjoint(tensors(self.bound.results[result].expr))
 
     @cached_property
@@ -131,7 +131,7 @@ class Analysis:
         return any(_contains_reduce(r.expr) for r in self.bound.results)
 
     def leading(self, index: object) -> str | None:
-        """The variable whose degree a dim carries; see `regions.leading`."""
+        """Return the variable whose degree a dim carries; see `regions.leading`."""
         return leading(_bound_index(index), self.bound.extents)
 
     def _halos(self, indices: Sequence[object], dims: Sequence[str | None]) -> Halos:
@@ -259,7 +259,7 @@ def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
 
 
 def uses_as_value(bound: Bound, variable: str) -> bool:
-    """Whether the variable's global index enters the arithmetic, so that a piece must know its offset."""
+    """Return whether the variable's global index enters the arithmetic, so that a piece must know its offset."""
 
     def visit(expr: Expr) -> bool:
         return expr == Name(variable) or any(map(visit, children(expr)))

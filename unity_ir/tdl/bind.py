@@ -73,7 +73,9 @@ class Spelled:
 def spell(
     line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()
 ) -> Spelled:
-    """The line spelled out as at these shapes, attributes and element types. Raises `UnityError` as `bind` does."""
+    """
+    Return the line spelled out as at these shapes, attributes and element types. Raises `UnityError` as `bind` does.
+    """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes, keep=True).spell()
 
 
@@ -81,7 +83,9 @@ class Binder(Extents):
     """The last of the four steps of binding (`ranks`, `indices`, `extents`): writes out the expressions."""
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
-        """A written expression with bound indices and attribute values, in copy number `copy` of a variadic result."""
+        """
+        Return a written expression with bound indices and attribute values, in copy number `copy` of a variadic result.
+        """
         match expr:
             case Access(tensor, indices, starred):
                 name = f"{tensor}{copy}" if starred else tensor
@@ -121,11 +125,11 @@ class Binder(Extents):
                 return expr
 
     def extent_of(self, index: Index) -> int:
-        """The product of the extents of an index's variables."""
+        """Return the product of the extents of an index's variables."""
         return prod(self.extents[n] for n in index_names(index))
 
     def bind(self) -> Bound:
-        """The bound line; see `bind`."""
+        """Return the bound line; see `bind`."""
         self._solve_extents()
         self.spelling = self.keep
         results: list[Result] = []

@@ -37,7 +37,7 @@ from unity_ir.tdl.syntax import (
 
 def check_line(line: Line) -> None:
     """
-    Raises `UnityError` naming the operator and the name that breaks a rule: one that is unknown, defined twice, read
+    Raise `UnityError` naming the operator and the name that breaks a rule: one that is unknown, defined twice, read
     where it is not bound, or never read.
     """
     try:
@@ -202,7 +202,7 @@ class _Check:
             self.permutation(index)
 
     def variables(self, index: WrittenIndex) -> tuple[str, ...]:
-        """The index variables among the names of an index; the others are attributes."""
+        """Return the index variables among the names of an index; the others are attributes."""
         names = written_names(index)
         return tuple(n for n in names if n not in self.attributes) if isinstance(index, Affine) else names
 
@@ -269,7 +269,7 @@ class _Check:
 
 
 def written_names(index: WrittenIndex) -> tuple[str, ...]:
-    """The names a written index binds or reads: `k`, `a..` for a pack, `i*` for one per variadic operand."""
+    """Return the names a written index binds or reads: `k`, `a..` for a pack, `i*` for one per variadic operand."""
     match index:
         case Var(name):
             return (name,)

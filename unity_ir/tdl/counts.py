@@ -46,8 +46,8 @@ class FlopsTerm:
 
 def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
-    The subexpressions of all results that take FLOPs, in reading order, each once up to renaming of its variables.
-    They depend on a line's extents only where a window does.
+    Return the subexpressions of all results that take FLOPs, in reading order, each once up to renaming of its
+    variables. They depend on a line's extents only where a window does.
     """
     return _terms(tuple(r.expr for r in bound.results))
 
@@ -198,7 +198,7 @@ def _operations(expr: Expr) -> int:
 
 
 def free_variables(expr: Expr) -> frozenset[str]:
-    """The index variables an expression's value depends on."""
+    """Return the index variables an expression's value depends on."""
     match expr:
         case Access(_, indices):
             return frozenset(n for i in indices for n in index_names(i))

@@ -23,7 +23,8 @@ NUMPY: Mapping[str, Any] = {
 
 def converted(array: Array, dtype: str) -> Array:
     """
-    An array converted as PyTorch does: to integers towards zero, to bfloat16 by rounding to the nearest, to even.
+    Return an array converted as PyTorch does: to integers towards zero, to bfloat16 by rounding to the nearest, to
+    even.
 
     Given 2.7 and `i64`, returns 2; given 0 and `bool`, returns False.
     """

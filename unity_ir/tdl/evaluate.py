@@ -43,7 +43,7 @@ _REDUCERS: Mapping[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "pr
 
 def evaluate(bound: Bound, operands: Sequence[Array], offsets: Mapping[str, int] | None = None) -> tuple[Array, ...]:
     """
-    The results of `bound` on numpy operands of the shapes its extents imply.
+    Return the results of `bound` on numpy operands of the shapes its extents imply.
 
     `offsets` gives the global index at which a piece's variables start, for expressions that use an index as a value.
     """
@@ -128,7 +128,7 @@ class _Evaluation:
                 raise TypeError(f"{expr} cannot stand inside an expression")
 
     def passed_over(self, reducer: str, expr: Reduce, value: Array, order: tuple[str, ...]) -> Array:
-        """The values a reduction runs over, with its neutral element where a window of its body lies outside."""
+        """Return the values a reduction runs over, with its neutral element where a window of its body lies outside."""
         for window in _windows(expr.body):
             names = set(index_names(window))
             # One over variables of a reduction inside of this is for that to pass over.
@@ -138,14 +138,14 @@ class _Evaluation:
         return value
 
     def opaque(self, expr: Opaque, function: Any, body: Array, order: tuple[str, ...]) -> Array:
-        """The function along the last dim of its body, the dim it makes put where the order has its variable."""
+        """Return the function along the last dim of its body, the dim it makes put where the order has its variable."""
         (made,), (taken,) = expr.made, expr.names
         full = np.broadcast_to(body, [*body.shape[:-1], self.extents[taken]])
         axis = order.index(made)
         return np.moveaxis(np.squeeze(function(full, self.extents[made]), axis), -1, axis)
 
     def contract(self, expr: Reduce, order: tuple[str, ...]) -> Array | None:
-        """A sum of a product, by einsum over its two factors; None for anything else."""
+        """Return a sum of a product, by einsum over its two factors; None for anything else."""
         match expr:
             case Reduce("sum", _, Binary("*", left, right)):
                 pass
@@ -173,7 +173,7 @@ class _Evaluation:
         return value.reshape([self.extents[n] if n in out else 1 for n in order])
 
     def gather(self, picked: Pick, order: tuple[str, ...]) -> Array:
-        """The body at the one position the integers name, where that is in this piece."""
+        """Return the body at the one position the integers name, where that is in this piece."""
         at = self.value(picked.at, order) - self.offsets.get(picked.variable, 0)
         there = (at >= 0) & (at < self.extents[picked.variable])
         before = dict(self.fixed)

@@ -33,7 +33,9 @@ def pick(expr: Expr) -> Pick | None:
 
 
 def gather(expr: Expr) -> Pick | None:
-    """The pick in a sum over the picked variable, which reads one element instead of all; None for other sums."""
+    """
+    Return the pick in a sum over the picked variable, which reads one element instead of all; None for other sums.
+    """
     match expr:
         case Reduce("sum", (Var(name),), body):
             found = pick(body)
@@ -46,7 +48,8 @@ def gather(expr: Expr) -> Pick | None:
 
 def scatter(expr: Expr) -> Pick | None:
     """
-    The pick in a sum over positions of the integers, which adds each element to the place picked; None for other sums.
+    Return the pick in a sum over positions of the integers, which adds each element to the place picked; None for other
+    sums.
     """
     match expr:
         case Reduce("sum", _, body):

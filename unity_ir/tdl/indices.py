@@ -30,7 +30,9 @@ class Indices(Ranks):
     """Makes bound indices of the written indices of accesses and results."""
 
     def index(self, index: WrittenIndex, copy: int | None) -> list[Index]:
-        """The bound indices one written index stands for, in copy number `copy` of a starred access or result."""
+        """
+        Return the bound indices one written index stands for, in copy number `copy` of a starred access or result.
+        """
         match index:
             case Pack(name, permuted_by):
                 names = [f"{name}{i}" for i in range(self.ranks.get(name, 0))]
@@ -72,7 +74,7 @@ class Indices(Ranks):
     def indices(
         self, written: Sequence[WrittenIndex], copy: int | None, tensor: str | None = None
     ) -> tuple[Index, ...]:
-        """The bound indices of an access to a tensor, or of a result, whose clauses give sizes."""
+        """Return the bound indices of an access to a tensor, or of a result, whose clauses give sizes."""
         shape = None if tensor is None else self.shapes[tensor]
         bound: list[Index] = []
         for index in written:

@@ -43,7 +43,9 @@ class Definition:
 
 
 def inline(definitions: Iterable[Definition], results: Iterable[WrittenResult]) -> tuple[WrittenResult, ...]:
-    """The results with every definition written out; a definition may use those before it. Raises `UnityError`."""
+    """
+    Return the results with every definition written out; a definition may use those before it. Raises `UnityError`.
+    """
     known: dict[str, Definition] = {}
     for definition in definitions:
         if definition.name in known:
@@ -79,7 +81,7 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
 
 
 def renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
-    """The expression over other indices; those it binds itself keep their names."""
+    """Return the expression over other indices; those it binds itself keep their names."""
 
     def index(old: WrittenIndex) -> WrittenIndex:
         match old:

@@ -102,7 +102,7 @@ def _divided(halos: Halos, degrees: Sequence[int]) -> Halos:
 
 def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Configuration:
     """
-    The one configuration under which the operands are what they are.
+    Return the one configuration under which the operands are what they are.
 
     Raises `UnityError` where there is none: the operator, the dim or operand that breaks a rule, and the parallel
     operator that would mend it.
@@ -199,7 +199,7 @@ def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
 
 def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
     """
-    The line one task of the grid computes: the same expressions over extents divided by their degrees.
+    Return the line one task of the grid computes: the same expressions over extents divided by their degrees.
 
     `analysis` is that of the line, where it is known.
     """

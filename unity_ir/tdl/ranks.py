@@ -58,7 +58,7 @@ class Ranks:
         """Variables of extent 1, for the dims of operands that broadcast."""
 
     def fail(self, message: str) -> UnityError:
-        """The `UnityError` for this operator with a message."""
+        """Return the `UnityError` for this operator with a message."""
         return UnityError(f"pcg.{self.line.operator}: {message}")
 
     def _spell_operands(self, shapes: Sequence[Shape]) -> tuple[tuple[Parameter, ...], dict[str, Shape]]:
@@ -176,7 +176,7 @@ class Ranks:
 
 
 def written_accesses(expr: Expr) -> list[Access]:
-    """All tensor accesses in a written expression."""
+    """Return all tensor accesses in a written expression."""
     if isinstance(expr, Access):
         return [expr]
     return [a for child in children(expr) for a in written_accesses(child)]

@@ -64,8 +64,8 @@ _NOTHING = ExtentSum(())
 
 def region(index: Index, variable: str) -> Region | None:
     """
-    The region of a dim indexed by `index` that a worker reads when `variable`, one of the index's, is divided. None if
-    the regions of the workers are not intervals of equal step.
+    Return the region of a dim indexed by `index` that a worker reads when `variable`, one of the index's, is divided.
+    None if the regions of the workers are not intervals of equal step.
 
     Given `2*y + i - 3` and y: step 2*|y|, low 3 and high |i| - 5.
     """
@@ -88,7 +88,7 @@ def region(index: Index, variable: str) -> Region | None:
 
 def leading(index: Index, extents: Mapping[str, int]) -> str | None:
     """
-    The variable whose degree a dim carries: the outermost one, if its workers' steps make up the whole dim.
+    Return the variable whose degree a dim carries: the outermost one, if its workers' steps make up the whole dim.
 
     Given `k` returns k; given `(h d)` returns h; given `2*y + i - 3` returns y where 2*|y| is the size of the dim, and
     no halo wider than that; given segments returns None: such a dim has degree 1.
@@ -105,7 +105,7 @@ def leading(index: Index, extents: Mapping[str, int]) -> str | None:
 
 
 def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, int]:
-    """The elements before and after its piece that a worker reads when `variable` is divided."""
+    """Return the elements before and after its piece that a worker reads when `variable` is divided."""
     found = region(index, variable)
     assert found is not None, f"{variable} cannot be divided in {index}"
     return max(0, found.low.at(extents)), max(0, found.high.at(extents))

@@ -352,7 +352,7 @@ class Bound:
 
 
 def index_names(index: WrittenIndex) -> tuple[str, ...]:
-    """The variables of one bound index, outermost first."""
+    """Return the variables of one bound index, outermost first."""
     match index:
         case Var(name):
             return (name,)
@@ -365,13 +365,13 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
 
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
-    """The size of the dim a bound index runs over."""
+    """Return the size of the dim a bound index runs over."""
     return index.size if isinstance(index, Window) else joined_extent(index, extents)
 
 
 def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
     """
-    The size of the dim that a bound index other than a window runs over. Extents may be ints or polynomials.
+    Return the size of the dim that a bound index other than a window runs over. Extents may be ints or polynomials.
 
     Given `(h d)` as a composite returns the product of the extents of h and d, as segments their sum.
     """
@@ -381,8 +381,8 @@ def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
 
 def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callable[[str], N]) -> N:
     """
-    The position in its dim to which a bound index other than a window points, from the positions of its variables,
-    `at(name)`, which may be ints, arrays or polynomials.
+    Return the position in its dim to which a bound index other than a window points, from the positions of its
+    variables, `at(name)`, which may be ints, arrays or polynomials.
 
     Given `(h d)` as a composite returns `at(h) * |d| + at(d)`; as segments, with d active, `at(d) + |h|`.
     """
@@ -395,7 +395,7 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """The direct sub-expressions of `expr`."""
+    """Return the direct sub-expressions of `expr`."""
     match expr:
         case Binary(_, left, right):
             return (left, right)
@@ -410,12 +410,12 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def accesses(expr: Expr) -> tuple[Access, ...]:
-    """Every tensor access in `expr`, in reading order."""
+    """Return every tensor access in `expr`, in reading order."""
     if isinstance(expr, Access):
         return (expr,)
     return tuple(a for child in children(expr) for a in accesses(child))
 
 
 def tensors(expr: Expr) -> frozenset[str]:
-    """The names of the tensors `expr` reads."""
+    """Return the names of the tensors `expr` reads."""
     return frozenset(a.tensor for a in accesses(expr))

@@ -15,8 +15,8 @@ from unity_ir.tdl.syntax import Composite, Index, Var, Window
 
 def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], order: Sequence[str]) -> Array:
     """
-    A view of an array of which some dims are windows: an axis per variable of `order`, of size 1 where it
-    does not occur. Outside of the array it is 0.
+    Return a view of an array of which some dims are windows: an axis per variable of `order`, of size 1 where it does
+    not occur. Outside of the array it is 0.
     """
     starts: list[int] = []
     pads: list[tuple[int, int]] = []
@@ -46,7 +46,7 @@ def inside(index: Window, extents: Mapping[str, int], offsets: Mapping[str, int]
 
 def write(value: Array, indices: Sequence[Index], extents: Mapping[str, int]) -> Array:
     """
-    The array of dims so indexed, from its elements: an axis for each variable of the indices, in their order.
+    Return the array of dims so indexed, from its elements: an axis for each variable of the indices, in their order.
 
     What falls on one place is added up, what falls outside is lost.
     """

@@ -22,7 +22,7 @@ from unity_ir.rules.rule import Rule
 
 @cache
 def family(name: str) -> tuple[Substitution, ...]:
-    """The substitutions of one file of the library, in the order of its text: `family("algebraic")`."""
+    """Return the substitutions of one file of the library, in the order of its text: `family("algebraic")`."""
     file = files(__name__).joinpath(f"{name}.pcg")
     return parse_rules(file.read_text(encoding="utf-8"), f"{name}.pcg")
 
@@ -33,13 +33,13 @@ def families() -> tuple[str, ...]:
 
 
 def load() -> tuple[Substitution, ...]:
-    """Every substitution of the library, by family and in the order of the text."""
+    """Return every substitution of the library, by family and in the order of the text."""
     return tuple(rule for name in families() for rule in family(name))
 
 
 def read(path: str) -> tuple[Substitution, ...]:
     """
-    The substitutions in the file at `path`, checked.
+    Return the substitutions in the file at `path`, checked.
 
     Raises `UnityError` for text that is no rule and for rules that are not well formed; `OSError` if it cannot be read.
     """
@@ -66,14 +66,14 @@ def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
 
 @cache
 def rules() -> dict[str, Rule]:
-    """All rules of the library by name."""
+    """Return all rules of the library by name."""
     return group(load())
 
 
 def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
     """
-    The rule, or the case of a rule, called `name`: in `known` if given, else in the library.
-    Raises `UnityError` naming the nearest names if there is none.
+    Return the rule, or the case of a rule, called `name`: in `known` if given, else in the library. Raises `UnityError`
+    naming the nearest names if there is none.
     """
     known = rules() if known is None else known
     if name in known:

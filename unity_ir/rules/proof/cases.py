@@ -43,7 +43,7 @@ class Case:
 
 def cases(rule: Substitution) -> Iterator[Case]:
     """
-    All cases of a rule that have to be proved; the numbers of dims in them stand for all others (see `places`).
+    Yield all cases of a rule that have to be proved; the numbers of dims in them stand for all others (see `places`).
     Raises `Undecided` if the rule is well typed at none of the cases for some number of dims.
     """
     for ranks in pack_ranks(rule):
@@ -64,7 +64,7 @@ def cases(rule: Substitution) -> Iterator[Case]:
 
 def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
     """
-    Every choice of a number of dims for each pack for which the rule is proved, by pack. Raises `Undecided` if a
+    Yield every choice of a number of dims for each pack for which the rule is proved, by pack. Raises `Undecided` if a
     condition mentions the number of dims of a pack, since then a few numbers do not stand for all.
     """
     if any(s.startswith("#") for c in rule.conditions for s in c.poly.symbols):
@@ -76,8 +76,8 @@ def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
 
 def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
     """
-    Every choice of values for the attribute parameters that name functions or element types, by parameter. Numeric
-    parameters get a sample value, but stay symbols in the proof.
+    Yield every choice of values for the attribute parameters that name functions or element types, by parameter.
+    Numeric parameters get a sample value, but stay symbols in the proof.
     """
     named_by = {p: choices(of) for p, of in parameters(rule).items()}
     names = [p for p, values in named_by.items() if values]
@@ -129,7 +129,9 @@ def spelled_at(
 def inputs_at(
     rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str] = DTYPES
 ) -> dict[str, TensorForm]:
-    """The inputs of a rule as tensors of symbolic shapes, by name: each pack has the number of dims in `ranks`."""
+    """
+    Return the inputs of a rule as tensors of symbolic shapes, by name: each pack has the number of dims in `ranks`.
+    """
     inputs: dict[str, TensorForm] = {}
     for i in rule.inputs:
         shape: list[Poly] = []
@@ -168,12 +170,12 @@ def tensors(
 
 
 def result_of(term: Term, inputs: Mapping[str, TensorForm], made: Made) -> TensorForm:
-    """The tensor of a term, given the rule's inputs by name and the results of operations by id."""
+    """Return the tensor of a term, given the rule's inputs by name and the results of operations by id."""
     return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
 
 
 def attributes_at(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, AttrExpr]:
-    """The attributes of an operation, with the numbers of dims of packs put in for their symbols."""
+    """Return the attributes of an operation, with the numbers of dims of packs put in for their symbols."""
 
     def known(value: AttrExpr) -> AttrExpr:
         match value:

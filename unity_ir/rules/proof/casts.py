@@ -15,7 +15,7 @@ _BITS = {"i64": 63, "i32": 31, "bool": 1}
 
 def holds_all(source: str, target: str) -> bool:
     """
-    Whether every number of element type `source` is one of `target`, so that a cast changes none.
+    Return whether every number of element type `source` is one of `target`, so that a cast changes none.
 
     Given `bf16` and `f32` returns True, given `i64` and `f64` False.
     """

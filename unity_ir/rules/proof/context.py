@@ -38,7 +38,9 @@ class ProofContext:
     """Additions, products and sums are uninterpreted functions, so that equal forms round alike."""
 
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
-        """A new index over a dim of `size`: its position, its symbols, named after `stem`, and their constraints."""
+        """
+        Return a new index over a dim of `size`: its position, its symbols, named after `stem`, and their constraints.
+        """
         inner = self.splits.get(size)
         outer = None if inner is None else divided(size, inner)
         if inner is None or outer is None or inner == size:

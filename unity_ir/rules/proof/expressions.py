@@ -57,7 +57,7 @@ class ExpressionForms:
 
     def form(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
         """
-        The value of `expr` with its free index variables at the positions `where`.
+        Return the value of `expr` with its free index variables at the positions `where`.
 
         Raises `Undecided` for expressions that are no forms, such as opaque functions.
         """

@@ -29,7 +29,7 @@ REAL = "$"
 
 
 def fresh(stem: str) -> str:
-    """A new symbol that is not in use, named after `stem`."""
+    """Return a new symbol that is not in use, named after `stem`."""
     return f"{stem.split('#')[0]}#{next(_numbers)}"
 
 
@@ -50,7 +50,7 @@ class Constraint:
     equal: bool = False
 
     def substitute(self, values: Mapping[str, Poly]) -> Constraint:
-        """The constraint with symbols replaced by polynomials."""
+        """Return the constraint with symbols replaced by polynomials."""
         return Constraint(self.poly.substitute(values), self.equal)
 
     def negated(self) -> tuple[Constraint, ...]:
@@ -63,7 +63,7 @@ class Constraint:
 
 
 def box(variable: str, size: Poly) -> tuple[Constraint, Constraint]:
-    """The two constraints `0 <= variable < size`."""
+    """Return the two constraints `0 <= variable < size`."""
     return Constraint(symbol(variable)), Constraint(size - 1 - symbol(variable))
 
 
@@ -152,17 +152,19 @@ def _free_in(bound: Quantified) -> frozenset[str]:
 
 
 def constant(value: Fraction | int) -> Form:
-    """The form that is a constant."""
+    """Return the form that is a constant."""
     return (Mono(Fraction(value)),) if value else ()
 
 
 def of_poly(poly: Poly) -> Form:
-    """The form whose value is that of a polynomial."""
+    """Return the form whose value is that of a polynomial."""
     return tuple(Mono(Fraction(c), (), frozenset(), tuple(map(SymbolValue, m))) for m, c in poly.terms)
 
 
 def as_poly(form: Form) -> Poly | None:
-    """The polynomial with the value of a form; None if the form is not an integer polynomial of sizes and indices."""
+    """
+    Return the polynomial with the value of a form; None if the form is not an integer polynomial of sizes and indices.
+    """
     out = number(0)
     for m in form:
         if m.binders or m.domain or m.coefficient.denominator != 1:
@@ -177,12 +179,12 @@ def as_poly(form: Form) -> Poly | None:
 
 
 def scaled(form: Form, by: Fraction | int) -> Form:
-    """The form times a constant."""
+    """Return the form times a constant."""
     return tuple(Mono(m.coefficient * by, m.binders, m.domain, m.factors) for m in form)
 
 
 def times(left: Form, right: Form) -> Form:
-    """The product of two forms, multiplied out."""
+    """Return the product of two forms, multiplied out."""
     out: list[Mono] = []
     for a in left:
         for b in right:
@@ -194,20 +196,20 @@ def times(left: Form, right: Form) -> Form:
 
 
 def guarded(form: Form, constraints: Iterable[Constraint]) -> Form:
-    """The form that equals `form` where all constraints hold, and 0 elsewhere."""
+    """Return the form that equals `form` where all constraints hold, and 0 elsewhere."""
     extra = frozenset(constraints)
     return tuple(Mono(m.coefficient, m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -> Form:
-    """The sum of `form` over all values of `binders` that satisfy `domain`."""
+    """Return the sum of `form` over all values of `binders` that satisfy `domain`."""
     extra = frozenset(domain)
     return tuple(Mono(m.coefficient, binders + m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
-    A scalar function of forms.
+    Return a scalar function of forms.
 
     Simplifies by these laws: exp(a + b) = exp(a) exp(b), relu(relu(a)) = relu(a), the reciprocal of a product is the
     product of reciprocals. `maximum` and `minimum` become `Extreme`s of two.
@@ -258,7 +260,7 @@ def _recip(argument: Form) -> Form:
 
 
 def renamed(mono: Mono) -> Mono:
-    """The same monomial with fresh symbols for its binders."""
+    """Return the same monomial with fresh symbols for its binders."""
     if not mono.binders:
         return mono
     names = {b: fresh(b) for b in mono.binders}
@@ -272,7 +274,7 @@ def renamed(mono: Mono) -> Mono:
 
 
 def renamed_bound(bound: Quantified) -> Quantified:
-    """The same quantified form with fresh symbols for its binders."""
+    """Return the same quantified form with fresh symbols for its binders."""
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
     domain = frozenset(c.substitute(values) for c in bound.domain)
@@ -280,12 +282,12 @@ def renamed_bound(bound: Quantified) -> Quantified:
 
 
 def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
-    """The form with free symbols replaced by polynomials; see `substitute_factor`."""
+    """Return the form with free symbols replaced by polynomials; see `substitute_factor`."""
     return tuple(substitute_mono(m, values) for m in form)
 
 
 def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
-    """The monomial with free symbols replaced by polynomials; see `substitute_factor`."""
+    """Return the monomial with free symbols replaced by polynomials; see `substitute_factor`."""
     used = {s: p for s, p in values.items() if s in mono.free}
     if not used:
         return mono
@@ -299,8 +301,8 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 
 def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
     """
-    The factor with free symbols replaced by polynomials. A `SymbolValue` that becomes more than one symbol is returned
-    as `Apply("value", ..)`, which `multiplied_out` turns into a sum of monomials.
+    Return the factor with free symbols replaced by polynomials. A `SymbolValue` that becomes more than one symbol is
+    returned as `Apply("value", ..)`, which `multiplied_out` turns into a sum of monomials.
     """
     match factor:
         case Read(tensor, indices):
@@ -322,7 +324,9 @@ def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFac
 
 
 def multiplied_out(form: Form) -> Form:
-    """The form without the `value` marks of `substitute_factor`: polynomials are multiplied into the monomials."""
+    """
+    Return the form without the `value` marks of `substitute_factor`: polynomials are multiplied into the monomials.
+    """
     out: list[Mono] = []
     for mono in form:
         marks = [f for f in mono.factors if isinstance(f, Apply) and f.function == "value"]
@@ -352,7 +356,7 @@ def _inner(factor: MonoFactor) -> MonoFactor:
 
 
 def text(factor: MonoFactor) -> str:
-    """A factor as text; equal factors have equal text."""
+    """Return a factor as text; equal factors have equal text."""
     match factor:
         case Read(tensor, indices):
             return f"{tensor}[{', '.join(map(str, indices))}]"
@@ -365,18 +369,18 @@ def text(factor: MonoFactor) -> str:
 
 
 def form_text(form: Form) -> str:
-    """A form as text; equal forms have equal text."""
+    """Return a form as text; equal forms have equal text."""
     return " + ".join(sorted(map(mono_text, form))) or "0"
 
 
 def mono_text(mono: Mono) -> str:
-    """A monomial as text; equal monomials have equal text."""
+    """Return a monomial as text; equal monomials have equal text."""
     factors = " ".join(text(f) for f in mono.factors)
     return f"{mono.coefficient} {_over(mono.binders, mono.domain)}{factors}"
 
 
 def bound_text(bound: Quantified) -> str:
-    """A quantified form as text; equal ones have equal text."""
+    """Return a quantified form as text; equal ones have equal text."""
     return f"{_over(bound.binders, bound.domain)}{form_text(bound.body)}"
 
 

@@ -37,12 +37,12 @@ class SymbolicInt(int):
 
     @classmethod
     def at(cls, poly: Poly, sample: Mapping[str, int]) -> Self:
-        """The integer that is the value of `poly` at the sample sizes."""
+        """Return the integer that is the value of `poly` at the sample sizes."""
         return cls.of(poly, poly.at(sample))
 
     @classmethod
     def of(cls, poly: Poly, value: int) -> Self:
-        """The integer `value` with its polynomial."""
+        """Return the integer `value` with its polynomial."""
         made = cls(value)
         made.poly = poly
         return made
@@ -211,8 +211,8 @@ def products(
     rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, TensorForm], context: ProofContext, case: Case
 ) -> tuple[dict[str, Product], list[TensorForm]]:
     """
-    The gradient of each floating point input of a side (source or target), by name, and the results of the side. The
-    gradients of the results are inputs of their own. Raises `Undecided` for what forms cannot say.
+    Return the gradient of each floating point input of a side (source or target), by name, and the results of the side.
+    The gradients of the results are inputs of their own. Raises `Undecided` for what forms cannot say.
     """
     results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}

@@ -46,7 +46,7 @@ def apply_operator(
     context: ProofContext, name: str, operands: Sequence[TensorForm], attributes: Mapping[str, AttrExpr]
 ) -> list[TensorForm]:
     """
-    The results of the operator called `name` on operands of symbolic shapes, as its line defines them.
+    Return the results of the operator called `name` on operands of symbolic shapes, as its line defines them.
 
     Raises `Undecided` for what forms cannot say, `UnityError` where the operator does not apply to these operands.
     """
@@ -99,8 +99,8 @@ def _at_sample(context: ProofContext, value: AttrExpr) -> AttrValue:
 
 def line_results(line: SymbolicLine, divided: Mapping[str, tuple[Poly, Poly]] | None = None) -> list[TensorForm]:
     """
-    The results of a line, in its order. `divided` maps each reduced variable of which only one piece is summed to that
-    piece's number and size; other variables run over their whole extent.
+    Return the results of a line, in its order. `divided` maps each reduced variable of which only one piece is summed
+    to that piece's number and size; other variables run over their whole extent.
     """
     make = _Results(line, ExpressionForms(line, divided or {}))
     return [make.result(r) for r in line.spelled.bound.results]

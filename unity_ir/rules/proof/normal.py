@@ -44,7 +44,7 @@ CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
 
 
 def normal(form: Form, facts: Facts) -> Form:
-    """The normal form of `form` wherever `facts` hold; monomials that cancel are left out."""
+    """Return the normal form of `form` wherever `facts` hold; monomials that cancel are left out."""
     found: dict[tuple[object, ...], Mono] = {}
     for mono in multiplied_out(form):
         for m in _normal(mono, facts):
@@ -495,7 +495,7 @@ def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple
 
 
 def depth(factors: tuple[MonoFactor, ...]) -> int:
-    """The number of nested binders in factors. Binders are named by their depth, so that nested names differ."""
+    """Return the number of nested binders in factors. Binders are named by their depth, so that nested names differ."""
     return max((_factor_depth(f) for f in factors), default=0)
 
 

@@ -124,7 +124,7 @@ class _Values:
     exact: bool = False
 
     def pairs(self, context: ProofContext) -> Iterator[tuple[TensorForm, TensorForm]]:
-        """The tensors that have to be equal."""
+        """Return the tensors that have to be equal."""
         inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
         source, target = (
             tensors(self.rule, side, inputs, context, self.case.fixed)[0]
@@ -144,7 +144,7 @@ class _Gradients:
     exact: bool = False
 
     def pairs(self, context: ProofContext) -> Iterator[tuple[TensorForm, TensorForm]]:
-        """The gradients that have to be equal. One that the source does not have asks for nothing."""
+        """Yield the gradients that have to be equal. One that the source does not have asks for nothing."""
         inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
         source, target = (
             products(self.rule, side, inputs, context, self.case)[0] for side in (self.rule.source, self.rule.target)

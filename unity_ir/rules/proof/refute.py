@@ -69,7 +69,8 @@ class Sample:
 
 def inputs(rule: Substitution, seed: int) -> Iterator[Sample]:
     """
-    The samples of a rule, the same for the same `seed`. Raises `UnityError` if it is well typed at no small sizes.
+    Yield the samples of a rule, the same for the same `seed`. Raises `UnityError` if it is well typed at no small
+    sizes.
     """
     wide = converts(rule)
     for n, (bindings, dtypes) in enumerate(typed_samples(rule, PLAIN + DIRECTED * (1 + wide), seed)):
@@ -120,7 +121,8 @@ def _integers(random: np.random.Generator, shape: tuple[int, ...], plain: bool, 
 
 def refute(rule: Substitution, seed: int = 0) -> str | None:
     """
-    A description of the first sample at which the sides differ; None if there is none. Raises `UnityError` as `inputs`.
+    Return a description of the first sample at which the sides differ; None if there is none. Raises `UnityError` as
+    `inputs`.
     """
     for sample in inputs(rule, seed):
         found = _difference(sample, tuple(zip(sample.source, sample.target, strict=True)), sample.arrays)
@@ -132,8 +134,8 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 
 def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | None:
     """
-    A description of the first sample at which the vector-Jacobian products of the sides differ, and whether its values
-    are generic (random normal), so that ties are not the reason. None if there is no such sample.
+    Return a description of the first sample at which the vector-Jacobian products of the sides differ, and whether its
+    values are generic (random normal), so that ties are not the reason. None if there is no such sample.
     """
     for sample in inputs(rule, seed):
         random = np.random.default_rng([seed, 1])

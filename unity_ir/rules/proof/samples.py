@@ -54,7 +54,7 @@ def _extent(index: WrittenIndex) -> int:
 
 
 def analysed(operator: Operator) -> Analysis:
-    """The analysis of an operator at its sample shapes and attributes."""
+    """Return the analysis of an operator at its sample shapes and attributes."""
     shapes, given = sample(operator)
     return operator.bind(shapes, operator.attributes(given))
 

@@ -73,8 +73,8 @@ def packs(rule: Substitution) -> list[str]:
 
 def parameters(rule: Substitution) -> dict[str, str]:
     """
-    The attribute parameters of a rule, each with an operator's attribute (`operator.attribute`) that it is the value
-    of.
+    Return the attribute parameters of a rule, each with an operator's attribute (`operator.attribute`) that it is the
+    value of.
     """
     found: dict[str, str] = {}
     for operation in rule.operations((*rule.source, *rule.target)):
@@ -129,7 +129,9 @@ def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
 
 
 def choices(of: str) -> tuple[str, ...]:
-    """The possible values of an operator's attribute that names a function or an element type; () for a number."""
+    """
+    Return the possible values of an operator's attribute that names a function or an element type; () for a number.
+    """
     operator, _, name = of.partition(".")
     kinds = {a.name: a.kind for a in find_operator(operator).line.attributes}
     return {"name": ACTIVATIONS, "dtype": ELEMENT_TYPES}.get(kinds[name], ())
@@ -140,7 +142,9 @@ def _attribute(of: str, random: Random) -> float | str:
 
 
 def converts(rule: Substitution) -> bool:
-    """Whether an operator of the rule has an element type as an attribute, so that those of the inputs matter."""
+    """
+    Return whether an operator of the rule has an element type as an attribute, so that those of the inputs matter.
+    """
     ops = {o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys()
     return any(a.kind == "dtype" for op in ops for a in find_operator(op).line.attributes)
 
@@ -164,8 +168,8 @@ def sides(
     rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DTYPES
 ) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
     """
-    The input leaves, the source's values and the target's values under `bindings`.
-    Raises `UnityError` where a side is not well typed or their types differ.
+    Return the input leaves, the source's values and the target's values under `bindings`. Raises `UnityError` where a
+    side is not well typed or their types differ.
     """
     for condition in rule.conditions:
         values = {s: v for s, v in bindings.items() if isinstance(v, int)}
@@ -186,7 +190,7 @@ def sides(
 
 
 def degrees(rule: Substitution) -> frozenset[str]:
-    """The symbols of a rule that are degrees: of its inputs or of parallel operators."""
+    """Return the symbols of a rule that are degrees: of its inputs or of parallel operators."""
     found: list[Poly] = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy)]
     for operation in rule.operations((*rule.source, *rule.target)):
         if operation.op in PARALLEL_OPERATORS:
@@ -216,9 +220,7 @@ def ill_typed(rule: Substitution) -> str | None:
 
 
 def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
-    """
-    The errors of typing a rule under the bindings in `tried`; empty if it is well typed under one of them.
-    """
+    """Return the errors of typing a rule under the bindings in `tried`; empty if it is well typed under one of them."""
     found: list[str] = []
     types = list(element_types(rule))
     for bindings in tried:
@@ -250,7 +252,7 @@ def divisible(rule: Substitution) -> Iterator[Bindings]:
 
 
 def erased(rule: Substitution) -> Substitution:
-    """The rule without parallel operators, and with all degrees 1."""
+    """Return the rule without parallel operators, and with all degrees 1."""
     inputs = {i.name: replace(i, degrees=(), sum=ONE, copy=ONE) for i in rule.inputs}
     made: dict[int, Operation] = {}
 

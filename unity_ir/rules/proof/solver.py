@@ -34,13 +34,13 @@ def _z3(poly: Poly) -> Any:
 
 @lru_cache(maxsize=4096)
 def condition(constraint: Constraint) -> Any:
-    """A constraint as a Z3 expression."""
+    """Return a constraint as a Z3 expression."""
     expression = _z3(constraint.poly)
     return expression == 0 if constraint.equal else expression >= 0
 
 
 def holds(constraint: Constraint, values: Mapping[str, int]) -> bool:
-    """Whether a constraint holds at integer values of all its symbols."""
+    """Return whether a constraint holds at integer values of all its symbols."""
     value = constraint.poly.at(values)
     return value == 0 if constraint.equal else value >= 0
 
@@ -62,7 +62,7 @@ class Answers:
         """Values at which some question had an answer; often they are an answer to the next one."""
 
     def unsatisfiable(self, constraints: frozenset[Constraint]) -> bool:
-        """Whether no integers satisfy all constraints. False also where Z3 does not answer."""
+        """Return whether no integers satisfy all constraints. False also where Z3 does not answer."""
         known = self.known.get(constraints)
         if known is None:
             known = self.known[constraints] = not self._at_hand(constraints) and self._ask(constraints)
@@ -70,8 +70,8 @@ class Answers:
 
     def cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
         """
-        Whether for all integers that satisfy `facts` the weights of those constraint sets that hold sum to 0. False
-        also where Z3 does not answer.
+        Return whether for all integers that satisfy `facts` the weights of those constraint sets that hold sum to 0.
+        False also where Z3 does not answer.
         """
         known = self.known.get((weighted, facts))
         if known is None:
@@ -128,7 +128,7 @@ class Facts:
         return self if found <= self.constraints else Facts(self.constraints | found, self._answers)
 
     def imply(self, claim: Constraint) -> bool:
-        """Whether `claim` follows. False also where Z3 does not answer."""
+        """Return whether `claim` follows. False also where Z3 does not answer."""
         if claim in self.constraints or self._trivial(claim):
             return True
         if claim.poly.constant is not None:
@@ -136,11 +136,11 @@ class Facts:
         return all(self._unsatisfiable(frozenset({case})) for case in claim.negated())
 
     def imply_all(self, claims: Iterable[Constraint]) -> bool:
-        """Whether all claims follow."""
+        """Return whether all claims follow."""
         return all(map(self.imply, claims))
 
     def contradict(self, constraints: Iterable[Constraint]) -> bool:
-        """Whether the constraints cannot hold together with the facts."""
+        """Return whether the constraints cannot hold together with the facts."""
         found = frozenset(c for c in constraints if c not in self.constraints and not self._trivial(c))
         if any(c.poly.constant is not None for c in found):
             return True
@@ -150,7 +150,9 @@ class Facts:
         return bool(found) and self._unsatisfiable(found)
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
-        """Whether for all integers that satisfy the facts the weights of those constraint sets that hold sum to 0."""
+        """
+        Return whether for all integers that satisfy the facts the weights of those constraint sets that hold sum to 0.
+        """
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
         return self._answers.cancel(tuple(weighted), frozenset(self._about(symbols)))
 

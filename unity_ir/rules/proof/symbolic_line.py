@@ -46,7 +46,9 @@ class SymbolicLine:
         self.extents = self._extents()
 
     def terms(self, index: Affine) -> tuple[list[tuple[Poly, str]], Poly]:
-        """The (factor, variable) pairs of a window, and its offset, with the values of attributes in their places."""
+        """
+        Return the (factor, variable) pairs of a window, and its offset, with the values of attributes in their places.
+        """
         found: list[tuple[Poly, str]] = []
         offset = ZERO
         for term in index.terms:
@@ -119,7 +121,7 @@ class SymbolicLine:
         extents[variable] = self.context.count(size, padding, factor, reach)
 
     def extent(self, index: WrittenIndex) -> Poly:
-        """The size of the dim of a result that `index` runs over."""
+        """Return the size of the dim of a result that `index` runs over."""
         return dim_size(index, self.extents, self.spelled, self.attributes)
 
 

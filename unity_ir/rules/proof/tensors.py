@@ -46,22 +46,24 @@ class TensorForm:
 
 
 def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> TensorForm:
-    """An input tensor: its elements are `Read`s of `name`."""
+    """Return an input tensor: its elements are `Read`s of `name`."""
     return TensorForm(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
 
 
 def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
-    """A tensor of zeros."""
+    """Return a tensor of zeros."""
     return TensorForm(shape, lambda _: (), dtype, stored=True)
 
 
 def added(one: TensorForm, other: TensorForm) -> TensorForm:
-    """The elementwise sum of two tensors of the same shape."""
+    """Return the elementwise sum of two tensors of the same shape."""
     return TensorForm(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
 
 
 def divided(size: Poly, by: Poly) -> Poly | None:
-    """The quotient `size / by`; None unless `by` is one monomial that divides every term of `size`, or is `size`."""
+    """
+    Return the quotient `size / by`; None unless `by` is one monomial that divides every term of `size`, or is `size`.
+    """
     if by == ONE:
         return size
     if len(by.terms) != 1:
@@ -105,8 +107,8 @@ def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly)
 
 def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> TensorForm:
     """
-    The elements of `of`, in row-major order, in another shape. `digits` maps (position, divisor) to known quotients and
-    remainders, and gets new ones.
+    Return the elements of `of`, in row-major order, in another shape. `digits` maps (position, divisor) to known
+    quotients and remainders, and gets new ones.
 
     Raises `Undecided` where the shapes are not products of the same polynomials.
     """
@@ -125,8 +127,9 @@ def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Pol
 
 def unbroadcast(of: TensorForm, shape: Sequence[Poly]) -> TensorForm:
     """
-    The sums over leading dims that `shape` does not have, and over those that are 1 there. Given [2, 3, 4] to [3, 1],
-    returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1 are not the same polynomial.
+    Return the sums over leading dims that `shape` does not have, and over those that are 1 there. Given [2, 3, 4] to
+    [3, 1], returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1 are not the same
+    polynomial.
     """
     missing = len(of.shape) - len(shape)
     spread = [d for d, new in enumerate(shape, missing) if new == ONE != of.shape[d]]

@@ -49,12 +49,14 @@ class CollectionReport:
 
 
 def import_rules(path: Path | str, seed: int = 0) -> CollectionReport:
-    """Every rule of a collection with its verdict. Raises `UnityError` (one line) where the file is no collection."""
+    """
+    Return every rule of a collection with its verdict. Raises `UnityError` (one line) where the file is no collection.
+    """
     return CollectionReport(tuple(import_rule(rule, seed) for rule in read_rules(path)))
 
 
 def import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
-    """A rule with its verdict."""
+    """Return a rule with its verdict."""
     bound = {i for op in foreign.source for i, _ in op.inputs if i < 0}
     unbound = sorted({i for op in foreign.target for i, _ in op.inputs if i < 0} - bound, reverse=True)
     if unbound:

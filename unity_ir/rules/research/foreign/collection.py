@@ -31,7 +31,7 @@ class ForeignRule:
 
 
 def read_rules(path: Path | str) -> list[ForeignRule]:
-    """The rules of a collection. Raises `UnityError` (one line) where the file is no collection."""
+    """Return the rules of a collection. Raises `UnityError` (one line) where the file is no collection."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:

@@ -33,7 +33,7 @@ class SizeEquations:
         return size.substitute(self.values)
 
     def equate(self, where: str, left: Poly, right: Poly) -> None:
-        """Raises `UnityError` where no positive sizes are equal so."""
+        """Raise `UnityError` where no positive sizes are equal so."""
         difference = _primitive(self.now(left) - self.now(right))
         if difference == number(0):
             return

@@ -51,7 +51,7 @@ class _Typed:
 
 
 def substitution(foreign: ForeignRule) -> Substitution:
-    """A rule over the operators here. Raises `Unsupported`, or `UnityError` where no sizes fit."""
+    """Return a rule over the operators here. Raises `Unsupported`, or `UnityError` where no sizes fit."""
     ops = (*foreign.source, *foreign.target)
     sizes = SizeEquations(fixed=any(op.type == "OP_CONCAT" and op.parameters.get("PM_AXIS") == REPLICA for op in ops))
     inputs: dict[tuple[int, int], _Typed] = {}

@@ -71,7 +71,7 @@ def roles(line: Line, attribute: str) -> AttributeRoles:
 
 
 def reads(expr: Expr) -> Iterator[Access]:
-    """Every access of a written expression."""
+    """Yield every access of a written expression."""
     if isinstance(expr, Access):
         yield expr
     for child in children(expr):
@@ -82,10 +82,10 @@ def steps(
     op: str, operands: tuple[Type, ...], sizes: Sequence[SizeAt], functions: frozenset[str]
 ) -> Iterator[TermStep]:
     """
-    An operator with every combination of attributes to try on operands of these types.
+    Yield an operator with every combination of attributes to try on operands of these types.
 
-    `sizes` are those a dim may be taken apart into, `functions` the names an attribute may have beside its default.
-    Not every combination is well typed; each stands for its first result.
+    `sizes` are those a dim may be taken apart into, `functions` the names an attribute may have beside its default. Not
+    every combination is well typed; each stands for its first result.
     """
     line = find_operator(op).line
     choices = [[(a.name, v) for v in _values(line, a, operands, sizes, functions)] for a in line.attributes]

@@ -52,7 +52,7 @@ def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def oracle(function: str, args: Sequence[Batch]) -> Batch:
-    """A function of which nothing is known but that it is one."""
+    """Return a function of which nothing is known but that it is one."""
     state = np.asarray(crc32(function.encode()) + 1, dtype=np.uint64)
     for a in args:
         state = mixed(state * np.uint64(0x9E3779B97F4A7C15) + a.astype(np.uint64))
@@ -60,7 +60,7 @@ def oracle(function: str, args: Sequence[Batch]) -> Batch:
 
 
 def residue(value: float) -> int:
-    """A number of a line, as the rational that it stands for."""
+    """Return a number of a line, as the rational that it stands for."""
     if not isfinite(value):
         return crc32(str(value).encode()) % P
     fraction = Fraction(value).limit_denominator(10**6)

@@ -35,7 +35,7 @@ def fingerprints(values: Batch) -> Fingerprints:
 
 
 def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
-    """The value of a variable at a set of sizes, the same at every call; integers are 0 or 1."""
+    """Return the value of a variable at a set of sizes, the same at every call; integers are 0 or 1."""
     random = np.random.default_rng([seed, at, crc32(name.encode()), prod(type.shape)])
     high = 2 if type.is_integer or type.dtype == "bool" else P
     return random.integers(0, high, size=(1, *type.shape), dtype=np.int64)
@@ -43,7 +43,7 @@ def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
 
 @cache
 def line(step: TermStep, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], at: int) -> ResidueLine:
-    """A compute step, to be evaluated at one set of sizes. Raises `UnityError` where shapes do not fit."""
+    """Return a compute step, to be evaluated at one set of sizes. Raises `UnityError` where shapes do not fit."""
     operator = find_operator(step.op)
     return ResidueLine(operator.bind(shapes, operator.attributes(dict(step.attributes[at])), dtypes).bound)
 
@@ -72,5 +72,5 @@ class Values:
         return apply(operands)[term.step.result]
 
     def equal(self, left: TypedTerm, right: TypedTerm) -> bool:
-        """Whether two terms have the same value."""
+        """Return whether two terms have the same value."""
         return left.type[self.at] == right.type[self.at] and np.array_equal(self(left), self(right))

@@ -33,7 +33,7 @@ def most_general(
     sides: Sides, terms: Terms, values: Values, allowed: Callable[[Sides], bool] = lambda sides: True
 ) -> Sides:
     """
-    The same with variables in the place of subterms, and several in the place of one, wherever sides stay equal;
+    Return the same with variables in the place of subterms, and several in the place of one, wherever sides stay equal;
     variables are numbered in order of use.
 
     Given `add(relu(x), y)` and `add(y, relu(x))`, returns `add(x, y)` and `add(y, x)`; given `matmul(add(x, x), w)` and
@@ -98,7 +98,9 @@ class General:
 
 
 def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm], degree: int) -> General | None:
-    """The substitution of some terms by others, for all sizes and degrees; None where sizes have no general form."""
+    """
+    Return the substitution of some terms by others, for all sizes and degrees; None where sizes have no general form.
+    """
     sizes = TermSizes(degree)
     try:
         for source, target in zip(sources, targets, strict=True):

@@ -45,7 +45,7 @@ class Join:
                 self._found.setdefault(key, {}).setdefault(term.step.result, other)
 
     def joined(self, terms: Terms, values: Values) -> list[Joined]:
-        """The most general ones, renamed; small ones first."""
+        """Return the most general ones, renamed; small ones first."""
         found: dict[Joined, None] = {}
         for (step, operands), results in self._found.items():
             if len(results) < len(_types((step, operands))):
@@ -63,7 +63,7 @@ class Join:
 
 
 def has_several(op: str) -> bool:
-    """Whether an operator may have several results."""
+    """Return whether an operator may have several results."""
     if op in PARALLEL_OPERATORS:
         return False
     results = find_operator(op).line.results
@@ -72,7 +72,8 @@ def has_several(op: str) -> bool:
 
 def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) -> bool:
     """
-    Whether the target is reached by smaller rules of several results, one after the other, and rules of one result.
+    Return whether the target is reached by smaller rules of several results, one after the other, and rules of one
+    result.
 
     Given rules that take `relu` and `matmul` out of `split`, says so of one that takes both out at once.
     """

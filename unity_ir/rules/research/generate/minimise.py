@@ -30,7 +30,7 @@ def order(pair: Pair) -> tuple[object, ...]:
 
 
 def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
-    """Whether one side can be rewritten to the other. False may also mean that the search was given up."""
+    """Return whether one side can be rewritten to the other. False may also mean that the search was given up."""
     sides = [dict.fromkeys([rules.normal(t)]) for t in pair]
     if not sides[0].keys().isdisjoint(sides[1].keys()):
         return True

@@ -23,7 +23,9 @@ ShapeOf = Callable[[Term], PolyShape]
 
 
 def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
-    """The rule with a pack for all dims of its inputs, and with one for the leading ones; those that can be written."""
+    """
+    Yield the rule with a pack for all dims of its inputs, and with one for the leading ones; those that can be written.
+    """
     terms = list(_terms(rule))
     shapes = {shape(t) for t in terms}
     plain = not any(i.degrees for i in rule.inputs)

@@ -50,7 +50,7 @@ def _is_parallel(rule: Substitution) -> bool:
 
 
 def summary(report: GenerationReport) -> dict[str, Any]:
-    """The same as what `json.dump` writes, with seconds."""
+    """Return the same as what `json.dump` writes, with seconds."""
     proofs = sorted(report.proofs)
     times = {"total": sum(proofs), "median": median(proofs), "slowest": proofs[-1]} if proofs else {}
     return {

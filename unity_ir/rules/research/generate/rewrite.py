@@ -30,7 +30,7 @@ class Rewrite:
 
 
 def commutes(rule: Substitution) -> str | None:
-    """The operator a rule says to be commutative, if it says just that."""
+    """Return the operator a rule says to be commutative, if it says just that."""
     match rule.source, rule.target:
         case (ResultOf(Operation(op, (Input() as a, Input() as b), p)),), (ResultOf(Operation(other, operands, q)),):
             if op == other and p == q and operands == (b, a) and a is not b:
@@ -71,13 +71,13 @@ class Rewriting:
     # -- terms
 
     def make(self, step: TermStep, operands: list[TypedTerm]) -> TypedTerm | None:
-        """A step applied, operands of commutative operators in a fixed order."""
+        """Return a step applied, operands of commutative operators in a fixed order."""
         if step.op in self.commutative and len(operands) == 2 and operands[0].text > operands[1].text:
             operands = operands[::-1]
         return self.terms.make(step, operands)
 
     def normal(self, term: TypedTerm) -> TypedTerm:
-        """The term with operands of commutative operators in a fixed order."""
+        """Return the term with operands of commutative operators in a fixed order."""
         if term.step is None:
             return term
         made = self.make(term.step, [self.normal(o) for o in term.operands])

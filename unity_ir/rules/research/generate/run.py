@@ -98,7 +98,7 @@ def generate(
     space: Space, state: Path | None = None, jobs: int = 1, progress: StageProgress = lambda stage, done, total: None
 ) -> GenerationReport:
     """
-    Every rule over a space that is needed to imply all others, proved for all sizes and degrees.
+    Return every rule over a space that is needed to imply all others, proved for all sizes and degrees.
 
     The same for the same space, whatever `jobs` is. Raises `UnityError` for a state file of another space.
     """

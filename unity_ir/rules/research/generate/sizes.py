@@ -138,14 +138,14 @@ class TermSizes:
     # -- terms
 
     def shape(self, term: TypedTerm) -> PolyShape:
-        """The sizes of a term."""
+        """Return the sizes of a term."""
         found = self._shapes.get(term)
         if found is None:
             found = self._shapes[term] = self._variable(term) if term.step is None else self._result(term.step, term)
         return tuple(map(self.known, found))
 
     def results(self, of: AppliedStep) -> list[PolyShape]:
-        """The sizes of all results of an operator."""
+        """Return the sizes of all results of an operator."""
         return [tuple(map(self.known, shape)) for shape in self._results[of]]
 
     def _variable(self, term: TypedTerm) -> PolyShape:

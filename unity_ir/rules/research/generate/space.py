@@ -83,7 +83,7 @@ class Space:
         return (*(tuple(2 * n for n in base) for base in halves), *halves)
 
     def arity(self, name: str) -> int:
-        """The operands an operator is applied to: two, where it takes any number."""
+        """Return the operands an operator is applied to: two, where it takes any number."""
         if name in PARALLEL:
             return 1
         parameters = find_operator(name).line.parameters

@@ -18,7 +18,9 @@ VERSION = 2
 
 
 def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
-    """The state of a run of these parameters; empty where there is none. Raises `UnityError` for another run's."""
+    """
+    Return the state of a run of these parameters; empty where there is none. Raises `UnityError` for another run's.
+    """
     if path is None or not path.exists():
         return {}
     try:
@@ -77,7 +79,7 @@ def pack_terms(groups: Sequence[Sequence[TypedTerm]]) -> dict[str, Any]:
 
 
 def unpack_terms(data: dict[str, Any], terms: Terms) -> list[tuple[TypedTerm, ...]]:
-    """The groups `pack_terms` was given."""
+    """Return the groups `pack_terms` was given."""
     types: list[Type] = [tuple(map(_type, own)) for own in data["types"]]
     steps = [_step(*row) for row in data["steps"]]
     made: list[TypedTerm] = []

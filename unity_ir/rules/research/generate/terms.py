@@ -36,13 +36,13 @@ class TermStep:
 
 
 def parallel_step(op: str, sets: int, **attributes: int) -> TermStep:
-    """A parallel operator, whose attributes are alike at all sets of sizes."""
+    """Return a parallel operator, whose attributes are alike at all sets of sizes."""
     return TermStep(op, (tuple(sorted(attributes.items())),) * sets)
 
 
 @cache
 def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Type, ...]) -> tuple[Type, ...]:
-    """The types of an operator's results; none where it is not well typed at every set of sizes."""
+    """Return the types of an operator's results; none where it is not well typed at every set of sizes."""
     found: list[tuple[TensorType, ...]] = []
     try:
         for i, given in enumerate(attributes):
@@ -58,7 +58,7 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
 
 
 def result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
-    """The type of the result a step takes, None where it is not well typed."""
+    """Return the type of the result a step takes, None where it is not well typed."""
     found = result_types(step.op, step.attributes, operands)
     return found[step.result] if step.result < len(found) else None
 
@@ -109,7 +109,7 @@ class Terms:
         return self._made[key]
 
     def make(self, step: TermStep, operands: Sequence[TypedTerm]) -> TypedTerm | None:
-        """A step applied; None where it is not well typed."""
+        """Return a step applied; None where it is not well typed."""
         key = (step, *(o.number for o in operands))
         found = self._made.get(key)
         if found is None:
@@ -131,7 +131,7 @@ class Terms:
         return term
 
     def replaced(self, term: TypedTerm, values: Mapping[TypedTerm, TypedTerm]) -> TypedTerm | None:
-        """A term with others in the place of some of its subterms; None where that is not well typed."""
+        """Return a term with others in the place of some of its subterms; None where that is not well typed."""
         found = values.get(term)
         if found is not None or term.step is None:
             return found or term
@@ -185,7 +185,7 @@ def _step_text(step: TermStep) -> str:
 
 
 def leaves(term: TypedTerm) -> Iterator[TypedTerm]:
-    """The variables of a term, as often as and in the order in which they occur."""
+    """Yield the variables of a term, as often as and in the order in which they occur."""
     if term.step is None:
         yield term
     for o in term.operands:
@@ -193,7 +193,7 @@ def leaves(term: TypedTerm) -> Iterator[TypedTerm]:
 
 
 def subterms(term: TypedTerm) -> Iterator[TypedTerm]:
-    """A term and all below it, outermost first."""
+    """Yield a term and all below it, outermost first."""
     yield term
     for o in term.operands:
         yield from subterms(o)
