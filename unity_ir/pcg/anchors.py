@@ -7,7 +7,7 @@ from unity_ir.pcg.graph import Graph, Value
 
 class Anchors:
     """
-    The materialised values of a graph.
+    Tells which values of a graph are materialised on devices.
 
     A chain of parallel operators is one reshard, from the value it starts at to where it is read. A value in the middle
     is materialised only if its operator has a view, it is an output, or it is also read from outside the chain.

@@ -76,6 +76,7 @@ class Node:
         return find_operator(self.op)
 
     def attribute(self, name: str) -> Any:
+        """Return the value of an attribute. Raises `KeyError` if the node does not have it."""
         return dict(self.attributes)[name]
 
     @property
@@ -382,6 +383,7 @@ class Graph:
         return tuple(topological(self.roots, first=self.inputs))
 
     def weights(self) -> list[Node]:
+        """Return the weight leaves, in the order of `nodes`."""
         return [n for n in self.nodes() if n.op == "weight"]
 
     def __reduce__(self) -> tuple[Callable[..., Graph], tuple[object, ...]]:

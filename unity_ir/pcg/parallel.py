@@ -22,9 +22,10 @@ ParallelStep = tuple[str, tuple[tuple[str, int], ...]]
 @dataclass(frozen=True, slots=True)
 class ParallelOperator:
     """
-    A parallel operator. `attributes` in written order; `type` gives the result's type from the operand's; `backward`
-    the operators that turn the result's gradient into the operand's; `chain`, of a fused operator, the operators it
-    stands for.
+    A parallel operator, as a rule on types.
+
+    `attributes` are in written order. `type` gives the result's type from the operand's, `backward` the operators that
+    turn the result's gradient into the operand's, and `chain`, for a fused operator, the operators it stands for.
     """
 
     name: str

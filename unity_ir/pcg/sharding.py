@@ -280,7 +280,12 @@ def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
 
 
 def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
-    """Return the role that a mesh axis has in result number `result`, given its role `what` in the task grid."""
+    """
+    Return the role that a mesh axis has in result number `result`, given its role `what` in the task grid.
+
+    An index variable becomes the dim whose degree it is, or SUM if it is reduced; carriers become SUM if the result
+    depends on them, else COPY; roles that are integers stay.
+    """
     dims = analysis.result_dims[result]
     match what:
         case str():

@@ -34,7 +34,7 @@ MAX_PIECES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Which piece of a value: its position along every dim, which addend, which copy."""
+    """One piece of a value, by its position along every dim, the number of its addend and the number of its copy."""
 
     dims: tuple[int, ...]
     sum: int = 0
@@ -66,11 +66,12 @@ class TensorType:
 
     @property
     def is_integer(self) -> bool:
+        """Whether the elements are integers."""
         return self.dtype.startswith("i")
 
     @property
     def is_floating(self) -> bool:
-        """Only floating point numbers may be in partial sums, and have a gradient."""
+        """Whether the elements are floating point numbers; only these may be in partial sums, and have a gradient."""
         return self.dtype not in NOT_FLOATING
 
     @cached_property
@@ -100,7 +101,7 @@ class TensorType:
 
     @cached_property
     def parts(self) -> Degrees:
-        """How it is divided, as TDL's typing wants it."""
+        """The degrees of the type, as TDL's typing rules take them."""
         return Degrees(self.degrees, self.sum, self.copy, self.halo, self.halo_sum)
 
     @property
@@ -114,17 +115,24 @@ class TensorType:
         return tensor_type(self.shape, self.dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo)
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
+        """Return the type with another degree of a dim."""
         degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
         return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy)
 
     def with_sum(self, degree: int) -> TensorType:
+        """Return the type with another number of addends."""
         return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy)
 
     def with_copy(self, degree: int) -> TensorType:
+        """Return the type with another number of copies."""
         return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree)
 
     def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:
-        """With other borders along a dim; `kind` is `halo` or `halo_sum`."""
+        """
+        Return the type with other borders along a dim: `low` elements before and `high` after each piece.
+
+        `kind` is `halo` (copies of the neighbours' elements) or `halo_sum` (addends of them).
+        """
         borders = (*self.borders[:dim], (low, high), *self.borders[dim + 1 :])
         return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}))
 
@@ -201,5 +209,7 @@ def tensor_type(
 
 
 def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees) -> TensorType:
-    """Return the type of a value divided so. Raises `UnityError` as `tensor_type` does."""
+    """
+    Return the type of a value of global shape `shape` in these degrees. Raises `UnityError` as `tensor_type` does.
+    """
     return tensor_type(shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum)

@@ -65,9 +65,9 @@ class Analysis:
     @cached_property
     def operand_halos(self) -> Mapping[str, Halos]:
         """
-        Per operand, per dim, how many elements before and after its piece a task reads when the dim is divided.
+        Per operand, per dim, the elements before and after its piece that a task reads when the dim is divided.
 
-        An operand without any has no entry.
+        An operand without halos has no entry.
         """
         found: dict[str, Halos] = {}
         for access in self._accesses:
@@ -79,7 +79,10 @@ class Analysis:
 
     @cached_property
     def result_halos(self) -> tuple[Halos, ...]:
-        """Per result, per dim, how many elements before and after its piece a task adds to; () where to none."""
+        """
+        Per result, per dim, the elements before and after its piece to which a task adds; () for a result without
+        halos.
+        """
         found = [self._halos(r.indices, d) for r, d in zip(self.bound.results, self.result_dims, strict=True)]
         return tuple(halos if any(map(any, halos)) else () for halos in found)
 
@@ -91,10 +94,10 @@ class Analysis:
     @cached_property
     def carriers(self) -> tuple[frozenset[str], ...]:
         """
-        Minimal sets of operands that may carry partial sums together: every result is linear in all of a set, or does
-        not depend on it at all.
+        The minimal sets of operands that may carry partial sums together.
 
-        Given `x + y` returns `({x, y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
+        Every result is linear in all operands of such a set, or does not depend on any. Given `x + y` returns `({x,
+        y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
         """
         found = [(tensors(r.expr), _linear(r.expr) if r.floating else []) for r in self.bound.results]
         others = {p.name for p in self.bound.operands if not p.floating}
@@ -113,7 +116,7 @@ class Analysis:
 
     @cached_property
     def moves_data_only(self) -> bool:
-        """No arithmetic: every result element is one operand element."""
+        """Whether there is no arithmetic: every result element is one operand element."""
         return not self.bound.has_windows and all(
             isinstance(e, Access)
             for r in self.bound.results
@@ -259,7 +262,10 @@ def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
 
 
 def uses_as_value(bound: Bound, variable: str) -> bool:
-    """Return whether the variable's global index enters the arithmetic, so that a piece must know its offset."""
+    """
+    Return whether the variable's global index enters the arithmetic, so that a piece must know at which index it
+    starts.
+    """
 
     def visit(expr: Expr) -> bool:
         return expr == Name(variable) or any(map(visit, children(expr)))

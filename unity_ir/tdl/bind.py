@@ -47,10 +47,11 @@ from unity_ir.tdl.syntax import (
 
 def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()) -> Bound:
     """
-    Bind `line` to operand shapes (global sizes, one per operand, variadic ones in place) and attributes. `dtypes` are
-    the operands' element types, which matter where a parameter may hold `any`; all of those are floats if left out.
+    Return `line` bound to operand shapes and attributes.
 
-    Raises `UnityError` where ranks, sizes or attributes do not fit, naming the operator and the two that disagree.
+    `shapes` are global sizes, one per operand, with variadic operands in their place. `dtypes` are the operands'
+    element types, which matter where a parameter may hold `any`; if left out, all such operands hold floats. Raises
+    `UnityError` where ranks, sizes or attributes do not fit, naming the operator and the two that disagree.
     """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes).bind()
 
@@ -58,8 +59,8 @@ def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue
 @dataclass(frozen=True, slots=True)
 class Spelled:
     """
-    A line with packs and variadic names spelled out, but sizes, numbers given by attributes, and windows as written:
-    what holds at more sizes than those it was bound at.
+    A line with packs and variadic names spelled out, but with sizes, numbers given by attributes, and windows as
+    written, so that it holds at more sizes than those it was bound at.
     """
 
     bound: Bound
@@ -125,7 +126,7 @@ class Binder(Extents):
                 return expr
 
     def extent_of(self, index: Index) -> int:
-        """Return the product of the extents of an index's variables."""
+        """Return the size of the dim that a bound index runs over: the product of the extents of its variables."""
         return prod(self.extents[n] for n in index_names(index))
 
     def bind(self) -> Bound:
@@ -157,7 +158,7 @@ class Binder(Extents):
         return Bound(self.line.operator, self.operands, tuple(results), extents, self._free_degrees())
 
     def spell(self) -> Spelled:
-        """See `spell`."""
+        """Return the line spelled out; see the function `spell`."""
         bound = self.bind()
         sizes: dict[str, Entry | int] = {}
         windows: dict[WrittenIndex, Entry | int] = {}

@@ -37,8 +37,9 @@ from unity_ir.tdl.syntax import (
 
 def check_line(line: Line) -> None:
     """
-    Raise `UnityError` naming the operator and the name that breaks a rule: one that is unknown, defined twice, read
-    where it is not bound, or never read.
+    Raise `UnityError`, with the operator and the name, if a name of a written line breaks a rule.
+
+    A name must not be unknown, defined twice, read where it is not bound, or never read.
     """
     try:
         _Check(line).check()

@@ -47,7 +47,9 @@ class FlopsTerm:
 def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
     Return the subexpressions of all results that take FLOPs, in reading order, each once up to renaming of its
-    variables. They depend on a line's extents only where a window does.
+    variables.
+
+    They depend on a line's extents only where a window does.
     """
     return _terms(tuple(r.expr for r in bound.results))
 
@@ -104,14 +106,14 @@ def _places(over: frozenset[str], picks: Picks) -> frozenset[str]:
 
 def flops(bound: Bound, whole: Mapping[str, int] | None = None) -> int:
     """
-    Floating point operations to compute all results once.
+    Return the floating point operations to compute all results once.
 
-    Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would; what
-    integers pick, once for each of them. `whole` has the extents of the line that this is a piece of, if it is one:
-    the integers are taken to be spread evenly over what they pick from.
-    Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`; given
-    `out[t, n] = sum[v](where(eq(v, e[t]), sum[k](x[t, k] * w[v, k, n]), 0))` returns `2 * t * n * k`, and half of it
-    for a piece of half of v.
+    Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would; a
+    subexpression at a place that integers pick is evaluated once per integer. If the line is a piece of another,
+    `whole` has the extents of the whole line, and the integers are taken to be spread evenly over what they pick from.
+
+    Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`; given `out[t, n] = sum[v](where(eq(v, e[t]),
+    sum[k](x[t, k] * w[v, k, n]), 0))` returns `2 * t * n * k`, and half of it for a piece of half of v.
     """
     whole = whole or bound.extents
     distinct = {(t.form, tuple(bound.extents[n] for n in t.names)): t for t in reversed(terms(bound))}
@@ -123,11 +125,12 @@ def flops(bound: Bound, whole: Mapping[str, int] | None = None) -> int:
 
 def products(bound: Bound) -> int:
     """
-    Floating point operations of the contractions alone, as the FLOPs of models are quoted: matrix products,
-    convolutions and attention, 2 for each multiply-accumulate. What lies between them is not counted.
+    Return the floating point operations of the contractions alone, as the FLOPs of models are quoted.
 
-    A contraction is a sum of products in which two factors each have an index that the other lacks and that is not
-    summed over. Of what integers pick, one is counted for each of them.
+    Contractions are matrix products, convolutions and attention: sums of products in which two factors each have an
+    index that the other lacks and that is not summed over. They take 2 for each multiply-accumulate; of contractions
+    that integers pick, one is counted for each integer.
+
     Given `out[m, n] = relu(sum[k](x[m, k] * w[k, n]))` returns `2 * m * n * k`; given `out[m] = sum[k](x[m, k] * w[k])`
     returns 0.
     """

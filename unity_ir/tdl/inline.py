@@ -44,7 +44,9 @@ class Definition:
 
 def inline(definitions: Iterable[Definition], results: Iterable[WrittenResult]) -> tuple[WrittenResult, ...]:
     """
-    Return the results with every definition written out; a definition may use those before it. Raises `UnityError`.
+    Return the results with every definition written out; a definition may use those before it.
+
+    Raises `UnityError` for a name defined twice, and for definitions with, or used with, indices that do not fit.
     """
     known: dict[str, Definition] = {}
     for definition in definitions:
@@ -81,7 +83,9 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
 
 
 def renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
-    """Return the expression over other indices; those it binds itself keep their names."""
+    """
+    Return the expression with its indices replaced as `names` says; indices that it binds itself keep their names.
+    """
 
     def index(old: WrittenIndex) -> WrittenIndex:
         match old:

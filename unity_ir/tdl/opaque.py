@@ -16,7 +16,7 @@ from unity_ir.tdl.functions import Array
 
 @dataclass(frozen=True, slots=True)
 class OpaqueFunction:
-    """A function of `opaque` expressions: its numpy semantics and FLOPs."""
+    """A function that TDL expressions name by `opaque`: its numpy semantics and FLOPs."""
 
     evaluate: Callable[[Array, int], Array]
     """From an array whose last dim is the one taken, and the size of the dim made, to one whose last dim is that."""

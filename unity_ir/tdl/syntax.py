@@ -119,7 +119,10 @@ class Window:
     """Elements of a piece's halo before the piece."""
 
     def span(self, extents: Mapping[str, int], without: str | None = None) -> int:
-        """How far positions reach beyond the lowest, as all variables, `without` one, run."""
+        """
+        Return how far positions reach beyond the lowest one as all variables, or all but `without`, run over their
+        extents.
+        """
         return sum(c * (extents[v] - 1) for c, v in self.terms if v != without)
 
 
@@ -197,7 +200,7 @@ class Reduce:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The bound variables; only of a bound line."""
+        """The variables that a bound reduction binds; not defined for a written one."""
         return tuple(i.name for i in self.indices if isinstance(i, Var))
 
 
@@ -211,9 +214,10 @@ class Cases:
 @dataclass(frozen=True, slots=True)
 class Opaque:
     """
-    A function of `tdl.opaque` that no expression says: from the body along the dims of `inputs` to dims `outputs`.
+    A function of `tdl.opaque` that TDL expressions cannot define: from the body along the dims of `inputs` to dims
+    `outputs`.
 
-    Nothing is known of it but that it treats every position of all other variables alike, so those may be divided.
+    It treats every position of all other variables alike, so those may be divided; nothing else is known of it.
     """
 
     function: str
@@ -223,12 +227,12 @@ class Opaque:
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The variables along the result; only of a bound line."""
+        """The variables along the result of a bound opaque function; not defined for a written one."""
         return tuple(i.name for i in self.outputs if isinstance(i, Var))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The bound variables; only of a bound line."""
+        """The variables that a bound opaque function binds; not defined for a written one."""
         return tuple(i.name for i in self.inputs if isinstance(i, Var))
 
 
@@ -248,11 +252,12 @@ class Parameter:
 
     @property
     def floating(self) -> bool:
-        """Only such operands may be in partial sums, and have a gradient."""
+        """Whether the operand holds floating point numbers; only these may be in partial sums, and have a gradient."""
         return self.kind == "float"
 
     @property
     def integer(self) -> bool:
+        """Whether the operand holds integers."""
         return self.kind == "int"
 
 
@@ -317,6 +322,7 @@ class Result:
 
     @property
     def floating(self) -> bool:
+        """Whether the result holds floating point numbers."""
         return self.dtype not in NOT_FLOATING
 
 
@@ -342,6 +348,7 @@ class Bound:
 
     @property
     def result_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The global shape of every result."""
         return tuple(self.result_shape(r) for r in self.results)
 
     @property
@@ -381,10 +388,10 @@ def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
 
 def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callable[[str], N]) -> N:
     """
-    Return the position in its dim to which a bound index other than a window points, from the positions of its
-    variables, `at(name)`, which may be ints, arrays or polynomials.
+    Return the position in its dim to which a bound index other than a window points.
 
-    Given `(h d)` as a composite returns `at(h) * |d| + at(d)`; as segments, with d active, `at(d) + |h|`.
+    `at(name)` is the position of each of its variables; positions may be ints, arrays or polynomials. Given `(h d)` as
+    a composite returns `at(h) * |d| + at(d)`; as segments, with d active, `at(d) + |h|`.
     """
     names = index_names(index)
     if isinstance(index, Segments):

@@ -7,7 +7,8 @@ graph is differentiated. The verdicts:
 
 - `proved`: values and gradients are equal, those at ties included;
 - `almost everywhere`: values are equal, and so gradients wherever they are derivatives; at ties they are not shown to
-be; - `forward only`: values are equal, gradients are not, or not shown to be;
+  be;
+- `forward only`: values are equal, gradients are not, or not shown to be;
 - `refuted`: at some sample values differ, or no degrees above 1 fit the types;
 - `undecided`: nothing is known. A proof is never guessed.
 """

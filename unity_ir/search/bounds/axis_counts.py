@@ -315,6 +315,8 @@ def of_kernels(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
     """
     Return a lower bound in seconds on every placement of a serial graph: its kernels' seconds, divided over all
     devices.
+
+    The bound is 0 on a device with a measured profile, whose times for smaller kernels may be any.
     """
     return certain(_alone(graph, machine, optimizer), graph, machine)
 

@@ -223,9 +223,10 @@ class LayoutSpace:
     @property
     def stands(self) -> tuple[Ints, Ints]:
         """
-        The indices, in `stays`, of each layout without REPEAT and of its dual: two arrays [layout].
+        Two arrays [layout] of indices in `stays`: where the value of each layout is, and where its gradient is.
 
-        A layout with REPEAT has the index of the layout with COPY instead, to which moves are free.
+        A layout with REPEAT has the index of the layout with COPY instead, between which moves are free; the gradient's
+        is that of the layout's dual.
         """
         return self._there, self._back
 
