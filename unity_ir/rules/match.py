@@ -64,7 +64,7 @@ class OpIndex:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A place in a graph where a substitution applies, with the values that would replace those there."""
+    """A place in a graph where a substitution applies, with the values that would replace the matched ones."""
 
     rule: Substitution
     index: OpIndex
@@ -85,7 +85,8 @@ class Match:
     @cached_property
     def kept(self) -> tuple[Node, ...]:
         """
-        Matched operators that stay in the graph after the replacement: others use their results, or they are outputs.
+        The matched operators that stay in the graph after the replacement: others use their results, or they are
+        outputs.
         """
         kept: set[Node] = set()
         for node in sorted(self.nodes, key=lambda n: -self.index.number[n]):
@@ -99,10 +100,10 @@ class Match:
     @cached_property
     def repeats_work(self) -> bool:
         """
-        Whether the replacement computes something twice: matched operators stay in the graph, and the new operators do
-        more work (FLOPs and elements written) than those that fall away.
+        Whether the replacement computes something twice.
 
-        An example is `relu(matmul(x, w)) -> matmul(x, w) {act}` where others use the product.
+        It does if matched operators stay in the graph, and the new operators do more work (FLOPs and elements written)
+        than the removed ones. An example is `relu(matmul(x, w)) -> matmul(x, w) {act}` where others use the product.
         """
         if not self.kept:
             return False
@@ -165,9 +166,9 @@ def matches(
     Yield all matches of a substitution in the graph of `index`, in the order of nodes; with `at`, those at that node
     only.
 
-    `given` are values for the symbols that no match determines (`check.free`); without them there is no match. Left out
-    are matches whose replacement would have other types or would depend on what it replaces, and, of matches that
-    differ only in the order of the replaced values or make the same values, all but the first.
+    `given` has values for the symbols that no match determines (`check.free`); without them there is no match. Left out
+    are matches whose replacement would have other types or would depend on a replaced value. Of matches that differ
+    only in the order of the replaced values, or make the same values, only the first is kept.
     """
     plan, given = _plan(rule), given or {}
     if not plan.ops <= index.by_op.keys() or not plan.free <= given.keys():

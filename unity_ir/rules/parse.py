@@ -227,8 +227,9 @@ def _error(message: str, token: Token) -> RuleTextError:
 
 def check_rule_name(name: str, position: int = 0) -> None:
     """
-    Raise `RuleTextError`, at `position`, for a rule name with characters that are not printed as written. An empty name
-    passes: `check.check` reports it.
+    Raise `RuleTextError`, at `position`, for a rule name with characters that are not printed as written.
+
+    An empty name passes: `check.check` reports it.
     """
     if name != " ".join(name.split()) or not name.isprintable() or set(name) & {'"', "\\"}:
         raise RuleTextError(f"the name {name!a} has blanks or signs that no name may; rename it", position)
@@ -297,9 +298,10 @@ def _parse(text: str, start: str) -> Any:
 
 def parse_rules(text: str, where: str = "") -> tuple[Substitution, ...]:
     """
-    Return the rules in a text, in order. They are parsed only, not checked: see `unity_ir.rules.check`.
+    Return the rules in a text, in order. They are parsed only, not checked (see `unity_ir.rules.check`).
 
-    `where` is the name of the file, if any. Raises `RuleTextError`, with `where` as `file:line:column: message`.
+    `where` is the name of the file, if any. Raises `RuleTextError`, which begins `file:line:column:` if `where` is
+    given.
     """
     try:
         return cast("tuple[Substitution, ...]", _parse(text, "start"))

@@ -49,8 +49,9 @@ Bindings: TypeAlias = Mapping[str, int | float | str | tuple[int, ...]]
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
     """
-    An input of a rule: matches any value of this shape and in these pieces. `degrees` has an entry for each of `shape`,
-    1 for packs; if empty, all are 1. `integer` asks for integer elements.
+    An input of a rule: it matches any value of this shape, in these pieces.
+
+    `degrees` has an entry for each of `shape` (1 for packs); if empty, all are 1. `integer` asks for integer elements.
     """
 
     name: str
@@ -114,7 +115,7 @@ class Substitution:
     """None if the text carries no proof."""
 
     def operations(self, side: tuple[Term, ...]) -> list[Operation]:
-        """Return all operations of a side, each once, operands before users."""
+        """Return all operations of a side (`source` or `target`), each once, operands before users."""
         found: dict[int, Operation] = {}
 
         def visit(term: Term) -> None:
@@ -206,8 +207,7 @@ def attribute_expression(value: AttrValue) -> AttrExpr:
 
 def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Bindings) -> tuple[Value, ...]:
     """
-    Make the graph of a side (source or target): returns its values, over `inputs`, the values of the rule's inputs by
-    name.
+    Return the values of a side (source or target), as a graph over `inputs`: the values of the rule's inputs, by name.
 
     Raises `UnityError` where an operator is not well typed at these bindings.
     """

@@ -80,7 +80,7 @@ def _proof_text(proof: ProofRecord) -> str:
 
 def applications(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Operation, int]]:
     """
-    Return the operations of a side, operands first, each with the number of its results that are used (1 at least).
+    Return the operations of a side, operands first, each with the number of its results that are used, at least 1.
     """
     operations = rule.operations(side)
     results = {id(o): 1 for o in operations}

@@ -92,22 +92,22 @@ def _proved_now(rule: Substitution) -> Proof:
 
 
 def unproved(rule: Rule) -> tuple[str, ...]:
-    """Names of the cases of a rule that are not proved to keep values."""
+    """Return the names of those cases of a rule that are not proved to keep values."""
     return tuple(case.name for case in rule.cases if not proof_of(case).forward)
 
 
 def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
-    """
-    Those of the named library rules whose gradients are proved equal except where several elements are the maximum.
-    """
+    """Return those of the named library rules whose gradients are proved equal except at ties of a maximum."""
     known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}
     return tuple(n for n, r in known.items() if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
 
 
 def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None = None) -> None:
     """
-    Raise `UnityError` if a case of `rule` is not proved, unless `allow_unproved`; and, in any case, if a rule is proved
-    for forward values only while gradients of `graph` are still to be made (or of any graph, if none is given).
+    Raise `UnityError` if a case of `rule` is not proved, unless `allow_unproved`.
+
+    In any case, raise it too if a rule is proved for forward values only while gradients of `graph` are still to be
+    made (or of any graph, if none is given).
     """
     for case in rule.cases:
         proof = proof_of(case)

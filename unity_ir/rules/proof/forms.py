@@ -35,8 +35,10 @@ def fresh(stem: str) -> str:
 
 def restart() -> None:
     """
-    Begin to number fresh symbols from 0 again, so that a repeated claim has the same symbols and finds its answers in
-    the solver's cache. Never mix forms made before and after this.
+    Begin to number fresh symbols from 0 again, so that a repeated claim has the same symbols and is found in the
+    solver's cache.
+
+    Never mix forms made before and after this.
     """
     global _numbers
     _numbers = count()
@@ -54,7 +56,7 @@ class Constraint:
         return Constraint(self.poly.substitute(values), self.equal)
 
     def negated(self) -> tuple[Constraint, ...]:
-        """Constraints of which exactly one holds where this one does not."""
+        """Return constraints of which exactly one holds where this one does not."""
         below = Constraint(-self.poly - 1)
         return (below, Constraint(self.poly - 1)) if self.equal else (below,)
 
@@ -112,7 +114,11 @@ MonoFactor: TypeAlias = Read | SymbolValue | Apply | Extreme
 
 @dataclass(frozen=True)
 class Mono:
-    """A monomial: see the module. `domain` constrains binders and free symbols; where it does not hold, it is 0."""
+    """
+    A monomial, as the module's docstring defines it.
+
+    `domain` constrains binders and free symbols; where it does not hold, the monomial is 0.
+    """
 
     coefficient: Fraction
     binders: tuple[str, ...] = ()
@@ -131,7 +137,7 @@ Form: TypeAlias = tuple[Mono, ...]
 
 
 def free_symbols(factor: MonoFactor) -> frozenset[str]:
-    """Symbols that occur freely in a factor."""
+    """Return the symbols that occur freely in a factor."""
     match factor:
         case Read(_, indices):
             return frozenset[str]().union(*(i.symbols for i in indices))
@@ -301,8 +307,10 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 
 def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
     """
-    Return the factor with free symbols replaced by polynomials. A `SymbolValue` that becomes more than one symbol is
-    returned as `Apply("value", ..)`, which `multiplied_out` turns into a sum of monomials.
+    Return the factor with free symbols replaced by polynomials.
+
+    A `SymbolValue` that becomes more than one symbol is returned as `Apply("value", ..)`, which `multiplied_out` turns
+    into a sum of monomials.
     """
     match factor:
         case Read(tensor, indices):

@@ -28,9 +28,10 @@ from unity_ir.tdl.syntax import AttrValue
 
 class SymbolicInt(int):
     """
-    A size: the integer it is in the sample, with its polynomial. Sums, differences and products keep track of
-    polynomials; a comparison whose answer is not the same for all sizes raises `Undecided`, so no gradient is built for
-    the sample only.
+    A size: an integer that is its value in the sample, with its polynomial.
+
+    Sums, differences and products keep track of polynomials. A comparison whose answer is not the same for all sizes
+    raises `Undecided`, so that no gradient is built for the sample only.
     """
 
     poly: Poly
@@ -212,7 +213,8 @@ def products(
 ) -> tuple[dict[str, Product], list[TensorForm]]:
     """
     Return the gradient of each floating point input of a side (source or target), by name, and the results of the side.
-    The gradients of the results are inputs of their own. Raises `Undecided` for what forms cannot say.
+
+    The gradients of the results are inputs of their own. Raises `Undecided` for operators that forms cannot express.
     """
     results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}

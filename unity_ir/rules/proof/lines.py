@@ -48,7 +48,8 @@ def apply_operator(
     """
     Return the results of the operator called `name` on operands of symbolic shapes, as its line defines them.
 
-    Raises `Undecided` for what forms cannot say, `UnityError` where the operator does not apply to these operands.
+    Raises `Undecided` for lines that forms cannot express, `UnityError` where the operator does not apply to these
+    operands.
     """
     operator = find_operator(name)
     results = _results(context, operator, operands, attributes)
@@ -99,8 +100,10 @@ def _at_sample(context: ProofContext, value: AttrExpr) -> AttrValue:
 
 def line_results(line: SymbolicLine, divided: Mapping[str, tuple[Poly, Poly]] | None = None) -> list[TensorForm]:
     """
-    Return the results of a line, in its order. `divided` maps each reduced variable of which only one piece is summed
-    to that piece's number and size; other variables run over their whole extent.
+    Return the results of a line, in its order.
+
+    `divided` maps each reduced variable of which only one piece is summed to the number and the size of that piece;
+    other variables run over their whole extent.
     """
     make = _Results(line, ExpressionForms(line, divided or {}))
     return [make.result(r) for r in line.spelled.bound.results]

@@ -179,8 +179,10 @@ def _nonempty(part: Quantified, facts: Facts) -> bool:
 
 def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
     """
-    Splits a part of a maximum or minimum into several: by guards on its binders, and where it is itself a maximum. Both
-    keep the set of values, on which alone a maximum or minimum depends.
+    Yield the parts into which a part of a maximum or minimum splits: by guards on its binders, and where it is itself a
+    maximum.
+
+    The parts have the same set of values, on which alone a maximum or minimum depends.
     """
     if reducer not in ("max", "min"):
         yield Quantified(part.binders, part.domain, normal(part.body, facts.also(part.domain)))

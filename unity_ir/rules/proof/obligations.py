@@ -63,7 +63,7 @@ class Obligation:
 
 
 def obligations(operator: Operator) -> Iterator[Obligation]:
-    """Try to prove every obligation of an operator, at symbolic sizes; yields each with its verdict."""
+    """Try to prove every obligation of an operator, at symbolic sizes; yield each with its verdict."""
     shapes, given = sample(operator)
     analysis = operator.bind(shapes, operator.attributes(given))
     for variable in analysis.splittable:

@@ -32,8 +32,8 @@ _PACK_DIM = re.compile(r"(\w+)\.(\d+)")
 
 def check_places(rule: Substitution) -> None:
     """
-    Checks that each dim a rule refers to is the same dim for every number of dims in its packs. Raises `Undecided`
-    naming the operation where it is not.
+    Raise `Undecided`, with the operation, if a dim that the rule refers to is not the same dim for every number of dims
+    in its packs.
     """
     if not packs(rule):
         return

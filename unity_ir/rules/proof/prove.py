@@ -52,8 +52,9 @@ DETAIL = 240
 
 def prove(rule: Substitution, seed: int = 0) -> Proof:
     """
-    Try to prove a substitution. Returns the verdict with the reason or counterexample; `seed` is that of the samples on
-    which it is first tested.
+    Try to prove a substitution, and return the verdict with the reason or counterexample.
+
+    `seed` is that of the samples on which the rule is first tested.
     """
     begin = perf_counter()
     verdict, detail, questions = _prove(rule, seed)

@@ -121,8 +121,9 @@ def _integers(random: np.random.Generator, shape: tuple[int, ...], plain: bool, 
 
 def refute(rule: Substitution, seed: int = 0) -> str | None:
     """
-    Return a description of the first sample at which the sides differ; None if there is none. Raises `UnityError` as
-    `inputs`.
+    Return a description of the first sample at which the sides differ; None if there is none.
+
+    Raises `UnityError` as `inputs` does.
     """
     for sample in inputs(rule, seed):
         found = _difference(sample, tuple(zip(sample.source, sample.target, strict=True)), sample.arrays)
@@ -134,8 +135,10 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 
 def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | None:
     """
-    Return a description of the first sample at which the vector-Jacobian products of the sides differ, and whether its
-    values are generic (random normal), so that ties are not the reason. None if there is no such sample.
+    Return a description of the first sample at which the vector-Jacobian products of the sides differ; None if there is
+    none.
+
+    Also return whether the values of the sample are generic (random normal), so that ties are not the reason.
     """
     for sample in inputs(rule, seed):
         random = np.random.default_rng([seed, 1])

@@ -67,7 +67,7 @@ APART = "its sides are of types"
 
 
 def packs(rule: Substitution) -> list[str]:
-    """Names of the packs in a rule's inputs."""
+    """Return the names of the packs in a rule's inputs."""
     return sorted({s.name for i in rule.inputs for s in i.shape if isinstance(s, DimPack)})
 
 
@@ -85,12 +85,12 @@ def parameters(rule: Substitution) -> dict[str, str]:
 
 
 def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
-    """Bindings at which both sides are well typed, `most` at most: small sizes, mostly different ones."""
+    """Yield at most `most` bindings at which both sides are well typed: small sizes, mostly different ones."""
     yield from (bindings for bindings, _ in typed_samples(rule, most, seed))
 
 
 def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tuple[Bindings, Mapping[str, str]]]:
-    """Like `samples`, each with element types of the inputs at which both sides are well typed."""
+    """Yield bindings as `samples` does, each with element types of the inputs at which both sides are well typed."""
     found = 0
     last: UnityError | None = None
     dtypes = list(element_types(rule))
@@ -151,8 +151,10 @@ def converts(rule: Substitution) -> bool:
 
 def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
     """
-    Choices of element types for the inputs, by name: all that a match allows if the rule casts, else a single choice,
-    since lines treat all floating point types alike. Not all choices are well typed.
+    Yield choices of element types for the inputs, by name; not all are well typed.
+
+    They are all that a match allows if the rule casts, else a single choice, since lines treat all floating point types
+    alike.
     """
     if not converts(rule):
         yield DTYPES
@@ -200,10 +202,10 @@ def degrees(rule: Substitution) -> frozenset[str]:
 
 def ill_typed(rule: Substitution) -> str | None:
     """
-    Why a rule is well typed at no degrees above 1, as text; None if it is at some. A rule whose sides differ in shape
-    wherever each has one is ill typed, too.
+    Return the reason, as text, why a rule is well typed at no degrees above 1; None if it is well typed at some.
 
-    Raises `UnityError` if not even the rule without its parallel operators is well typed at the sizes tried.
+    A rule whose sides differ in shape wherever each has one is ill typed, too. Raises `UnityError` if not even the rule
+    without its parallel operators is well typed at the sizes tried.
     """
     error = misfits(rule, islice(divisible(rule), TYPED))
     if not error:
@@ -235,7 +237,7 @@ def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
 
 
 def divisible(rule: Substitution) -> Iterator[Bindings]:
-    """Bindings with degrees above 1; in every second one the degrees divide all sizes."""
+    """Yield bindings with degrees above 1; in every second one the degrees divide all sizes."""
     random = Random(2)
     divided = degrees(rule)
     symbols = sorted(s for s in rule.symbols if not s.startswith("#"))

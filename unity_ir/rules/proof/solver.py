@@ -53,7 +53,7 @@ class _Model(dict[str, int]):
 
 
 class Answers:
-    """Cache of Z3's answers within the proof of one rule."""
+    """The cache of Z3's answers within the proof of one rule."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -70,7 +70,8 @@ class Answers:
 
     def cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
         """
-        Return whether for all integers that satisfy `facts` the weights of those constraint sets that hold sum to 0.
+        Return whether the weights of those constraint sets that hold sum to 0, for all integers that satisfy `facts`.
+
         False also where Z3 does not answer.
         """
         known = self.known.get((weighted, facts))
@@ -111,7 +112,7 @@ class Answers:
 
 
 class Facts:
-    """Constraints taken as true: sizes and degrees are at least 1, and the assumptions of a case."""
+    """Constraints taken as true in a proof: sizes and degrees are at least 1, and the assumptions of a case."""
 
     def __init__(self, constraints: Iterable[Constraint], answers: Answers | None = None):
         self.constraints = frozenset(constraints)
@@ -119,11 +120,11 @@ class Facts:
 
     @property
     def questions(self) -> int:
-        """Number of questions put to Z3 about these facts and those derived from them."""
+        """The number of questions put to Z3 about these facts and those derived from them."""
         return self._answers.questions
 
     def also(self, constraints: Iterable[Constraint]) -> Facts:
-        """These facts and further constraints."""
+        """Return these facts together with further constraints."""
         found = frozenset(constraints)
         return self if found <= self.constraints else Facts(self.constraints | found, self._answers)
 
@@ -151,7 +152,7 @@ class Facts:
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
         """
-        Return whether for all integers that satisfy the facts the weights of those constraint sets that hold sum to 0.
+        Return whether the weights of those constraint sets that hold sum to 0, for all integers that satisfy the facts.
         """
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
         return self._answers.cancel(tuple(weighted), frozenset(self._about(symbols)))

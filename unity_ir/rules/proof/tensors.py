@@ -88,8 +88,9 @@ PADDING = ("dim", "before", "after", "interior")
 
 def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly) -> TensorForm:
     """
-    `of` with zeros before, after and (`interior` of them) between the elements along `dim`: element i moves to position
-    `(interior + 1) * i + before`. Raises `Undecided` if `dim` is not a number.
+    Return `of` with zeros before, after and (`interior` of them) between the elements along `dim`.
+
+    Element i moves to position `(interior + 1) * i + before`. Raises `Undecided` if `dim` is not a number.
     """
     at = dim.constant
     if at is None:
@@ -107,10 +108,10 @@ def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly)
 
 def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> TensorForm:
     """
-    Return the elements of `of`, in row-major order, in another shape. `digits` maps (position, divisor) to known
-    quotients and remainders, and gets new ones.
+    Return the elements of `of`, in row-major order, in another shape.
 
-    Raises `Undecided` where the shapes are not products of the same polynomials.
+    `digits` maps (position, divisor) to known quotients and remainders; new ones are added to it. Raises `Undecided`
+    where the shapes are not products of the same polynomials.
     """
     groups = _groups(of.shape, shape)
 
@@ -127,9 +128,10 @@ def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Pol
 
 def unbroadcast(of: TensorForm, shape: Sequence[Poly]) -> TensorForm:
     """
-    Return the sums over leading dims that `shape` does not have, and over those that are 1 there. Given [2, 3, 4] to
-    [3, 1], returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1 are not the same
-    polynomial.
+    Return the sums of `of` over leading dims that `shape` does not have, and over dims that are 1 in `shape`.
+
+    Given [2, 3, 4] to [3, 1], returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1
+    are not the same polynomial.
     """
     missing = len(of.shape) - len(shape)
     spread = [d for d, new in enumerate(shape, missing) if new == ONE != of.shape[d]]
