@@ -51,7 +51,11 @@ class _Typed:
 
 
 def substitution(foreign: ForeignRule) -> Substitution:
-    """Return a rule over the operators here. Raises `Unsupported`, or `UnityError` where no sizes fit."""
+    """
+    Return a foreign rule as a substitution over the operators of TDL.
+
+    Raises `Unsupported` for a rule that these cannot express, `UnityError` where no sizes fit.
+    """
     ops = (*foreign.source, *foreign.target)
     sizes = SizeEquations(fixed=any(op.type == "OP_CONCAT" and op.parameters.get("PM_AXIS") == REPLICA for op in ops))
     inputs: dict[tuple[int, int], _Typed] = {}

@@ -33,7 +33,7 @@ NUMBER = 3.0
 
 @dataclass(frozen=True, slots=True)
 class AttributeRoles:
-    """What a line uses an attribute for."""
+    """The uses of an attribute in an operator's line."""
 
     axis: bool = False
     """The rank of a pack: the number of a dim."""
@@ -48,7 +48,7 @@ class AttributeRoles:
 
 
 def roles(line: Line, attribute: str) -> AttributeRoles:
-    """What a line uses an attribute for."""
+    """Return the uses of an attribute in a line."""
     clauses = [c for c in line.clauses if c.value == Entry(attribute) or str(c.value).split(".")[0] == attribute]
     axis = any(c.kind == "rank" for c in clauses)
     pieces = any(c.kind == "size" and isinstance(c.index, Starred) for c in clauses)
@@ -84,8 +84,8 @@ def steps(
     """
     Yield an operator with every combination of attributes to try on operands of these types.
 
-    `sizes` are those a dim may be taken apart into, `functions` the names an attribute may have beside its default. Not
-    every combination is well typed; each stands for its first result.
+    `sizes` are those into which a dim may be split, `functions` the names an attribute may have beside its default. Not
+    every combination is well typed; each step takes the operator's first result.
     """
     line = find_operator(op).line
     choices = [[(a.name, v) for v in _values(line, a, operands, sizes, functions)] for a in line.attributes]

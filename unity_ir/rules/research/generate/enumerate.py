@@ -67,7 +67,7 @@ class _Work:
 
 
 class Enumeration:
-    """Classes and candidates."""
+    """Enumerates the terms of a space: their classes, and the candidates for equations."""
 
     def __init__(self, space: Space):
         self.space, self._most = space, space.most_elements
@@ -90,15 +90,18 @@ class Enumeration:
 
     @property
     def classes(self) -> int:
+        """The number of classes of equal terms."""
         return len(self._step)
 
     @property
     def kept(self) -> int:
-        """Candidates but for renamings of others."""
+        """The number of candidates that are no renamings of others."""
         return sum(len(made_by) for made_by, _, _ in self._pairs)
 
     def run(self, tick: Tick = lambda size, done, total: None) -> None:
-        """Enumerates every size of the space."""
+        """
+        Enumerate every size of the space; `tick` is called with the size, and the numbers of steps done and in all.
+        """
         for size in range(1, self.space.size + 1):
             last = size == self.space.size
             pending: dict[int, _Made] = {}
@@ -267,7 +270,9 @@ class Enumeration:
     # -- terms
 
     def candidates(self, terms: Terms) -> Iterator[tuple[TypedTerm, TypedTerm]]:
-        """Pairs that should be equal, smaller sizes first: a term, and the representative of its class."""
+        """
+        Yield pairs of terms that should be equal, smaller sizes first: a term, and the representative of its class.
+        """
         made: dict[int, TypedTerm] = {}
 
         def of_class(number: int) -> TypedTerm:

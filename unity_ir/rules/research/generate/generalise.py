@@ -33,11 +33,11 @@ def most_general(
     sides: Sides, terms: Terms, values: Values, allowed: Callable[[Sides], bool] = lambda sides: True
 ) -> Sides:
     """
-    Return the same with variables in the place of subterms, and several in the place of one, wherever sides stay equal;
-    variables are numbered in order of use.
+    Return the most general form of equal terms, with variables numbered in order of use.
 
-    Given `add(relu(x), y)` and `add(y, relu(x))`, returns `add(x, y)` and `add(y, x)`; given `matmul(add(x, x), w)` and
-    `add(matmul(x, w), matmul(x, w))`, returns both over `add(x, y)`.
+    Variables take the place of subterms, and several variables the place of one, wherever both sides stay equal (by
+    `values`) and `allowed` holds. Given `add(relu(x), y)` and `add(y, relu(x))`, returns `add(x, y)` and `add(y, x)`;
+    given `matmul(add(x, x), w)` and `add(matmul(x, w), matmul(x, w))`, returns both over `add(x, y)`.
     """
     for more_general in (_without_subterm, _split_variables):
         while True:
@@ -54,7 +54,7 @@ def _hold(sides: Sides, values: Values) -> bool:
 
 
 def _without_subterm(sides: Sides, terms: Terms) -> Iterator[Sides]:
-    """With a variable in the place of one subterm, the largest first."""
+    """Yield the sides with a variable in the place of one subterm, the largest subterm first."""
     used = {v for side in sides for v in leaves(side)}
     inner = {t for side in sides for t in subterms(side) if not t.is_variable and t not in sides}
     for term in sorted(inner, key=lambda t: (-t.size, t.text)):
@@ -65,7 +65,9 @@ def _without_subterm(sides: Sides, terms: Terms) -> Iterator[Sides]:
 
 
 def _split_variables(sides: Sides, terms: Terms) -> Iterator[Sides]:
-    """With a new variable in the place of some occurrences of one; the first stays."""
+    """
+    Yield the sides with a new variable in the place of some occurrences of a variable; its first occurrence stays.
+    """
     used = dict.fromkeys(v for side in sides for v in leaves(side))
     for v in used:
         counts = [sum(x is v for x in leaves(side)) for side in sides]
@@ -91,7 +93,7 @@ def _chosen(term: TypedTerm, old: TypedTerm, new: TypedTerm, choice: Iterator[bo
 
 @dataclass(frozen=True)
 class General:
-    """A substitution for all sizes, and the shapes of its terms."""
+    """A substitution for all sizes, and the function that gives the shapes of its terms."""
 
     rule: Substitution
     shape: Callable[[Pattern], tuple[Poly, ...]]
@@ -99,7 +101,9 @@ class General:
 
 def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm], degree: int) -> General | None:
     """
-    Return the substitution of some terms by others, for all sizes and degrees; None where sizes have no general form.
+    Return the substitution of `sources` by `targets`, for all sizes and degrees; None where sizes have no general form.
+
+    `degree` is the degree of the parallel operators in the terms.
     """
     sizes = TermSizes(degree)
     try:

@@ -31,13 +31,13 @@ NEAR = 30
 
 
 class Join:
-    """Collects equations of results of one operator."""
+    """Collects equations about the results of one operator into equations for all its results."""
 
     def __init__(self) -> None:
         self._found: dict[AppliedStep, dict[int, TypedTerm]] = {}
 
     def add(self, pair: Pair) -> None:
-        """An equation, of which the first side may be a result of an operator that has several."""
+        """Add an equation, whose first side may be a result of an operator that has several."""
         term, other = pair
         if term.step is not None and not term.step.is_parallel:
             key = application(term)
@@ -45,7 +45,7 @@ class Join:
                 self._found.setdefault(key, {}).setdefault(term.step.result, other)
 
     def joined(self, terms: Terms, values: Values) -> list[Joined]:
-        """Return the most general ones, renamed; small ones first."""
+        """Return the most general joined equations, with variables renamed; small ones first."""
         found: dict[Joined, None] = {}
         for (step, operands), results in self._found.items():
             if len(results) < len(_types((step, operands))):
@@ -72,10 +72,10 @@ def has_several(op: str) -> bool:
 
 def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) -> bool:
     """
-    Return whether the target is reached by smaller rules of several results, one after the other, and rules of one
-    result.
+    Return whether a joined equation follows from smaller ones.
 
-    Given rules that take `relu` and `matmul` out of `split`, says so of one that takes both out at once.
+    It does if its target is reached by `rules` of several results, one after the other, and by `single`, the rules of
+    one result. Given rules that take `relu` and `matmul` out of `split`, it is true of one that takes both out at once.
     """
     sources, targets = joined
     largest = max(t.size for t in (*sources, *targets))

@@ -24,7 +24,10 @@ ShapeOf = Callable[[Term], PolyShape]
 
 def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
     """
-    Yield the rule with a pack for all dims of its inputs, and with one for the leading ones; those that can be written.
+    Yield the rule with a pack for all dims of its inputs, and with a pack for each leading size, where these can be
+    written.
+
+    `shape` gives the sizes of the rule's terms.
     """
     terms = list(_terms(rule))
     shapes = {shape(t) for t in terms}
@@ -89,7 +92,7 @@ class _Packing:
         return replace(of, shape=(DimPack(PACK), *rest))
 
     def rule(self) -> Substitution | None:
-        """None where an attribute numbers a dim of the pack."""
+        """Return the rule with the pack; None where an attribute numbers a dim of the pack."""
         rule = self.source
         try:
             sides = [tuple(map(self._term, side)) for side in (rule.source, rule.target)]

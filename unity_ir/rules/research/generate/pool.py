@@ -13,7 +13,7 @@ from unity_ir.rules.proof.prove import Proof, prove
 
 
 class Provers:
-    """`jobs` processes that prove; one job needs none. A context manager."""
+    """A pool of `jobs` processes that prove substitutions; one job is run in this process. A context manager."""
 
     def __init__(self, jobs: int, seed: int = 0):
         self.seed = seed

@@ -18,7 +18,7 @@ UNITY = {"parallel": 651}
 
 
 def rows(report: GenerationReport) -> list[tuple[str, str, str, str]]:
-    """Stage, count here, TASO's count, Unity's count, as text."""
+    """Return a report's table as text: stage, count in this run, TASO's count, Unity's count."""
     counts, taso = report.counts, {n: f"{c:,}" for n, c in TASO.items()}
     serial = sum(not _is_parallel(r) for r in report.rules)
     found: list[tuple[str, int, str, str]] = [
@@ -50,7 +50,7 @@ def _is_parallel(rule: Substitution) -> bool:
 
 
 def summary(report: GenerationReport) -> dict[str, Any]:
-    """Return the same as what `json.dump` writes, with seconds."""
+    """Return the report as data for `json.dump`, with the seconds of each stage."""
     proofs = sorted(report.proofs)
     times = {"total": sum(proofs), "median": median(proofs), "slowest": proofs[-1]} if proofs else {}
     return {

@@ -43,7 +43,7 @@ StageProgress = Callable[[str, int, int], None]
 
 @dataclass
 class StageCounts:
-    """What is left after each step, in order."""
+    """The number of equations, or rules, that are left after each step, in order."""
 
     terms: int = 0
     """Computed."""
@@ -76,14 +76,14 @@ class StageCounts:
     """Of all rules, those that hold for any number of leading dims."""
 
     def add(self, proof: Proof) -> None:
-        """Counts a verdict."""
+        """Count the verdict of a proof."""
         name = proof.verdict.replace(" ", "_")
         setattr(self, name, getattr(self, name) + 1)
 
 
 @dataclass
 class GenerationReport:
-    """The rules, those of one result first, and how many there were on the way."""
+    """The rules found, those of one result first, and the counts and seconds of the stages."""
 
     space: Space
     rules: list[Substitution] = field(default_factory=list[Substitution])
@@ -98,9 +98,10 @@ def generate(
     space: Space, state: Path | None = None, jobs: int = 1, progress: StageProgress = lambda stage, done, total: None
 ) -> GenerationReport:
     """
-    Return every rule over a space that is needed to imply all others, proved for all sizes and degrees.
+    Return a report with every rule over a space that is needed to imply all others, proved for all sizes and degrees.
 
-    The same for the same space, whatever `jobs` is. Raises `UnityError` for a state file of another space.
+    `state` is the file in which the outcome of each stage is kept, `jobs` the number of processes that prove. The rules
+    are the same for the same space, whatever `jobs` is. Raises `UnityError` for a state file of another space.
     """
     return _Run(space, state, jobs, progress).report()
 

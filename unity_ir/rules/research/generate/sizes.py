@@ -30,11 +30,15 @@ AppliedStep: TypeAlias = tuple[TermStep, tuple[TypedTerm, ...]]
 
 
 class Special(Exception):
-    """Sizes that hold only as they are."""
+    """Raised where sizes of a term have no general form."""
 
 
 class TermSizes:
-    """The shapes and attributes of terms over the same variables. Raises `Special` where there is no general form."""
+    """
+    The shapes and attributes of terms over the same variables, as polynomials.
+
+    Methods raise `Special` where there is no general form.
+    """
 
     def __init__(self, degree: int):
         self.values: dict[str, SizeAt] = {}
@@ -50,23 +54,25 @@ class TermSizes:
     # -- symbols
 
     def fresh(self, values: SizeAt) -> Poly:
+        """Return a new symbol, given its value at each set of sizes."""
         # In order of creation, so that sums are compared term by term.
         name = f"s{len(self.values):04}"
         self.values[name] = values
         return symbol(name)
 
     def known(self, poly: Poly) -> Poly:
-        """With all that is known of its symbols."""
+        """Return a polynomial with the symbols that are solved for replaced by their values."""
         while not poly.symbols.isdisjoint(self.bindings):
             poly = poly.substitute(self.bindings)
         return poly
 
     def value(self, poly: Poly) -> SizeAt:
+        """Return the value of a polynomial at each set of sizes."""
         sets = len(next(iter(self.values.values())))
         return tuple(poly.at({DEGREE: self.degree, **{s: v[i] for s, v in self.values.items()}}) for i in range(sets))
 
     def unify(self, a: Poly, b: Poly) -> None:
-        """Makes two sizes the same."""
+        """Make two sizes the same. Raises `Special` where they cannot be."""
         a, b = self.known(a), self.known(b)
         if a == b:
             return
@@ -120,7 +126,7 @@ class TermSizes:
             self.unify(x, y)
 
     def divide(self, size: Poly) -> Poly:
-        """Makes a size a multiple of the degree; returns the quotient."""
+        """Make a size a multiple of the degree; return the quotient."""
         size = self.known(size)
         for m, _ in size.terms:
             if DEGREE in m:
@@ -145,7 +151,7 @@ class TermSizes:
         return tuple(map(self.known, found))
 
     def results(self, of: AppliedStep) -> list[PolyShape]:
-        """Return the sizes of all results of an operator."""
+        """Return the sizes of all results of an operator applied to terms."""
         return [tuple(map(self.known, shape)) for shape in self._results[of]]
 
     def _variable(self, term: TypedTerm) -> PolyShape:
@@ -190,7 +196,9 @@ class TermSizes:
         return _Line(self, spelled, shapes, attributes).results()
 
     def _attributes(self, step: TermStep) -> dict[str, AttrExpr]:
-        """An operator's attributes: what the line uses as sizes, as symbols; numbers, as the match gives them."""
+        """
+        Return an operator's attributes: symbols for those that the line uses as sizes, the given numbers for others.
+        """
         line = find_operator(step.op).line
         found: dict[str, AttrExpr] = {}
         for a in line.attributes:
@@ -218,7 +226,10 @@ class TermSizes:
 
 
 def application(term: TypedTerm) -> AppliedStep:
-    """What all results of one operator have in common."""
+    """
+    Return a term's operator, attributes and operands without the number of the result: equal for all results of one
+    operator.
+    """
     assert term.step is not None
     return TermStep(term.step.op, term.step.attributes), term.operands
 

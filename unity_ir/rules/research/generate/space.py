@@ -62,7 +62,9 @@ class Space:
 
     @property
     def inputs(self) -> tuple[Type, ...]:
-        """The types of variables: matrices, square ones, and of what other ranks and elements operators need."""
+        """
+        The types of variables: matrices, square matrices, and the other ranks and element types that operators need.
+        """
         kinds = dict.fromkeys([(2, "f64"), *(k for name in self.operators for k in _needs(name))])
         found: list[Type] = []
         for rank, dtype in kinds:
@@ -73,17 +75,17 @@ class Space:
 
     @property
     def most_elements(self) -> int:
-        """Of a value at the first set of sizes, at most."""
+        """The most elements that a value may have at the first set of sizes."""
         return max(self.elements, 2 * max(type[0].elements for type in self.inputs))
 
     @property
     def sizes(self) -> tuple[SizeAt, ...]:
-        """The sizes a dim may be taken apart into: those of dims, and their halves."""
+        """The sizes into which a dim may be split: those of dims, and their halves."""
         halves = tuple(zip(*BASES, strict=True))
         return (*(tuple(2 * n for n in base) for base in halves), *halves)
 
     def arity(self, name: str) -> int:
-        """Return the operands an operator is applied to: two, where it takes any number."""
+        """Return the number of operands an operator is applied to: two for an operator that takes any number."""
         if name in PARALLEL:
             return 1
         parameters = find_operator(name).line.parameters

@@ -24,7 +24,7 @@ Type: TypeAlias = tuple[TensorType, ...]
 
 @dataclass(frozen=True, slots=True)
 class TermStep:
-    """An operator with its attributes at each set of sizes, of which one result is taken."""
+    """An operator with its attributes at each set of sizes, and the number of the result that is taken."""
 
     op: str
     attributes: tuple[Attributes, ...]
@@ -32,17 +32,18 @@ class TermStep:
 
     @property
     def is_parallel(self) -> bool:
+        """Whether the operator is a parallel operator."""
         return self.op in PARALLEL_OPERATORS
 
 
 def parallel_step(op: str, sets: int, **attributes: int) -> TermStep:
-    """Return a parallel operator, whose attributes are alike at all sets of sizes."""
+    """Return a parallel operator whose attributes are the same at all `sets` sets of sizes."""
     return TermStep(op, (tuple(sorted(attributes.items())),) * sets)
 
 
 @cache
 def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Type, ...]) -> tuple[Type, ...]:
-    """Return the types of an operator's results; none where it is not well typed at every set of sizes."""
+    """Return the types of an operator's results; () where it is not well typed at every set of sizes."""
     found: list[tuple[TensorType, ...]] = []
     try:
         for i, given in enumerate(attributes):
@@ -58,7 +59,7 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
 
 
 def result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
-    """Return the type of the result a step takes, None where it is not well typed."""
+    """Return the type of the result that a step takes; None where it is not well typed."""
     found = result_types(step.op, step.attributes, operands)
     return found[step.result] if step.result < len(found) else None
 
@@ -84,6 +85,7 @@ class TypedTerm:
 
     @property
     def is_variable(self) -> bool:
+        """Whether the term is a variable."""
         return self.step is None
 
     def __repr__(self) -> str:
@@ -91,7 +93,7 @@ class TypedTerm:
 
 
 class Terms:
-    """Makes terms, equal ones once."""
+    """Makes terms; equal terms are one object."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], TypedTerm] = {}
@@ -100,7 +102,7 @@ class Terms:
         return len(self._made)
 
     def variable(self, index: int, type: Type) -> TypedTerm:
-        """Variable number `index` of a type."""
+        """Return variable number `index` of a type."""
         key = (index, type)
         if key not in self._made:
             name = f"x{index}{'|'.join(map(_type_text, type))}"
@@ -109,7 +111,7 @@ class Terms:
         return self._made[key]
 
     def make(self, step: TermStep, operands: Sequence[TypedTerm]) -> TypedTerm | None:
-        """Return a step applied; None where it is not well typed."""
+        """Return a step applied to terms; None where it is not well typed."""
         key = (step, *(o.number for o in operands))
         found = self._made.get(key)
         if found is None:
@@ -131,7 +133,7 @@ class Terms:
         return term
 
     def replaced(self, term: TypedTerm, values: Mapping[TypedTerm, TypedTerm]) -> TypedTerm | None:
-        """Return a term with others in the place of some of its subterms; None where that is not well typed."""
+        """Return a term with the subterms in `values` replaced by others; None where that is not well typed."""
         found = values.get(term)
         if found is not None or term.step is None:
             return found or term
@@ -144,7 +146,7 @@ class Terms:
         return self.make(term.step, operands)
 
     def renamed(self, *terms: TypedTerm) -> tuple[TypedTerm, ...]:
-        """Terms with their variables numbered, for each type, in the order in which they occur."""
+        """Return terms with their variables numbered, for each type, in the order in which they occur."""
         counts: dict[Type, int] = {}
         values: dict[TypedTerm, TypedTerm] = {}
         for term in terms:
@@ -185,7 +187,7 @@ def _step_text(step: TermStep) -> str:
 
 
 def leaves(term: TypedTerm) -> Iterator[TypedTerm]:
-    """Yield the variables of a term, as often as and in the order in which they occur."""
+    """Yield the variables of a term in the order in which they occur, with repetitions."""
     if term.step is None:
         yield term
     for o in term.operands:
@@ -193,7 +195,7 @@ def leaves(term: TypedTerm) -> Iterator[TypedTerm]:
 
 
 def subterms(term: TypedTerm) -> Iterator[TypedTerm]:
-    """Yield a term and all below it, outermost first."""
+    """Yield a term and all terms below it, outermost first."""
     yield term
     for o in term.operands:
         yield from subterms(o)
