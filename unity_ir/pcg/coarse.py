@@ -88,7 +88,7 @@ class _Space:
         self.axes = [tuple(a for i, run in enumerate(runs) if mask >> i & 1 for a in run) for mask in masks]
         self.groups = [prod(mesh.sizes[a] for a in axes) for axes in self.axes]
         self.prices: dict[int, dict[int, float]] = {}
-        """By elements, then by kind and runs."""
+        """The prices of moves, by elements, then by kind and runs."""
         self.steps: dict[tuple[tuple[int, ...], int], _Steps] = {}
 
     def plan(self, source: Layout, target: Layout, shape: tuple[int, ...], dims: Sequence[int]) -> tuple[Move, ...]:

@@ -19,11 +19,11 @@ from typing import Literal
 from unity_ir.errors import UnityError
 
 RoleKind = Literal["shard", "partial", "replicate", "pinned"]
-"""What planning distinguishes of a mesh axis's role: `replicate` stands for COPY and REPEAT, `shard` for any dim."""
+"""The kinds of roles that planning tells apart: `replicate` stands for COPY and REPEAT, `shard` for any dim."""
 
 Members = Literal["all", "root", "neighbours", "none"]
 """
-Which members of a group exchange messages: `all` with all others; `root`, one with each other one (or one with one);
+The members of a group that exchange messages: `all` with all others; `root`, one with each other one (or one with one);
 `neighbours` along a dim; or `none`, each device by itself.
 """
 
@@ -57,7 +57,7 @@ class Collective:
 
     name: str
     calls: Mapping[Ends, RuntimeCall | None]
-    """What the runtime calls for each pair of roles the collective leads between; None where there is nothing to do."""
+    """The runtime call for each pair of roles the collective leads between; None where there is nothing to do."""
     members: Members
     received: Callable[[int, int], int] | None
     profiled: tuple[int | None, int | None] | None
@@ -235,8 +235,8 @@ _BY_NEIGHBOURS = tuple(
     for name in ("halo", "halo_reduce")
 )
 """
-What operators with windows ask for, not the planner: the axes keep the dim they divide. `halo` copies to each device
-the border its neighbours hold, `halo_reduce` adds the border's gradient to them.
+The collectives that operators with windows ask for, not the planner: the axes keep the dim they divide. `halo` copies
+to each device the border its neighbours hold, `halo_reduce` adds the border's gradient to them.
 """
 
 COLLECTIVES: Mapping[str, Collective] = {

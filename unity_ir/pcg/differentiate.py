@@ -107,11 +107,11 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     placement = None if mesh is None else place(graph, mesh)
 
     def dual_view(value: Value) -> View | None:
-        """Return the dual of a value's layout."""
+        """Return the view of the dual of a value's layout."""
         return placement and layout_view(dual(placement.layouts[value]), len(value.shape), placement.mesh)
 
     def gradient_view(value: Value) -> View | None:
-        """Where the gradient of a value that exists on the devices rests."""
+        """Return the view of the gradient of a value that exists on the devices; None for a step of a reshard."""
         return None if value.node.is_parallel and value.node.view is None else dual_view(value)
 
     def constant(value: Value, number: float) -> Value:

@@ -105,7 +105,7 @@ def join(pieces: Pieces, type: TensorType) -> Array:
 
 
 def _window(position: Sequence[int], type: TensorType) -> tuple[slice, ...]:
-    """Where a piece lies in the value with a border of its halo."""
+    """Return the slices of a piece in the value, which has the border of a halo around it."""
     sizes = zip(position, type.core_shape, type.piece_shape, strict=True)
     return tuple(slice(i * step, i * step + size) for i, step, size in sizes)
 

@@ -57,7 +57,7 @@ class View:
 
     @property
     def _factors(self) -> list[tuple[int, int]]:
-        """Those that move: `factor @ stride` of all axes."""
+        """The (factor, stride) pairs of all axes whose factor is above 1."""
         return [(f, s) for axis in (*self.axes, self.repeat) for f, s in axis if f > 1]
 
     def __str__(self) -> str:

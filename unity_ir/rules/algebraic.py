@@ -20,16 +20,16 @@ SEARCHED = (
     "matmul-of-embedding",
     "max-pool2d-of-relu",
 )
-"""In the order they are tried."""
+"""The names of the rules that searches rewrite with, in the order they are tried."""
 
 FAMILIES = ("algebraic", "conv", "embedding")
-"""The families they are in: no other text is read for them."""
+"""The families of these rules: no other text is read for them."""
 
 UNPROVED = "unproved"
-"""Among the names: rules are taken even if they are not proved."""
+"""The word that, among the names, selects rules even if they are not proved."""
 
 WITHOUT = "~"
-"""Before the name of what is left out."""
+"""The prefix of a name that is left out."""
 
 
 @cache

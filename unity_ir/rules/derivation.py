@@ -58,7 +58,7 @@ def parse_given(text: str) -> tuple[tuple[str, int], ...]:
 
 
 Derivations = Mapping[str, Sequence[RuleApplication]]
-"""By function; those for every function under the empty name."""
+"""Rule applications by function name; those for every function are under the empty name."""
 
 _LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with (?P<given>.+))?", re.ASCII)
 

@@ -83,10 +83,10 @@ class _Flags:
 
 
 DIGITS = 18
-"""Of a number: more do not fit 64 bits."""
+"""Most digits of a number: more do not fit 64 bits."""
 
 STATEMENTS = 200
-"""Operators on a side: terms are trees, which are walked in as many calls as they are deep."""
+"""Most operators on a side: terms are trees, which are walked by recursion."""
 
 _Block = tuple[tuple[_Statement, ...], tuple[Token, ...]]
 """Statements, and the values yielded."""
@@ -236,7 +236,7 @@ def check_rule_name(name: str, position: int = 0) -> None:
 
 
 def _string(token: Token) -> str:
-    """What is in quotes."""
+    """Return the text between the quotes."""
     text = token[1:-1]
     unseen = next((c for c in text if not c.isprintable()), None)
     if unseen is not None:

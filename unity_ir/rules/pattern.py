@@ -112,7 +112,7 @@ class Substitution:
     exact: bool = False
     """Both sides are equal to the last bit; otherwise the order of floating point additions may differ."""
     proof: ProofRecord | None = None
-    """None if the text carries no proof."""
+    """The proof that the text carries, or None."""
 
     def operations(self, side: tuple[Term, ...]) -> list[Operation]:
         """Return all operations of a side (`source` or `target`), each once, operands before users."""

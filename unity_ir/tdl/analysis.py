@@ -1,5 +1,5 @@
 """
-What a bound line allows: which index variables may be split, and which operands may carry partial sums.
+Derive from a bound line which index variables may be split, and which operands may carry partial sums.
 
 Tofu (section 4.2) finds the regions each of d workers reads by symbolic intervals (`tdl.regions`): a piece of 1/d, bare
 or with a halo, or all of a dim. A variable is splittable when all its dims are of these kinds.

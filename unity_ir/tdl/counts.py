@@ -37,7 +37,7 @@ class FlopsTerm:
     form: Expr
     """The subexpression with the variables it depends on named by place."""
     names: tuple[str, ...]
-    """Those variables, in order of place."""
+    """These variables, in order of place."""
     each: int
     over: tuple[str, ...]
     picked: tuple[str, ...] = ()

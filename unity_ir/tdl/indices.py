@@ -100,10 +100,12 @@ class Indices(Ranks):
 
     def _plain(self, index: Index) -> Index:
         """
-        Without variables that have one value only; a window that does nothing is a plain variable.
+        Return an index without variables of extent 1; a window that reads a whole dim in order becomes a plain
+        variable.
 
         So a convolution of 1 x 1 is a matrix product, and one without groups can be divided by its channels. A window
-        that may lie outside of its dim keeps all its variables, as a reduction over one passes over what is outside.
+        that may lie outside of its dim keeps all its variables, since a reduction over one passes over positions
+        outside.
         """
         match index:
             case Composite(names):

@@ -19,7 +19,10 @@ class OpaqueFunction:
     """A function that TDL expressions name by `opaque`: its numpy semantics and FLOPs."""
 
     evaluate: Callable[[Array, int], Array]
-    """From an array whose last dim is the one taken, and the size of the dim made, to one whose last dim is that."""
+    """
+    `evaluate(array, size)` returns an array whose last dim, the one made, has this size; the last dim of `array` is the
+    one taken.
+    """
     flops: int
     """Floating point operations per element of the body."""
 

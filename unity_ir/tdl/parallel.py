@@ -40,11 +40,11 @@ Carriers = frozenset[str]
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """
-    How an operator's task grid is divided (FlexFlow's SOAP, Tofu's partition-n-reduce).
+    The division of an operator's task grid (FlexFlow's SOAP, Tofu's partition-n-reduce).
 
-    `degrees` of index variables (only those above 1), `copy` tasks that compute the same, and `sums`: for a set of
-    operands the operator is linear in, how many addends they are in. A product may have both its factors in addends,
-    each set by itself, since it is linear in either.
+    `degrees` are those of index variables (only those above 1), `copy` the number of tasks that compute the same, and
+    `sums` the number of addends, for each set of operands the operator is linear in. A product may have both its
+    factors in addends, each set by itself, since it is linear in either.
     """
 
     degrees: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))

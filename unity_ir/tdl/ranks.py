@@ -88,7 +88,9 @@ class Ranks:
         return "bool" if dtype == "bool" else "int"
 
     def _count_copies(self, shapes: Sequence[Shape]) -> int:
-        """How many of everything starred: operands of a variadic parameter, or sizes given by a clause."""
+        """
+        Return the number of copies of starred names: operands of a variadic parameter, or sizes given by a clause.
+        """
         fixed = sum(not p.variadic for p in self.line.parameters)
         if fixed < len(self.line.parameters):
             return len(shapes) - fixed

@@ -89,7 +89,9 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """How sorted positions are cut into chunks, and the `buffer` of the sums of chunks that lie within one place."""
+    """
+    The chunks that sorted positions are cut into, and the `buffer` of the sums of chunks that lie within one place.
+    """
 
     buffer: Buffer
     size: int

@@ -114,7 +114,7 @@ def _open(domain: frozenset[Constraint], facts: Facts, bound: frozenset[str]) ->
 
 
 def _settled(form: Form, facts: Facts) -> Form:
-    """Without guards that hold, and without what guards that fail leave out."""
+    """Return a form without guards that hold, and without the monomials whose guards fail."""
     out: list[Mono] = []
     for mono in form:
         if facts.contradict(mono.domain):
@@ -143,7 +143,7 @@ def _settled_factor(factor: MonoFactor, facts: Facts) -> MonoFactor:
 
 
 def _cancelled(form: Form, facts: Facts) -> list[Mono]:
-    """What is left of a form that should be 0."""
+    """Return the monomials left of a form that should be 0."""
     monos = [m for m in normal(form, facts) if not facts.contradict(m.domain)]
     classes: list[tuple[Mono, list[Mono]]] = []
     for mono in monos:

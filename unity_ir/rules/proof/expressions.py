@@ -118,7 +118,7 @@ class ExpressionForms:
         return guarded(tensor.element(tuple(position)), guards)
 
     def _remember(self, names: Sequence[str], at: Poly, where: Mapping[str, Poly]) -> None:
-        """Notes the quotient and remainder that a position in a dim of several variables is made of."""
+        """Record the quotient and remainder of a position in a dim of several variables."""
         inner = product(self.line.extents[n] for n in names[1:])
         rest = ZERO
         for n in names[1:]:

@@ -113,8 +113,9 @@ def _factor(factor: MonoFactor, facts: Facts) -> Form:
 
 def _held(cast: str, form: Form) -> Form:
     """
-    What a cast leaves as it is, since every element type holds it: a condition; positions and sizes, which 64 bits
-    hold. Empty where nothing is known.
+    Return a form as the cast leaves it, if every element type holds its value; empty where nothing is known.
+
+    That is so for conditions, and for positions and sizes, which 64 bits hold.
     """
     number = _as_number(form)
     if number is not None and (number.constant in (0, 1) or (cast in ("as f64", "as i64") and _is_small(number))):
@@ -240,7 +241,9 @@ def _shifted_bound(part: Quantified) -> Quantified:
 
 
 def _comparison(function: str, arguments: tuple[Form, ...]) -> Constraint | None:
-    """What a comparison of two numbers that are given by sizes and indices says."""
+    """
+    Return the constraint that a comparison of two numbers given by sizes and indices states; None for other calls.
+    """
     if function not in ("eq", "gt", "ge", "lt", "le"):
         return None
     left, right = map(_as_number, arguments)
@@ -262,7 +265,7 @@ def _as_number(form: Form) -> Poly | None:
 
 
 def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) -> Mono:
-    """With other binders; those that are replaced may stand anywhere in it."""
+    """Return a monomial with other binders and with symbols replaced by polynomials."""
     return Mono(
         mono.coefficient,
         binders,
@@ -272,7 +275,7 @@ def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) ->
 
 
 def _pinned(mono: Mono) -> Mono:
-    """Without binders an equation gives, or two bounds that meet."""
+    """Return a monomial without the binders whose value an equation gives, or two bounds that meet."""
     for c in mono.domain:
         opposite = Constraint(-c.poly)
         if not c.equal and opposite in mono.domain:
@@ -320,7 +323,7 @@ def _positions(factor: MonoFactor) -> list[Poly]:
 
 
 def _form_positions(form: Form) -> list[Poly]:
-    """Of a number that is given by indices and sizes, such as where an element stands, that number."""
+    """Return the polynomials of a form in which an index may stand; the form's own if it is a number."""
     number = as_poly(form)
     return [p for m in form for p in _mono_positions(m)] if number is None else [number]
 

@@ -250,7 +250,10 @@ def _reads(operator: Operator, variable: str) -> None:
 def _interval(
     index: WrittenIndex, variable: str, at: Poly, it: _Symbolic
 ) -> tuple[Poly | None, Poly, Poly, Poly, list[Constraint]]:
-    """Where an index points with the variable at a position; its halo and step; what holds of its other variables."""
+    """
+    Return where an index points with the variable at a position, its halo and step, and constraints on its other
+    variables.
+    """
     within: list[Constraint] = []
 
     def other(name: str) -> Poly:

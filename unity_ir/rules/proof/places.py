@@ -85,7 +85,9 @@ def _check_operation(operation: Operation, operands: Sequence[TensorForm], case:
 def _line_cuts(
     line: Line, operands: Sequence[TensorForm], ranks: dict[str, Entry | int], given: dict[str, AttrExpr]
 ) -> Iterator[tuple[TensorForm, Poly]]:
-    """Where a line takes the dims of its operands apart: tensors, each with a number of dims before the cut."""
+    """
+    Yield the places where a line splits the dims of its operands: tensors, each with the number of dims before the cut.
+    """
     names = [p.name for p in line.parameters]
     starred = next((i for i, p in enumerate(line.parameters) if p.variadic), len(names))
     behind = len(names) - starred - 1

@@ -119,7 +119,7 @@ def _has_derivatives(rule: Substitution) -> None:
 
 @dataclass(frozen=True)
 class _Values:
-    """That both sides have the same values in a case."""
+    """The claim that both sides have the same values in a case."""
 
     rule: Substitution
     case: Case
@@ -138,7 +138,8 @@ class _Values:
 @dataclass(frozen=True)
 class _Gradients:
     """
-    That both sides have the same vector-Jacobian products in a case, up to how gradients round where they are cast.
+    The claim that both sides have the same vector-Jacobian products in a case, up to the rounding of casts of
+    gradients.
     """
 
     rule: Substitution

@@ -71,9 +71,9 @@ class ExactPlan:
     bound: float = 0.0
     """Lower bound in seconds; equal to `seconds` if this plan is optimal."""
     rows_before: int = 0
-    """Rows of all variables before pruning, ..."""
+    """Number of rows of all variables before pruning."""
     rows_left: int = 0
-    """... and after it."""
+    """Number of rows of all variables after pruning."""
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Solver:
     _rests: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
     _aparts: dict[tuple[object, ...], LazyRows] = field(default_factory=dict[tuple[object, ...], LazyRows])
     price: Price = TIME
-    """What is minimised; plans' `seconds` and `bound` are in it."""
+    """The price that is minimised; plans' `seconds` and `bound` are in its unit."""
 
     def at(self, price: Price) -> Solver:
         """Return a solver that minimises another price and shares the operators' tables."""

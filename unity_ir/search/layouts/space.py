@@ -206,12 +206,12 @@ class LayoutSpace:
 
     @cached_property
     def _there(self) -> Ints:
-        """For each layout its representative in `_stays`, ..."""
+        """The index in `_stays` of each layout's representative."""
         return self._standing_for(self.counts.copy())
 
     @cached_property
     def _back(self) -> Ints:
-        """... and that of its dual."""
+        """The index in `_stays` of the representative of each layout's dual."""
         return self._standing_for(self.counts[self.duals].copy())
 
     @cached_property
@@ -273,7 +273,7 @@ class LayoutSpace:
 
     @cached_property
     def _least(self) -> tuple[npt.NDArray[np.bool_], Singles]:
-        """Which rows of the float32 table are filled, and the table."""
+        """A mask of the rows of the float32 table that are filled, and the table."""
         n = len(self._stays)
         return np.zeros(n, dtype=bool), np.zeros((n, n), dtype=np.float32)
 
@@ -357,7 +357,7 @@ class Spaces:
 
     machine: Machine
     cuts: tuple[int, ...] | None = None
-    """Where the machine's axes are cut into groups with one role; None for every axis on its own."""
+    """The axes at which a new group begins, all axes of a group having one role; None for every axis on its own."""
     by_count: bool = False
     """Whether equal axes of a level are counted instead: a relaxation, whose costs bound those of the axes' layouts."""
     merge: int = 0

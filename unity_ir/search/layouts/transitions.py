@@ -40,9 +40,9 @@ class Moves:
     lie: tuple[slice, ...]
     """The slice of each set."""
     before: Ints
-    """Per set, the factor by which a piece grows by leaving its dim, ..."""
+    """Per set, the factor by which a piece grows as the axes leave their dim; 1 if they shard none."""
     after: Ints
-    """... and shrinks by entering another."""
+    """Per set, the factor by which a piece shrinks as the axes enter another dim; 1 if they enter none."""
 
     @property
     def home(self) -> Moves:

@@ -51,7 +51,7 @@ def read_rules(path: Path | str) -> list[ForeignRule]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; one that has a key twice says two things."""
+    """Return a JSON object as a dict. Raises `ValueError` for a key given twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError(f"{next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))!a} is given twice")

@@ -18,7 +18,7 @@ class SizeEquations:
     """Equations of sizes. Every unknown is a symbol; the solved unknowns are in `values`."""
 
     fixed: bool = False
-    """Degrees are numbers, as where a concatenation has made so many addends."""
+    """Whether degrees are numbers rather than symbols, as where a concatenation makes a fixed number of addends."""
     values: dict[str, Poly] = field(default_factory=dict[str, Poly])
     made: int = 0
 
@@ -60,7 +60,7 @@ class SizeEquations:
 
 
 def _primitive(poly: Poly) -> Poly:
-    """Without the factors that all terms have."""
+    """Return a polynomial without the factors that all its terms have."""
     if not poly.terms:
         return poly
     common = list(poly.terms[0][0])

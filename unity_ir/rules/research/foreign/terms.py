@@ -47,7 +47,7 @@ class _Typed:
     shape: tuple[Poly, Poly]
     cuts: Mapping[int, tuple[Poly, Poly]] = field(default_factory=dict[int, tuple[Poly, Poly]])
     divided: tuple[int, int] = (0, 0)
-    """How many times rows and columns have been divided."""
+    """The number of times that rows, and columns, have been divided."""
 
 
 def substitution(foreign: ForeignRule) -> Substitution:

@@ -1,4 +1,4 @@
-"""Which attributes to try for an operator: what its line uses them for says it."""
+"""Choose the attributes to try for an operator, from the uses of each attribute in the operator's line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SizeAt: TypeAlias = tuple[int, ...]
 """A size at each set of sizes."""
 
 NUMBER = 3.0
-"""For attributes of kind `float`, of which a rule takes whatever it is given."""
+"""The value of attributes of kind `float`, for which a rule takes whatever the match gives."""
 
 
 @dataclass(frozen=True, slots=True)

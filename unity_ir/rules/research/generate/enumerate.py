@@ -30,10 +30,10 @@ BATCH = 1 << 13
 """Terms computed at once: their values should fit into a processor's cache."""
 
 MOST_VARIABLES = 15
-"""Four bits tell variables apart, one value being none."""
+"""Most variables: four bits tell them apart, and one value stands for none."""
 
 Tick = Callable[[int, int, int], None]
-"""Is told the size, what is done of it and what there is to do."""
+"""Called with the size, the number of steps of this size that are done, and the number of all of them."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _Level:
 
 @dataclass
 class _Made:
-    """What was made of one type at one size, in order."""
+    """The terms made of one type at one size, in order."""
 
     prints: list[Fingerprints] = field(default_factory=list[Fingerprints])
     steps: list[Ids] = field(default_factory=list[Ids])
@@ -63,7 +63,7 @@ class _Work:
     operands: tuple[tuple[int, int], ...]
     """Size and type of each."""
     alike: bool
-    """It commutes, so operands are taken in one order only."""
+    """Whether the step commutes, so that operands are taken in one order only."""
 
 
 class Enumeration:

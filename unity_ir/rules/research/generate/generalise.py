@@ -1,6 +1,6 @@
 """
-From two equal terms to a substitution: sizes become symbols, shared subterms and repeated variables become variables
-of their own wherever the two stay equal.
+Make a substitution of two equal terms: sizes become symbols, and shared subterms and repeated variables become
+variables of their own wherever the two stay equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Sides: TypeAlias = tuple[TypedTerm, ...]
 """Equal terms: each of the first half is equal to its counterpart in the second."""
 
 OCCURRENCES = 6
-"""Of a variable on all sides together; beyond them it is not taken apart."""
+"""Most occurrences of a variable, on all sides together, at which it is still split."""
 
 _NAMES = [*"nkmpqrstbcefghijluvwxyz", *(f"n{i}" for i in range(100))]
 

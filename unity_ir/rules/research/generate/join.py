@@ -20,7 +20,7 @@ from unity_ir.rules.research.generate.sizes import AppliedStep, application
 from unity_ir.rules.research.generate.terms import Terms, TermStep, Type, TypedTerm, leaves, result_types
 
 Joined = tuple[tuple[TypedTerm, ...], tuple[TypedTerm, ...]]
-"""What stands for the results, and the results."""
+"""The terms equal to the results of one operator, and the results."""
 
 
 MOST = 60

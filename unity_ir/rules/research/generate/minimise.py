@@ -1,4 +1,4 @@
-"""Which equations follow from others: a bounded search for a chain of rewrites, from both ends."""
+"""Decide which equations follow from others: a bounded search for a chain of rewrites, from both ends."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from unity_ir.rules.research.generate.rewrite import Rewriting
 from unity_ir.rules.research.generate.terms import Terms, TypedTerm, leaves
 
 MOST = 200
-"""Terms looked at for one equation."""
+"""Most terms looked at for one equation."""
 
 SLACK = 2
-"""Operators a term on the way may have more than either end."""
+"""Number of operators that a term on the way may have more than either end."""
 
 
 def order(pair: Pair) -> tuple[object, ...]:

@@ -30,6 +30,6 @@ class Provers:
             self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, rules: Sequence[Substitution]) -> list[Proof]:
-        """The proof of each rule."""
+        """Return the proof of each rule, in order."""
         seeds = [self.seed] * len(rules)
         return list((map if self._pool is None else self._pool.map)(prove, rules, seeds))

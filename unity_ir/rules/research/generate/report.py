@@ -1,4 +1,4 @@
-"""What a run of the generator reports, beside what is published."""
+"""Report the counts of a run of the generator, beside the published ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.research.generate.run import GenerationReport
 
 TASO = {"candidates": 28744, "canonical": 17346, "general": 743}
-"""Candidates, those left after renaming, and after common subgraphs too (Jia et al., SOSP'19)."""
+"""Candidates; those left after renaming; those left without common subgraphs, too (Jia et al., SOSP'19)."""
 
 UNITY = {"parallel": 651}
-"""What parallel operators add to them, found and verified in 30 minutes (Unger et al., OSDI'22, section 4)."""
+"""
+The substitutions that parallel operators add, found and verified in 30 minutes (Unger et al., OSDI'22, section 4).
+"""
 
 
 def rows(report: GenerationReport) -> list[tuple[str, str, str, str]]:

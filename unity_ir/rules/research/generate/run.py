@@ -38,7 +38,7 @@ SAVE = 10.0
 """Seconds between two states of minimising."""
 
 StageProgress = Callable[[str, int, int], None]
-"""Is told the stage, what is done and what there is to do."""
+"""Called with the stage, the number of steps done and the number of all of them."""
 
 
 @dataclass
@@ -46,21 +46,21 @@ class StageCounts:
     """The number of equations, or rules, that are left after each step, in order."""
 
     terms: int = 0
-    """Computed."""
+    """Terms computed."""
     candidates: int = 0
-    """Terms equal to one there already was."""
+    """Terms equal to an earlier term."""
     compared: int = 0
-    """Candidates but for renamings of others."""
+    """Candidates that are no renamings of others."""
     other_sizes: int = 0
-    """Of them equal at the other sets of sizes, too."""
+    """Those that are equal at the other sets of sizes, too."""
     canonical: int = 0
-    """Variables numbered in order of use, each once."""
+    """Those with variables numbered in order of use, each once."""
     general: int = 0
-    """Without common subgraphs and repeated variables that need not be the same, each once."""
+    """Those without common subgraphs, and without repeated variables that need not be the same, each once."""
     minimal: int = 0
-    """Not implied by smaller ones that are proved."""
+    """Those that smaller proved ones do not imply."""
     generalised: int = 0
-    """With symbols for sizes."""
+    """Those that have a form with symbols for sizes."""
     proved: int = 0
     almost_everywhere: int = 0
     """Values are proved equal; gradients are, but perhaps at ties."""
@@ -71,9 +71,9 @@ class StageCounts:
     superfluous: int = 0
     """Proved, but implied by others that were found later."""
     joined: int = 0
-    """Of several results, proved."""
+    """Proved rules of several results."""
     ranks: int = 0
-    """Of all rules, those that hold for any number of leading dims."""
+    """Rules that hold for any number of leading dims."""
 
     def add(self, proof: Proof) -> None:
         """Count the verdict of a proof."""
@@ -229,7 +229,9 @@ class _Run:
     # -- what is handed out
 
     def _finished(self, kept: list[tuple[Pair, General]], joined: list[Joined], provers: Provers) -> list[Substitution]:
-        """Without rules that others imply, with those of several results, for any number of dims where possible."""
+        """
+        Return the rules that others do not imply, with those of several results, for any number of dims where possible.
+        """
         self.progress("superfluous rules", 0, 1)
         drop = superfluous([(p, g.rule) for p, g in kept], self.terms, len(BASES), self.space.degree)
         self.counts.superfluous = len(drop)

@@ -1,4 +1,4 @@
-"""What to enumerate: operators, sizes, and the variables that terms are over."""
+"""The space of terms to enumerate: operators, sizes, and variables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHAPES = {
 """Shapes of variables by rank; n and k differ between sets of sizes."""
 
 ARITY = 3
-"""Operands of an operator at most."""
+"""Most operands of an operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Space:
     operators: tuple[str, ...]
     parallel: tuple[str, ...] = PARALLEL
     size: int = 3
-    """Operators of a term."""
+    """Most operators of a term."""
     variables: int = 3
-    """Of each type."""
+    """Number of variables of each type."""
     degree: int = 2
     seed: int = 0
     elements: int = 100
-    """Of a value at the first set of sizes, at most; two of the largest variables together are always allowed."""
+    """Most elements of a value at the first set of sizes; two of the largest variables together are always allowed."""
 
     def __post_init__(self):
         if not self.operators:

@@ -70,16 +70,16 @@ class TypedTerm:
     __slots__ = ("index", "name", "number", "operands", "size", "step", "text", "type", "weight")
 
     name: str
-    """Of a variable."""
+    """The name of a variable; empty for other terms."""
     index: int
-    """Of a variable among those of its type."""
+    """The number of a variable among those of its type; 0 for other terms."""
     step: TermStep | None
     operands: tuple[TypedTerm, ...]
     type: Type
     size: int
-    """Operators, those of shared subterms counted as often as they occur."""
+    """Number of operators, those of shared subterms counted as often as they occur."""
     weight: int
-    """The same, but a fused operator counts as the two it is, so that it may be written out."""
+    """As `size`, but a fused operator counts as the two it stands for, so that it may be written out."""
     number: int
     text: str
 
@@ -161,7 +161,7 @@ class Terms:
 
 @cache
 def _fused(step: TermStep) -> int:
-    """How many functions other than the default an operator's attributes name."""
+    """Return the number of functions other than the default that an operator's attributes name."""
     if step.is_parallel:
         return 0
     given = dict(step.attributes[0])
