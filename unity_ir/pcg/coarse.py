@@ -92,6 +92,10 @@ class _Space:
         self.steps: dict[tuple[tuple[int, ...], int], _Steps] = {}
 
     def plan(self, source: Layout, target: Layout, shape: tuple[int, ...], dims: Sequence[int]) -> tuple[Move, ...]:
+        """
+        Return the moves of the cheapest path between two layouts, in terms of the mesh axes; `dims` are the dims it may
+        use.
+        """
         number = {dim: i for i, dim in enumerate(dims)}
         held, away, there = len(dims), len(dims) + 2, len(dims) + 3
         number[COPY] = number[REPEAT] = held

@@ -36,9 +36,9 @@ class RuntimeCall:
     """
     A call of the emitted runtime: `function(ctx, x, *arguments, axes)`.
 
-    Arguments are `source` and `target` (a sharded dim; of pinned axes, the rank in the group that holds the value;
-    None for other roles), `held` (shape and dtype of the piece, which ranks without one must be given), and of halos
-    `dim`, `low` and `high`.
+    Arguments are `source` and `target` (a sharded dim; of pinned axes, the rank in the group that holds the value; None
+    for other roles), `held` (shape and dtype of the piece, which ranks that hold no piece must be given), and, for
+    halos, `dim`, `low` and `high`.
     """
 
     function: str

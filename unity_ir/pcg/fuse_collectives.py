@@ -10,8 +10,9 @@ from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
 
 def fuse_collectives(graph: Graph) -> Graph:
     """
-    Replace each chain of two parallel operators by a collective, where nothing else reads the value in between and it
-    has no view.
+    Return the graph with chains of two parallel operators replaced by collectives.
+
+    A chain is replaced where nothing else reads the value in between and that value has no view.
 
     rewrite: replicate(reduce(x)) -> all_reduce(x)
              replicate(combine(x)) -> all_gather(x)

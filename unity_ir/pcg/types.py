@@ -44,7 +44,8 @@ class Piece:
 @dataclass(frozen=True, eq=True)
 class TensorType:
     """
-    `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`; with halos `[64, 3, 224:2 halo(3, 2), 224]` or `halo_sum(3, 2)`.
+    The parallel type of a value: `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`; with halos `[64, 3, 224:2 halo(3,
+    2), 224]` or `halo_sum(3, 2)`.
 
     Make one with `tensor_type`, which checks and interns it.
     """
@@ -81,17 +82,17 @@ class TensorType:
 
     @cached_property
     def piece_shape(self) -> tuple[int, ...]:
-        """The local sizes of a piece, with its halo."""
+        """The sizes of a piece, with its halo."""
         return tuple(s + low + high for s, (low, high) in zip(self.core_shape, self.borders, strict=True))
 
     @cached_property
     def core_shape(self) -> tuple[int, ...]:
-        """The local sizes of a piece without its halo."""
+        """The sizes of a piece without its halo."""
         return tuple(s // d for s, d in zip(self.shape, self.degrees, strict=True))
 
     @property
     def borders(self) -> Halos:
-        """Per dim, elements before and after a piece, be they copies or addends."""
+        """Per dim, the elements before and after a piece that are copies or addends of its neighbours'."""
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
     @property
@@ -106,7 +107,7 @@ class TensorType:
 
     @property
     def serial(self) -> TensorType:
-        """The same value in one piece."""
+        """The type of the same value in one piece."""
         return tensor_type(self.shape, self.dtype)
 
     @property

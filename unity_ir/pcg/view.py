@@ -20,7 +20,7 @@ ViewAxis = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`#machine.view<start, [factor @ stride, ...], ..., repeat [...]>`."""
+    """A machine view: `#machine.view<start, [factor @ stride, ...], ..., repeat [...]>`."""
 
     start: int
     axes: tuple[ViewAxis, ...]
@@ -42,7 +42,10 @@ class View:
 
     @property
     def is_injective(self) -> bool:
-        """Whether no device has two tasks. Lists the devices only where a stride lies within those of other factors."""
+        """
+        Whether no device has two tasks. (This lists the devices only where a stride lies within those of other
+        factors.)
+        """
         reach = 0
         for factor, stride in sorted(self._factors, key=lambda pair: pair[1]):
             if stride <= reach:

@@ -25,7 +25,7 @@ from unity_ir.tdl.syntax import AttrValue
 
 @dataclass(frozen=True, slots=True)
 class DimPack:
-    """Entry of a shape that stands for any number of dims: `a..`. Their number is the symbol `#a`."""
+    """An entry of a shape that stands for any number of dims: `a..`. Their number is the symbol `#a`."""
 
     name: str
 

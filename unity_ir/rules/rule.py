@@ -17,7 +17,7 @@ MOST_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One or more substitutions under one name: the cases of one idea, such as fusing one activation or another."""
+    """One or more substitutions under one name: the cases of one idea, such as fusing any of several activations."""
 
     name: str
     cases: tuple[Substitution, ...]

@@ -81,7 +81,7 @@ def spell(
 
 
 class Binder(Extents):
-    """The last of the four steps of binding (`ranks`, `indices`, `extents`): writes out the expressions."""
+    """The last of the four steps of binding, after `ranks`, `indices` and `extents`: writes out the expressions."""
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
         """

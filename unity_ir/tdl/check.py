@@ -169,7 +169,7 @@ class _Check:
             self.expr(child, scope)
 
     def binds(self, names: list[str], body: Expr, scope: _Scope) -> None:
-        """A body under names that are bound for it alone."""
+        """Check a body in which further names are bound."""
         for name in names:
             if name in scope.bound or names.count(name) > 1:
                 raise _Broken(f"{name} is bound twice in nested scopes; rename one")
@@ -258,7 +258,7 @@ class _Check:
             raise _Broken(f"{clause.kind} is given by {clause.value}, which is no attribute of kind {wanted}")
 
     def spelled_out(self, names: Iterable[str]) -> None:
-        """A pack a.. is spelled a0, a1, ...: nothing else may be."""
+        """Check that no name is one that a pack is spelled out to: `a..` becomes a0, a1, ..."""
         found = sorted(names)
         for name in found:
             stem = name.rstrip(".*")

@@ -95,10 +95,12 @@ class _Evaluation:
         """Positions of variables that a gather has fixed."""
 
     def over(self, expr: Expr, names: Sequence[str]) -> Array:
+        """Return an expression as an array with exactly one axis per name, each of the variable's extent."""
         value = self.value(expr, tuple(names))
         return np.broadcast_to(value, [self.extents[n] for n in names])
 
     def value(self, expr: Expr, order: tuple[str, ...]) -> Array:
+        """Return an expression as an array with one axis per variable of `order`, of size 1 where it does not occur."""
         match expr:
             case Const(value):
                 return np.asarray(value).reshape((1,) * len(order))
@@ -184,7 +186,7 @@ class _Evaluation:
         return np.where(there, body, 0)
 
     def along(self, name: str, order: tuple[str, ...]) -> Array:
-        """0, 1, 2, ... along the variable's axis."""
+        """Return the array 0, 1, 2, ... along the variable's axis."""
         if name in self.fixed:
             # Inside of a reduction the order has more variables at its end.
             fixed = self.fixed[name]

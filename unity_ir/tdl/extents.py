@@ -23,7 +23,10 @@ from unity_ir.tdl.syntax import (
 
 
 class Extents(Indices):
-    """Solves for extents. Sizes that do not fit raise `UnityError`, naming the two that disagree."""
+    """
+    Solves for the extents of index variables. Raises `UnityError` for sizes that do not fit, naming the two that
+    disagree.
+    """
 
     def _solve_extents(self) -> None:
         for (kind, index), clause in self.clauses.items():

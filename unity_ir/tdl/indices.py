@@ -27,7 +27,7 @@ from unity_ir.tdl.syntax import (
 
 
 class Indices(Ranks):
-    """Makes bound indices of the written indices of accesses and results."""
+    """Replaces the written indices of accesses and results by bound indices."""
 
     def index(self, index: WrittenIndex, copy: int | None) -> list[Index]:
         """

@@ -38,7 +38,9 @@ class Composite:
 @dataclass(frozen=True, slots=True)
 class Segments:
     """
-    A dim that lays the ranges of several variables end to end; `active` is the one that runs here, if only one does.
+    A dim in which the ranges of several variables are laid end to end.
+
+    `active` is the number of the variable through which the dim is read, if it is only one of them.
     """
 
     names: tuple[str, ...]
@@ -62,9 +64,10 @@ class StarredSegments:
 @dataclass(frozen=True, slots=True)
 class Pack:
     """
-    As many variables as the rank asks for: `a..`; `permuted_by` names an attribute with their order.
+    As many variables as the operand's rank asks for: `a..`; `permuted_by` names an attribute with their order.
 
-    One that broadcasts, `~a..`, is aligned at the last dim: leading dims may be missing, dims of size 1 are read at 0.
+    A pack that broadcasts, `~a..`, is aligned at the last dim: leading dims may be missing, dims of size 1 are read at
+    0.
     """
 
     name: str
@@ -74,7 +77,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A number given by an attribute: entry `at` of one of kind `ints`, or the value of one of kind `int`."""
+    """A number given by an attribute: entry `at` of an attribute of kind `ints`, or the value of one of kind `int`."""
 
     attribute: str
     at: int | None = None
@@ -94,7 +97,7 @@ class AffineTerm:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A window as it is written: `stride.0*y + i - pad`; a variable may also be the name of an attribute."""
+    """A window as it is written: `stride.0*y + i - pad`; a term's variable may also be the name of an attribute."""
 
     terms: tuple[AffineTerm, ...]
 
@@ -104,8 +107,8 @@ class Window:
     """
     A dim at position `sum(coefficient * variable) + offset`.
 
-    Read outside of the tensor it is 0, and a reduction passes over it; written outside, it is lost; written several
-    times, it is added up.
+    A read outside of the tensor gives 0, and a reduction passes over it; a write outside is dropped; several writes to
+    one position are added up.
     """
 
     terms: tuple[tuple[int, str], ...]
@@ -149,21 +152,21 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The extent of index variables; bound to a constant of the whole tensor, never of a piece."""
+    """The extent of index variables; when bound, a constant of the whole tensor, never of a piece."""
 
     indices: tuple[WrittenIndex, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The row-major position of index variables in the whole tensor they index; spelled out when bound."""
+    """The row-major position of index variables in the whole tensor they index; binding spells it out."""
 
     indices: tuple[WrittenIndex, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A read of a tensor: `x[m, k]`; `starred` if of every variadic operand."""
+    """A read of a tensor: `x[m, k]`; `starred` if it reads every variadic operand."""
 
     tensor: str
     indices: tuple[WrittenIndex, ...]
@@ -285,7 +288,9 @@ class WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """`rank(a..) = dim`, `size(h) = heads`, `size(y + i) = sizes.0` or `degree(k..) = degrees`."""
+    """
+    A condition of a line: `rank(a..) = dim`, `size(h) = heads`, `size(y + i) = sizes.0` or `degree(k..) = degrees`.
+    """
 
     kind: str
     index: WrittenIndex
@@ -328,7 +333,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A line at given operand shapes and attributes."""
+    """A line bound to operand shapes and attributes."""
 
     operator: str
     operands: tuple[Parameter, ...]
@@ -340,7 +345,7 @@ class Bound:
 
     def result_shape(self, result: Result) -> tuple[int, ...]:
         """
-        Global shape of a result.
+        Return the global shape of a result.
 
         Given `out[m, (h d)]` with extents m=4, h=2, d=8, returns `(4, 16)`.
         """

@@ -223,10 +223,12 @@ class Stage:
 
     @property
     def expr(self) -> Expr:
+        """The result's expression."""
         return self.result.expr
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The result's shape on this rank."""
         return Bound("", (), (), self.extents, {}).result_shape(self.result)
 
     @property
@@ -322,5 +324,5 @@ def mentions(expr: Expr, variable: str) -> bool:
 
 
 def warps(elements: int) -> int:
-    """Return the number of warps for a tile of so many elements: 16 elements per thread, between 1 and 16 warps."""
+    """Return the number of warps for a tile of this many elements: 16 elements per thread, between 1 and 16 warps."""
     return max(1, min(16, elements // 512))

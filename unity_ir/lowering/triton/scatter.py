@@ -139,6 +139,7 @@ class _Body:
         self.kernel.arguments = {**given, **self.kernel.arguments}
 
     def new(self, wish: str) -> str:
+        """Return a new identifier of the kernel, like `wish`."""
         return self.kernel.names.new(wish)
 
     def begin(self, wish: str) -> str:

@@ -24,7 +24,7 @@ from unity_ir.rules.proof.tensors import TensorForm, named
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a proof: all that is not symbolic in it."""
+    """One case of a proof: the choices in it that are not symbolic."""
 
     ranks: Mapping[str, int]
     """The number of dims of each pack."""

@@ -49,7 +49,7 @@ from unity_ir.tdl.syntax import Reduce as ReduceExpr
 
 @dataclass(frozen=True)
 class ExpressionForms:
-    """The values of a line's expressions."""
+    """Makes the forms of a line's expressions."""
 
     line: SymbolicLine
     divided: Mapping[str, tuple[Poly, Poly]]
@@ -59,7 +59,7 @@ class ExpressionForms:
         """
         Return the value of `expr` with its free index variables at the positions `where`.
 
-        Raises `Undecided` for expressions that are no forms, such as opaque functions.
+        Raises `Undecided` for expressions that forms cannot express, such as opaque functions.
         """
         match expr:
             case Const(value):

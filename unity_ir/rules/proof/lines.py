@@ -117,7 +117,7 @@ class _Results:
     forms: ExpressionForms
 
     def result(self, result: syntax.Result) -> TensorForm:
-        """One result: its symbolic shape, its element at any position, and its element type."""
+        """Return one result: its symbolic shape, its element at any position, and its element type."""
         shape = tuple(self.line.extent(i) for i in result.indices)
 
         def element(at: ElementPosition) -> Form:

@@ -60,7 +60,7 @@ def analysed(operator: Operator) -> Analysis:
 
 
 def sample(operator: Operator) -> tuple[Shapes, Mapping[str, AttrValue]]:
-    """Small operand shapes, and attributes, at which no part of an operator's line drops out."""
+    """Return small operand shapes, and attributes, at which no part of an operator's line drops out."""
     if operator.name in SAMPLES:
         return SAMPLES[operator.name]
     line = operator.line

@@ -98,7 +98,9 @@ class Answers:
         return bool(answer == z3.unsat)
 
     def check(self, assertions: Sequence[Any]) -> tuple[Any, Any]:
-        """Run Z3 on assertions; returns its answer and the solver (for a model). Tries a quick solver first."""
+        """
+        Run Z3 on assertions; return its answer, and the solver, which has the model. A quick solver is tried first.
+        """
         self.questions += 1
         answer = solver = None
         for make, milliseconds in ((z3.SimpleSolver, FAST), (z3.Solver, TIMEOUT)):

@@ -22,8 +22,9 @@ class SymbolicLine:
     """
     A line bound to `operands` of symbolic sizes: tensors and attributes by name, and the extents of index variables.
 
-    `spelled` is the line spelled out at the sample sizes of `context`; attributes left out have their defaults.
-    Raises `UnityError` where sizes do not fit, `Undecided` where the extents do not follow for all sizes.
+    `spelled` is the line spelled out at the sample sizes of `context`; attributes left out have their defaults. The
+    constructor raises `UnityError` where sizes do not fit, and `Undecided` where the extents do not follow for all
+    sizes.
     """
 
     def __init__(

@@ -19,7 +19,9 @@ ElementPosition: TypeAlias = tuple[Poly, ...]
 
 
 class Undivided(Exception):
-    """Raised where the quotient and remainder of a position by a size are needed, but cannot be read off it."""
+    """
+    Raised where a proof needs the quotient and remainder of a position by a size, but the position does not show them.
+    """
 
     def __init__(self, position: Poly, by: Poly):
         super().__init__(f"position {position} is not written as a quotient and remainder by {by}")

@@ -119,10 +119,14 @@ class PairwiseCost(Protocol):
     """The pairwise cost of an edge, as far as message passing needs it."""
 
     @property
-    def made(self) -> Port: ...
+    def made(self) -> Port:
+        """The port of the source variable."""
+        ...
 
     @property
-    def needs(self) -> Port: ...
+    def needs(self) -> Port:
+        """The port of the target variable."""
+        ...
 
     def there(self, of_made: Floats) -> Floats:
         """Return min over layouts made of `of_made` + cost, for each layout needed: [layout needed]."""

@@ -200,6 +200,7 @@ class _Mapping:
         self._ids: dict[Region, int] = {}
 
     def costs(self) -> Floats:
+        """Return the seconds of the fastest mapping, [entry, exit]."""
         return self.table(self.piece.region, self.share, self.share, self.share)
 
     # -- what things are
@@ -242,17 +243,21 @@ class _Mapping:
         return value.node in self.piece.trained and (target is None or target in self.piece.trained)
 
     def views(self, node: Node | None, share: Share, of_end: Views) -> Views:
+        """Return the views of an operator on a share; for an end of the graph (None), `of_end`."""
         if node is not None:
             return self.mapper.of(self.piece, node, self.degrees.get(node, ()), share)
         return of_end if len(of_end) else NO_VIEWS
 
     def source(self, region: Region, share: Share) -> Views:
+        """Return the views of the operator before a region, on a share."""
         return self.views(region.source, share, self.entry)
 
     def target(self, region: Region, share: Share) -> Views:
+        """Return the views of the operator after a region, on a share."""
         return self.views(region.target, share, self.exit)
 
     def inside(self, node: Node, share: Share) -> Views:
+        """Return the views of an operator inside a region, on a share."""
         return self.views(node, share, NO_VIEWS)
 
     def fits(self, region: Region, share: Share) -> bool:

@@ -173,6 +173,7 @@ class _Names:
         return poly.substitute(self.letters)
 
     def attribute(self, value: AttrExpr) -> AttrExpr:
+        """Return an attribute expression with letters for its symbols."""
         match value:
             case Poly():
                 return self(value)

@@ -117,6 +117,7 @@ class _Run:
         self.proofs: list[float] = self.stages.get("proofs", [])
 
     def report(self) -> GenerationReport:
+        """Run all stages, and return the report."""
         if "rules" not in self.stages:
             pairs, joined = self._timed("enumerate", self._candidates)
             with Provers(self.jobs, self.space.seed) as provers:

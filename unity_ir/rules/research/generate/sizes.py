@@ -295,4 +295,5 @@ class _Line:
         self.sizes.windows[name] = args
 
     def results(self) -> list[PolyShape]:
+        """Return the sizes of all results of the line."""
         return [tuple(map(self._extent, r.indices)) for r in self.first.bound.results]

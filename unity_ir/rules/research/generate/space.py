@@ -33,7 +33,7 @@ ARITY = 3
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The terms to enumerate."""
+    """The terms to enumerate: their operators, their most operators (`size`), and their variables."""
 
     operators: tuple[str, ...]
     parallel: tuple[str, ...] = PARALLEL
