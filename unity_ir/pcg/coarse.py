@@ -138,7 +138,11 @@ class _Space:
     def _spell(
         self, path: Sequence[RunMove], source: Layout, target: Layout, shape: tuple[int, ...], dims: Sequence[int]
     ) -> tuple[Move, ...]:
-        """The moves of a path. What is held by all is repeated, but for what is copied from a move on to the end."""
+        """
+        Return the moves of a path, on mesh axes.
+
+        Values that all devices hold are repeated, except for those that a move copies from then on to the end.
+        """
         out: list[Move] = []
         now = source
         moving = [mask for _, _, mask, _ in path]
@@ -272,7 +276,7 @@ class _Steps:
 
 
 def _kind(digit: int, dims: int) -> int:
-    """The place of a digit's role in `_ROLES`."""
+    """Return the place of a digit's role in `_ROLES`."""
     return 0 if digit < dims else min(digit - dims + 1, 3)
 
 

@@ -37,7 +37,9 @@ def fuse_collectives(graph: Graph) -> Graph:
 
 
 def _collective(inner: Node, outer: Node) -> tuple[str, dict[str, int]] | None:
-    """The collective of two chained operators of the same degree, and its attributes; None where there is none."""
+    """
+    Return the collective of two chained operators of the same degree, and its attributes; None where there is none.
+    """
     row = fusion_of(inner.op, outer.op)
     if row is None or inner.attribute("by") != outer.attribute("by"):
         return None

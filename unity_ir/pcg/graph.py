@@ -218,7 +218,7 @@ _KINDS = {"float": "floating point", "int": "integers (i64)", "bool": "bool"}
 
 
 def _check_elements(operator: Operator, bound: Bound, operands: tuple[TensorType, ...]) -> str:
-    """The element type of the floating operands, and so of results that do not say theirs."""
+    """Return the element type of the floating operands, which results have unless they declare their own."""
     alike = {p.name: p.kind == "any" for p in operator.line.parameters}
     dtypes: dict[str, str] = {}
     for parameter, type in zip(bound.operands, operands, strict=True):

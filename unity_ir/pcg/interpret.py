@@ -137,7 +137,7 @@ def _parallel(node: Node, pieces: Pieces) -> Pieces:
 
 
 def _repartition(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """partition and combine: every copy and addend is cut, or put together, by itself."""
+    """Perform partition and combine: each copy and each addend is cut, or put together, by itself."""
     del attrs
     out: Pieces = {}
     for s, c in product(range(before.sum), range(before.copy)):
@@ -152,13 +152,13 @@ def _repartition(pieces: Pieces, before: TensorType, after: TensorType, attrs: M
 
 
 def _replicate(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """Copies i * by to (i + 1) * by - 1 of the result are copy i."""
+    """Perform replicate: copies i * by to (i + 1) * by - 1 of the result are copy i of the operand."""
     del before
     return {at: pieces[Piece(at.dims, at.sum, at.copy // attrs["by"])] for at in after.all_pieces()}
 
 
 def _reduce(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """Addend i of the result is the sum of `by` neighbouring addends."""
+    """Perform reduce: addend i of the result is the sum of `by` neighbouring addends."""
     del before
     by = attrs["by"]
     return {
@@ -168,13 +168,13 @@ def _reduce(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mappin
 
 
 def _pick(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """Copy i of the result is the first of `by` neighbouring copies."""
+    """Perform pick: copy i of the result is the first of `by` neighbouring copies."""
     del before
     return {at: pieces[Piece(at.dims, at.sum, at.copy * attrs["by"])] for at in after.all_pieces()}
 
 
 def _zero_pad(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """The first of every `by` addends is the old one, the others zero."""
+    """Perform zero_pad: the first of every `by` addends is the operand's addend, the others are zero."""
     del before
     out: Pieces = {}
     for at in after.all_pieces():
@@ -185,7 +185,9 @@ def _zero_pad(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapp
 
 
 def _halo(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """Each piece with what lies next to it along a dim; pieces may already have halos along others."""
+    """
+    Perform halo: each piece gets its neighbours' elements along a dim; pieces may already have halos along other dims.
+    """
     dim, low, high = attrs["dim"], attrs["low"], attrs["high"]
     size = before.core_shape[dim]
     border = [(low, high) if d == dim else (0, 0) for d in range(len(before.shape))]
@@ -239,7 +241,7 @@ _STEPS = {
 
 
 def _compute(node: Node, operands: Sequence[Pieces]) -> list[Pieces]:
-    """Every task of the operator's grid on its pieces."""
+    """Return the results of a compute operator: every task of its grid is evaluated on its pieces."""
     analysis, configuration = node.analysis, node.configuration
     local = piece(analysis.bound, configuration)
     results: list[Pieces] = [{} for _ in node.types]
@@ -267,7 +269,10 @@ def _operand_piece(
     copy: int,
     addend: Mapping[Carriers, int],
 ) -> Piece:
-    """The piece of an operand one task reads: its copies are numbered by what the operand does not mention."""
+    """
+    Return the piece of an operand that one task reads: copies are numbered by the task axes that the operand does not
+    have.
+    """
     name = analysis.bound.operands[operand].name
     dims = analysis.operand_dims[name]
     number = 0

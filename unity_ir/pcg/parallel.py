@@ -130,7 +130,7 @@ def _simple(
 
 
 def _fused(row: Collective) -> ParallelOperator:
-    """The parallel operator of a collective: what the chain it fuses does."""
+    """Return the parallel operator of a collective, which does what the chain it fuses does."""
 
     def chain(a: Mapping[str, int]) -> tuple[ParallelStep, ...]:
         return tuple(

@@ -233,7 +233,7 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
 
 
 def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
-    """The consecutive mesh axes that make up `factor @ stride`, of a factor above 1."""
+    """Return the consecutive mesh axes that make up `factor @ stride`, of a factor above 1."""
     for end, at in enumerate(mesh.strides):
         if at == stride:
             begin, size = end, mesh.sizes[end]
@@ -344,7 +344,7 @@ def grid_order(node: Node) -> tuple[GridRole, ...]:
 
 
 def _grid_degrees(node: Node) -> dict[GridRole, int]:
-    """The degree of each task grid axis above 1, in `grid_order`."""
+    """Return the degree of each task grid axis above 1, in `grid_order`."""
     if node.is_compute:
         c = node.configuration
         degrees: dict[GridRole, int] = {**c.degrees, COPY: c.copy, **c.sums}
@@ -355,7 +355,7 @@ def _grid_degrees(node: Node) -> dict[GridRole, int]:
 
 
 def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]:
-    """The degrees an assignment gives the task grid's axes."""
+    """Return the degrees an assignment gives the task grid's axes."""
     degrees: dict[GridRole, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):
         if what != REPEAT and not is_pinned(what):
@@ -452,7 +452,7 @@ def place(graph: Graph, mesh: Mesh) -> Placement:
 
 
 def _hints(node: Node, layouts: Mapping[Value, Layout]) -> Assignment:
-    """For each mesh axis what the first operand that has a dim on it would make of it."""
+    """Return, for each mesh axis, the grid axis that the first operand with a dim on it would give it."""
     layout = layouts[node.operands[0]]
     dims = node.analysis.operand_dims[node.analysis.bound.operands[0].name]
     return tuple(r if is_pinned(r) else REPEAT if not is_shard(r) or dims[r] is None else str(dims[r]) for r in layout)
@@ -483,8 +483,9 @@ def _spread(node: Node, hints: Assignment, mesh: Mesh) -> Assignment:
 
 def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
     """
-    The layout of a parallel operator's result that moves least: freed axes repeat, repeated axes take new roles, and
-    pinned ones if those do not do.
+    Return the layout of a parallel operator's result that moves least.
+
+    Freed axes repeat; repeated axes take the new roles, or pinned axes if there are not enough.
     """
     if node.op in STAYING:
         return before

@@ -215,7 +215,7 @@ def samples(rule: Substitution) -> Iterator[Bindings]:
 
 
 def _degrees(rule: Substitution) -> frozenset[str]:
-    """The symbols of degrees, of sums and copies, and of what parallel operators divide by."""
+    """Return the symbols of degrees, of sums and copies, and of what parallel operators divide by."""
     polys = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy)]
     for o in rule.operations((*rule.source, *rule.target)):
         if o.op in PARALLEL_OPERATORS:
@@ -247,5 +247,5 @@ def free(rule: Substitution) -> tuple[str, ...]:
 
 
 def _solves(poly: Poly, symbol: str, known: set[str]) -> bool:
-    """Whether an equation of a polynomial gives a symbol, all others of it being known."""
+    """Return whether an equation of a polynomial gives a symbol, all others of it being known."""
     return poly.symbols <= known | {symbol} and all(m.count(symbol) <= 1 for m, _ in poly.terms)

@@ -140,7 +140,7 @@ class _Plan:
 
 
 def _constants(attributes: Mapping[str, AttrExpr]) -> tuple[tuple[str, AttrValue], ...]:
-    """The attributes whose values the pattern fixes."""
+    """Return the attributes whose values the pattern fixes."""
     found: list[tuple[str, AttrValue]] = []
     for name, value in attributes.items():
         match value:
@@ -189,7 +189,7 @@ def matches(
 def _match(
     plan: _Plan, index: OpIndex, at: Node, found: _Found, roots: Sequence[Value], given: Bindings
 ) -> Match | None:
-    """The match of a pattern laid over a graph, if its sizes, types and order are right."""
+    """Return the match of a pattern laid over a graph, if its sizes, types and order are right."""
     attributes = [
         (plan.attributes[id(o)][name], value)
         for o in plan.operations
@@ -216,7 +216,7 @@ def _match(
 def _assign(
     plan: _Plan, index: OpIndex, operation: Operation, node: Node, found: _Found, todo: list[tuple[Term, Value]]
 ) -> Iterator[_Found]:
-    """Every way to lay the rest of the pattern, with an operation at a node."""
+    """Yield every way to match the rest of the pattern, with `operation` at `node`."""
     if node.op != operation.op or len(node.operands) != len(operation.operands):
         return
     constants = plan.constants[id(operation)]
@@ -233,7 +233,7 @@ def _assign(
 
 
 def _lay(plan: _Plan, index: OpIndex, found: _Found, todo: list[tuple[Term, Value]]) -> Iterator[_Found]:
-    """Every way to lay terms over the values given for them, and then what is left of the pattern."""
+    """Yield every way to match the terms in `todo` with the values given for them, and then the rest of the pattern."""
     values = found.values
     for i, (term, value) in enumerate(todo):
         if isinstance(term, Input):
@@ -260,7 +260,10 @@ def _lay(plan: _Plan, index: OpIndex, found: _Found, todo: list[tuple[Term, Valu
 
 
 def _next(plan: _Plan, index: OpIndex, found: _Found, left: Sequence[Operation]) -> tuple[Operation, Sequence[Node]]:
-    """An operation still to be laid, and the nodes it may be at: users of a value already found, if there is one."""
+    """
+    Return an operation that is not matched yet, and the nodes it may be at: users of a value already found, if
+    possible.
+    """
     for operation in left:
         for slot, term in enumerate(operation.operands):
             value = _value(found, term)

@@ -252,7 +252,7 @@ def _finite(token: Token) -> float:
 
 
 def _side(block: _Block, inputs: Mapping[str, Input]) -> tuple[Term, ...]:
-    """The terms a block yields. A name may be given once."""
+    """Return the terms a block yields. A name may be given once."""
     statements, yields = block
     if len(statements) > STATEMENTS:
         raise _error(f"a side of {len(statements)} operators; it must have at most {STATEMENTS}", statements[-1].op)

@@ -54,7 +54,7 @@ def attribute_text(value: AttrExpr) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string; what would end it, or is not one line, is put otherwise."""
+    """Return a string in quotes, on one line: backslashes and quotes in it are replaced."""
     return '"' + " ".join(text.replace("\\", "/").replace('"', "'").split()) + '"'
 
 
@@ -127,7 +127,7 @@ def _term_text(term: Term) -> str:
 
 
 def _has_several(op: str) -> bool:
-    """Whether an operator has more results than one."""
+    """Return whether an operator has more results than one."""
     return op not in PARALLEL_OPERATORS and any(
         len(find_operator(op).line.results) > 1 or r.variadic for r in find_operator(op).line.results
     )

@@ -50,7 +50,7 @@ def digest(rule: Substitution) -> str:
 
 @cache
 def _said_of(operator: Operator) -> tuple[str, str]:
-    """An operator's line, and the text of its gradient; of one that no file holds, only whether it has one."""
+    """Return an operator's line, and the text of its gradient; of one that no file holds, only whether it has one."""
     try:
         gradient = "none" if operator.gradient is None else getsource(operator.gradient)
     except (OSError, TypeError):

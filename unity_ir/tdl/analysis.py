@@ -171,7 +171,7 @@ class Analysis:
         return True
 
     def _steps_alike(self, one: Index, other: Index, variable: str) -> bool:
-        """Whether two indices of one dim read the same pieces of it, but for their halos."""
+        """Return whether two indices of one dim read the same pieces of it, but for their halos."""
         return all(isinstance(i, Var | Window | Composite) and self.leading(i) == variable for i in (one, other))
 
 
@@ -199,7 +199,7 @@ def _binds(expr: Expr, variable: str) -> bool:
 
 
 def _is_root_sum(expr: Expr, variable: str) -> bool:
-    """`expr` is a sum over `variable` up to linear operations, so that its pieces add up to it."""
+    """Return whether `expr` is, up to linear operations, a sum over `variable`, so that its pieces add up to it."""
     match expr:
         case Reduce("sum", _, body):
             if variable in expr.names:
@@ -221,7 +221,7 @@ def _is_root_sum(expr: Expr, variable: str) -> bool:
 
 
 def _linear(expr: Expr) -> list[frozenset[str]] | None:
-    """Sets of tensors `expr` is jointly linear in; None for zero, which is linear in anything."""
+    """Return the sets of tensors in which `expr` is jointly linear; None for zero, which is linear in anything."""
     match expr:
         case Const(value):
             return None if value == 0 else []
@@ -249,7 +249,7 @@ def _scaled(expr: Expr, by: Expr) -> list[frozenset[str]]:
 
 
 def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
-    """Unions of one linear set of each term, where every term is linear in all it reads of the union."""
+    """Return the unions of one linear set of each term, where every term is linear in all it reads of the union."""
     choices = [(term, found) for term in terms if (found := _linear(term)) is not None]
     if not choices:
         return None

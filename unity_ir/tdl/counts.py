@@ -160,7 +160,7 @@ def products(bound: Bound) -> int:
 
 def _anonymous(expr: Expr, bound: Bound) -> Expr:
     """
-    The expression with the variables it depends on named by place and extent.
+    Return the expression with the variables it depends on named by place and extent.
 
     A definition used over two indices is then one expression: attention's scores at the position read and at the
     positions summed over.

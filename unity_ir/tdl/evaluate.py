@@ -71,7 +71,7 @@ def _result(bound: Bound, result: Result, tensors: Mapping[str, Array], offsets:
 def _flatten(
     bound: Bound, indices: Sequence[Index], expr: Expr, tensors: Mapping[str, Array], offsets: Mapping[str, int]
 ) -> Array:
-    """The expression over all values of the indices' variables, composite dims folded into one."""
+    """Return the expression over all values of the indices' variables, composite dims folded into one."""
     names = [n for i in indices if not isinstance(i, Segments) for n in index_names(i)]
     value = _Evaluation(bound, tensors, offsets).over(expr, names)
     if any(isinstance(i, Window) for i in indices):
@@ -131,7 +131,9 @@ class _Evaluation:
                 raise TypeError(f"{expr} cannot stand inside an expression")
 
     def passed_over(self, reducer: str, expr: Reduce, value: Array, order: tuple[str, ...]) -> Array:
-        """Return the values a reduction runs over, with its neutral element where a window of its body lies outside."""
+        """
+        Return the body's values, with the reducer's neutral element where a window of the body lies outside its tensor.
+        """
         for window in _windows(expr.body):
             names = set(index_names(window))
             # One over variables of a reduction inside of this is for that to pass over.
@@ -141,14 +143,16 @@ class _Evaluation:
         return value
 
     def opaque(self, expr: Opaque, function: Any, body: Array, order: tuple[str, ...]) -> Array:
-        """Return the function along the last dim of its body, the dim it makes put where the order has its variable."""
+        """
+        Return the function along the last dim of its body, with the dim it makes at its variable's place in `order`.
+        """
         (made,), (taken,) = expr.made, expr.names
         full = np.broadcast_to(body, [*body.shape[:-1], self.extents[taken]])
         axis = order.index(made)
         return np.moveaxis(np.squeeze(function(full, self.extents[made]), axis), -1, axis)
 
     def contract(self, expr: Reduce, order: tuple[str, ...]) -> Array | None:
-        """Return a sum of a product, by einsum over its two factors; None for anything else."""
+        """Return a sum of a product, computed by einsum over its two factors; None for anything else."""
         match expr:
             case Reduce("sum", _, Binary("*", left, right)):
                 pass
@@ -176,7 +180,7 @@ class _Evaluation:
         return value.reshape([self.extents[n] if n in out else 1 for n in order])
 
     def gather(self, picked: Pick, order: tuple[str, ...]) -> Array:
-        """Return the body at the one position the integers name, where that is in this piece."""
+        """Return the body at the one position that the integers name, where that is in this piece; 0 elsewhere."""
         at = self.value(picked.at, order) - self.offsets.get(picked.variable, 0)
         there = (at >= 0) & (at < self.extents[picked.variable])
         before = dict(self.fixed)

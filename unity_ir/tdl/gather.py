@@ -16,7 +16,7 @@ from unity_ir.tdl.syntax import Access, Call, Const, Expr, Name, Reduce, Var, in
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The expression `where(eq(variable, at), body, 0)`."""
+    """The parts of the expression `where(eq(variable, at), body, 0)`."""
 
     variable: str
     at: Access

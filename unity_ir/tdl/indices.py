@@ -54,7 +54,7 @@ class Indices(Ranks):
                 return [index]
 
     def _window(self, terms: Sequence[AffineTerm], size: int) -> Window:
-        """The window with its attributes' values; its size, where an operand gives it, is filled in later."""
+        """Return the window with its attributes' values; its size, where an operand gives it, is filled in later."""
         found: list[tuple[int, str]] = []
         offset = 0
         for term in terms:
@@ -89,7 +89,9 @@ class Indices(Ranks):
         return tuple(map(self._plain, bound))
 
     def _broadcast(self, pack: Pack, tensor: str, first: int, written: int) -> list[Index]:
-        """The variables of a pack, aligned at the last; a dim of size 1 that the pack is longer along is read at 0."""
+        """
+        Return the variables of a pack, aligned at the last; a dim of size 1 that the pack is longer along is read at 0.
+        """
         shape, rank = self.shapes[tensor], self.ranks[pack.name]
         own = len(shape) - written + 1
         found: list[Index] = []

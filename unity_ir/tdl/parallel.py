@@ -97,7 +97,7 @@ def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[De
 
 
 def _divided(halos: Halos, degrees: Sequence[int]) -> Halos:
-    """The halos of the dims that are divided."""
+    """Return the halos, with (0, 0) for dims that are not divided; () if none is left."""
     found = tuple(h if d > 1 else (0, 0) for h, d in zip(halos, degrees, strict=False))
     return found if any(map(any, found)) else ()
 
@@ -213,7 +213,7 @@ def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None 
 
 
 class _PieceOfWindows:
-    """Dims that are divided have the size of a piece with its halo, in every window on them."""
+    """Rewrites the windows of a line for a piece: divided dims get the size of a piece with its halo."""
 
     def __init__(self, analysis: Analysis, configuration: Configuration):
         self.bound = analysis.bound

@@ -89,7 +89,7 @@ def _size(index: Index, extents: Mapping[str, int]) -> int:
 
 
 def _terms(index: Index, extents: Mapping[str, int]) -> Sequence[tuple[int, str]]:
-    """The position an index stands for, as coefficients of its variables."""
+    """Return the position an index stands for, as coefficients of its variables."""
     match index:
         case Var(name):
             return ((1, name),)
@@ -102,6 +102,6 @@ def _terms(index: Index, extents: Mapping[str, int]) -> Sequence[tuple[int, str]
 
 
 def _local(index: Index, extents: Mapping[str, int]) -> tuple[int, int]:
-    """The first position in the array, and how far positions reach beyond it."""
+    """Return the first position in the array, and how far positions reach beyond it."""
     reach = sum(c * (extents[v] - 1) for c, v in _terms(index, extents))
     return (index.offset + index.low if isinstance(index, Window) else 0), reach

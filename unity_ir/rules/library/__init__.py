@@ -28,7 +28,7 @@ def family(name: str) -> tuple[Substitution, ...]:
 
 
 def families() -> tuple[str, ...]:
-    """Names of the files of the library."""
+    """Return the names of the library's files, without `.pcg`, sorted."""
     return tuple(sorted(f.name.removesuffix(".pcg") for f in files(__name__).iterdir() if f.name.endswith(".pcg")))
 
 
@@ -53,7 +53,11 @@ def read(path: str) -> tuple[Substitution, ...]:
 
 
 def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
-    """Rules by name, each with all its cases. Raises `UnityError` where a case occurs twice."""
+    """
+    Return the rules that the substitutions make, by name, each with all its cases.
+
+    Raises `UnityError` where two substitutions have one name.
+    """
     cases: dict[str, list[Substitution]] = {}
     seen: set[str] = set()
     for substitution in substitutions:
@@ -72,8 +76,9 @@ def rules() -> dict[str, Rule]:
 
 def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
     """
-    Return the rule, or the case of a rule, called `name`: in `known` if given, else in the library. Raises `UnityError`
-    naming the nearest names if there is none.
+    Return the rule, or the case of a rule, called `name`: in `known` if given, else in the library.
+
+    Raises `UnityError` naming the nearest names if there is none.
     """
     known = rules() if known is None else known
     if name in known:

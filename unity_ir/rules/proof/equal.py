@@ -203,7 +203,7 @@ def _orders(binders: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _pair_up(left: list[MonoFactor], right: list[MonoFactor], facts: Facts) -> bool:
-    """Whether the factors are equal in some order."""
+    """Return whether the factors are equal in some order."""
     if not left:
         return True
     first, rest = left[0], left[1:]
@@ -237,7 +237,7 @@ def _zero(left: Form, right: Form, facts: Facts) -> bool:
 
 
 def _same_extremes(left: Sequence[Quantified], right: Sequence[Quantified], facts: Facts) -> bool:
-    """Whether every part on the left has one on the right: the same values over the same domain."""
+    """Return whether every part on the left has one on the right: the same values over the same domain."""
     if len(left) != len(right):
         return False
     return any(all(_same_bound(a, b, facts) for a, b in zip(left, order, strict=True)) for order in permutations(right))

@@ -244,7 +244,7 @@ def _exp(argument: Form) -> Form:
 
 
 def _binder_boxes(mono: Mono) -> frozenset[Constraint]:
-    """The constraints of a monomial that are about its binders."""
+    """Return the constraints of a monomial that are about its binders."""
     return frozenset(c for c in mono.domain if not c.poly.symbols.isdisjoint(mono.binders))
 
 

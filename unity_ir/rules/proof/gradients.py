@@ -126,7 +126,7 @@ class SymbolicInt(int):
 
 
 def _int(value: int) -> int:
-    """The number itself, whatever is known of it."""
+    """Return the plain integer."""
     return int.__int__(value)
 
 

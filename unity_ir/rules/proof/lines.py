@@ -73,7 +73,7 @@ def _results(
 
 
 def _moved(context: ProofContext, name: str, of: TensorForm, attributes: Mapping[str, AttrExpr]) -> TensorForm:
-    """The result of an operator whose line is written from the sizes."""
+    """Return the result of an operator whose line is written from the sizes."""
     match name, attributes.get("shape"):
         case "pad", _:
             dim, before, after, interior = (given_number(Entry(n), {n: ZERO, **attributes}) for n in PADDING)
@@ -132,7 +132,9 @@ class _Results:
         return TensorForm(shape, element, dtype, stored)
 
     def _selects(self, expr: Expr) -> bool:
-        """Whether every element is an element of an operand as it is stored, a negated one, or a small number."""
+        """
+        Return whether every element is an element of an operand as it is stored, a negated one, or a small number.
+        """
         match expr:
             case Access(tensor):
                 return self.line.tensors[tensor].stored
@@ -155,7 +157,10 @@ class _Results:
                 return False
 
     def _element(self, result: syntax.Result, at: ElementPosition) -> Form:
-        """The element of a result at a position; where it is written through windows, the sum of what falls there."""
+        """
+        Return the element of a result at a position; of a result written through windows, the sum of what is written
+        there.
+        """
         where: dict[str, Poly] = {}
         guards: list[Constraint] = []
         bound: list[str] = []
@@ -195,7 +200,7 @@ class _Results:
         return tuple(out)
 
     def _digits(self, names: Sequence[str], position: Poly) -> dict[str, Poly]:
-        """The variables of a dim from a position in it."""
+        """Return the values of a dim's variables, given a position in the dim."""
         if len(names) == 1:
             return {names[0]: position}
         inner = product(self.line.extents[n] for n in names[1:])

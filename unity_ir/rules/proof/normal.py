@@ -87,7 +87,7 @@ def _is_false(c: Constraint) -> bool:
 
 
 def _factor(factor: MonoFactor, facts: Facts) -> Form:
-    """The product a factor is, as one monomial without binders; a comparison of indices is a guard."""
+    """Return a factor as a form of one monomial without binders; a comparison of indices becomes a guard."""
     match factor:
         case Apply(function, arguments):
             known = tuple(normal(a, facts) for a in arguments)
@@ -132,7 +132,9 @@ def _held(cast: str, form: Form) -> Form:
 
 
 def _is_small(number: Poly) -> bool:
-    """Whether a number is near one size or index, or the difference of two, all of which are far below 2^53."""
+    """
+    Return whether a number is one size or index, or the difference of two, up to a small constant: far below 2^53.
+    """
     return all(len(m) < 2 and abs(c) <= (1 if m else SMALL) for m, c in number.terms) and len(number.terms) <= 3
 
 
@@ -145,7 +147,7 @@ def _under_relu(form: Form) -> Form:
 
 
 def _without_repeats(factors: list[MonoFactor]) -> list[MonoFactor]:
-    """A condition is 0 or 1, so that once is as good as twice."""
+    """Return the factors without repeated conditions, which are 0 or 1, so that their powers are themselves."""
     out: list[MonoFactor] = []
     for f in factors:
         if not (isinstance(f, Apply) and f.function in CONDITIONS and f in out):
@@ -154,7 +156,7 @@ def _without_repeats(factors: list[MonoFactor]) -> list[MonoFactor]:
 
 
 def _extreme(form: Form) -> Extreme | None:
-    """The maximum or minimum a form is."""
+    """Return the maximum or minimum that a form consists of; None if it is anything else."""
     if len(form) != 1 or form[0].coefficient != 1 or form[0].binders or form[0].domain or len(form[0].factors) != 1:
         return None
     (factor,) = form[0].factors
@@ -162,7 +164,7 @@ def _extreme(form: Form) -> Extreme | None:
 
 
 def _nonempty(part: Quantified, facts: Facts) -> bool:
-    """Whether the binders have values: for each, every lower bound is below every upper one."""
+    """Return whether the binders have values: for each, every lower bound is below every upper one."""
     if not facts.imply_all(c for c in part.domain if c.poly.symbols.isdisjoint(part.binders)):
         return False
     for b in part.binders:
@@ -213,14 +215,16 @@ def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantifie
 
 
 def _splits(c: Constraint, mono: Mono, part: Quantified) -> bool:
-    """Whether a guard is about the binders of the part, and not decided by its domain."""
+    """Return whether a guard is about the binders of the part, and not decided by its domain."""
     symbols = c.poly.symbols
     about = not symbols.isdisjoint(part.binders) and symbols.isdisjoint(mono.binders)
     return about and not c.equal and c not in part.domain
 
 
 def _within(body: Form, domain: frozenset[Constraint]) -> Form:
-    """The body without guards that are in the domain, and without what guards leave out whose opposite is in it."""
+    """
+    Return the body without guards that are in the domain, and without monomials with a guard whose opposite is in it.
+    """
     out: list[Mono] = []
     for m in body:
         if any(not c.equal and c.negated()[0] in domain for c in m.domain):
@@ -230,7 +234,7 @@ def _within(body: Form, domain: frozenset[Constraint]) -> Form:
 
 
 def _shifted_bound(part: Quantified) -> Quantified:
-    """Every binder that an index of the body has as binder + rest, as that index."""
+    """Return the part with each binder that is in an index of the body as binder + rest replaced by that index."""
     if len(part.body) != 1:
         return part
     (mono,) = part.body
@@ -254,7 +258,10 @@ def _comparison(function: str, arguments: tuple[Form, ...]) -> Constraint | None
 
 
 def _as_number(form: Form) -> Poly | None:
-    """The polynomial a form is; an index may be written as an element of the tensor of all indices."""
+    """
+    Return the polynomial that a form equals, or None; an index may be written as an element of the tensor of all
+    indices.
+    """
     if len(form) == 1 and not form[0].binders and not form[0].domain and form[0].coefficient == 1:
         match form[0].factors:
             case (Read("#", (index,)),):
@@ -294,7 +301,7 @@ def _pinned(mono: Mono) -> Mono:
 
 
 def _size_of(mono: Mono, binder: str, alone: bool = True) -> Poly | None:
-    """The n of a binder with 0 <= binder < n; `alone` if nothing else constrains it."""
+    """Return the n of a binder with 0 <= binder < n, or None; with `alone`, nothing else may constrain the binder."""
     own = [c for c in mono.domain if binder in c.poly.symbols]
     if Constraint(symbol(binder)) not in own or (alone and len(own) != 2):
         return None
@@ -306,7 +313,7 @@ def _size_of(mono: Mono, binder: str, alone: bool = True) -> Poly | None:
 
 
 def _positions(factor: MonoFactor) -> list[Poly]:
-    """Every polynomial of a factor in which an index may stand."""
+    """Return every polynomial of a factor in which an index may stand."""
     match factor:
         case Read(_, indices):
             return list(indices)
@@ -333,7 +340,10 @@ def _mono_positions(mono: Mono) -> list[Poly]:
 
 
 def _fused(mono: Mono) -> Mono:
-    """Pairs of binders s < d and i < m that occur as s*m + i only, as one binder below d*m."""
+    """
+    Return the monomial with pairs of binders s < d and i < m that occur only as s*m + i replaced by one binder below
+    d*m.
+    """
     for i in mono.binders:
         m = _size_of(mono, i, alone=False)
         if m is None:
@@ -368,7 +378,11 @@ def _is_radix(poly: Poly, s: str, i: str, m: Poly) -> bool:
 
 
 def _counted(mono: Mono, facts: Facts) -> list[Form]:
-    """A binder over an interval that no factor mentions, as the length of the interval."""
+    """
+    Return the form in which a binder over an interval that no factor mentions becomes the length of the interval.
+
+    Returns [] if there is no such binder.
+    """
     for b in mono.binders:
         if any(b in free_symbols(f) for f in mono.factors):
             continue
@@ -385,7 +399,9 @@ def _counted(mono: Mono, facts: Facts) -> list[Form]:
 
 
 def _length(mono: Mono, binder: str, facts: Facts) -> Poly | None:
-    """The length of the interval a binder runs over; of several bounds, one must be known to be the narrowest."""
+    """
+    Return the length of the interval a binder runs over; of several bounds, one must be known to be the narrowest.
+    """
     below: list[Poly] = []
     above: list[Poly] = []
     for c in mono.domain:
@@ -410,7 +426,7 @@ def _narrowest(bounds: list[Poly], beyond: Callable[[Poly, Poly], Poly], facts: 
 
 
 def _shifted(mono: Mono) -> Mono:
-    """Every binder b that some index has as b + rest, as that index."""
+    """Return the monomial with each binder that is in some index as binder + rest replaced by that index."""
     done: set[str] = set()
     while True:
         step = _shift(mono, done)
@@ -420,7 +436,7 @@ def _shifted(mono: Mono) -> Mono:
 
 
 def _reads(factor: MonoFactor) -> Iterator[Read]:
-    """The reads of a factor that no inner sum is over."""
+    """Yield the reads of a factor that no inner sum is over."""
     match factor:
         case Read():
             yield factor
@@ -454,7 +470,7 @@ def _shift(mono: Mono, done: set[str]) -> Mono | None:
 
 
 def _named(mono: Mono) -> Mono:
-    """Factors in order, binders named by where they first occur."""
+    """Return the monomial with its factors in order and its binders named by where they first occur."""
     factors, names = _ordered(mono.factors, mono.binders)
     values = {old: symbol(new) for old, new in names.items()}
     return Mono(
@@ -485,7 +501,7 @@ def _named_bound(bound: Quantified) -> Quantified:
 
 
 def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple[list[MonoFactor], dict[str, str]]:
-    """The factors sorted without regard to the names of binders, and new names in order of occurrence."""
+    """Return the factors sorted without regard to the names of binders, and new names in order of occurrence."""
     if not binders:
         return sorted(factors, key=text), {}
     hidden = {b: symbol("_") for b in binders}

@@ -106,7 +106,8 @@ def _access_cuts(
     access: Access, tensor: TensorForm, ranks: dict[str, Entry | int], given: dict[str, AttrExpr]
 ) -> Iterator[Poly]:
     """
-    The numbers of dims before each cut of one access: from the left up to a pack of any length, then from the right.
+    Yield the numbers of dims before each cut of one access: from the left up to a pack of any length, then from the
+    right.
     """
 
     def length(index: object) -> Poly | None:
@@ -130,7 +131,7 @@ def _access_cuts(
 
 
 def _count(shape: Sequence[Poly]) -> Poly:
-    """The number of dims of a shape, as a polynomial in those of its packs, each of which has `RANK` of them."""
+    """Return the number of dims of a shape, as a polynomial in those of its packs, each of which has `RANK` of them."""
     total = ZERO
     for size in shape:
         named = _packs_of(size)
@@ -163,7 +164,7 @@ def _check_cut(operation: Operation, tensor: TensorForm, place: Poly, case: Case
 
 
 def _check_alignment(operation: Operation, line: Line, operands: Sequence[TensorForm]) -> None:
-    """Broadcasting operands are aligned at their last dims: a dim of a pack there may meet only itself."""
+    """Check that broadcasting operands, aligned at their last dims, meet a dim of a pack with that same dim only."""
     spread = {
         a.tensor
         for r in line.results

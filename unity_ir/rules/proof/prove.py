@@ -89,7 +89,7 @@ def _prove(rule: Substitution, seed: int) -> tuple[Verdict, str, int]:
 
 
 def _without_ties(rule: Substitution, reason: str, seed: int) -> tuple[Verdict, str]:
-    """The verdict on a rule whose values are equal, but whose gradient lines are not shown to be."""
+    """Return the verdict on a rule whose values are equal, but whose gradient lines are not shown to be."""
     different = refute_gradients(rule, seed)
     if different is not None and different[1]:
         return "forward only", different[0]
@@ -103,8 +103,9 @@ def _without_ties(rule: Substitution, reason: str, seed: int) -> tuple[Verdict, 
 
 def _has_derivatives(rule: Substitution) -> None:
     """
-    Raises `Undecided` unless the gradients of all operators are their derivatives almost everywhere, as they must be
-    for equal values to have equal gradients there.
+    Raise `Undecided` unless the gradients of all operators are their derivatives almost everywhere.
+
+    Only then do equal values have equal gradients there.
     """
     for operation in rule.operations((*rule.source, *rule.target)):
         if operation.op in NOT_DERIVATIVES:
@@ -166,7 +167,7 @@ class _Gradients:
 
 
 def _exact(rule: Substitution, case: Case, answers: Answers) -> None:
-    """Proves that both sides have the same values and round alike. Raises `Undecided`."""
+    """Prove that both sides have the same values and round alike. Raises `Undecided`."""
     try:
         _split(_Values(rule, case, exact=True), answers)
     except (Undecided, Undivided, UnityError, KeyError) as reason:
@@ -174,7 +175,7 @@ def _exact(rule: Substitution, case: Case, answers: Answers) -> None:
 
 
 def _split(claim: _Values | _Gradients, answers: Answers) -> None:
-    """Proves a claim, taking apart the indices of those sizes that it takes. Raises `Undecided`."""
+    """Prove a claim, splitting the indices over those sizes that the proof asks for. Raises `Undecided`."""
     splits: dict[Poly, Poly] = {}
     case = claim.case
     for _ in range(SPLITS):

@@ -168,7 +168,7 @@ def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | No
 
 
 def _moved(arrays: Mapping[str, Array], random: np.random.Generator) -> dict[str, Array]:
-    """Floating point numbers, each moved by about a hundredth."""
+    """Return the arrays with floating point numbers moved by about a hundredth each."""
     noise = {name: 0.01 * random.standard_normal(a.shape) for name, a in arrays.items() if a.dtype.kind == "f"}
     return {n: (a + noise[n] * (1 + np.abs(a))).astype(a.dtype) if n in noise else a for n, a in arrays.items()}
 
@@ -178,7 +178,7 @@ def _zeros(value: Value) -> Value:
 
 
 def _products(side: Sequence[Value], cotangents: Sequence[Value], leaves: Sequence[Node]) -> dict[Value, Value]:
-    """The gradients of the leaves of a side, from those of its results."""
+    """Return the gradients of the leaves of a side, from those of its results."""
     grads: dict[Value, Value] = {}
 
     def add(value: Value, grad: Value) -> None:
@@ -204,7 +204,7 @@ def _products(side: Sequence[Value], cotangents: Sequence[Value], leaves: Sequen
 def _difference(
     sample: Sample, pairs: Sequence[tuple[Value, Value]], arrays: Mapping[str, Array], more: tuple[Node, ...] = ()
 ) -> tuple[int, list[int], float, float] | None:
-    """The first pair of values that differ by more than rounding: which, where, and both numbers there."""
+    """Return the first pair of values that differ by more than rounding: which, where, and both numbers there."""
     outputs = tuple(v for pair in pairs for v in pair)
     with np.errstate(all="ignore"):
         values = interpret(Graph("sample", (*sample.leaves, *more), outputs), dict(arrays), {})

@@ -82,7 +82,7 @@ class Answers:
         return known
 
     def _at_hand(self, constraints: frozenset[Constraint]) -> bool:
-        """Whether a model is known already. The one found moves to the front."""
+        """Return whether a model is known already. The one found moves to the front."""
         for i, model in enumerate(self.models):
             if all(holds(c, model) for c in constraints):
                 self.models.insert(0, self.models.pop(i))
@@ -169,7 +169,7 @@ class Facts:
         return self._answers.unsatisfiable(constraints | frozenset(self._about(symbols)))
 
     def _about(self, symbols: frozenset[str]) -> list[Constraint]:
-        """The facts that have to do with some symbols, directly or through others."""
+        """Return the facts that have to do with some symbols, directly or through others."""
         left, found = set(self.constraints), list[Constraint]()
         while True:
             near = [c for c in left if not c.poly.symbols.isdisjoint(symbols)]

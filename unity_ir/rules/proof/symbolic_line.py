@@ -134,7 +134,10 @@ def _of_any_type(line: syntax.Line, bound: syntax.Bound) -> list[bool]:
 
 
 def _is_padding(offset: Poly) -> bool | None:
-    """Whether an offset lies before the dim, `-p`, or in it; None where that depends on the sizes, all of them 1 up."""
+    """
+    Return whether an offset is at most 0, as `-p` is; None where that depends on the sizes, all of which are at least
+    1.
+    """
     before, within = (
         all(c > 0 for m, c in p.terms if m) and p.at(dict.fromkeys(p.symbols, 1)) >= 0 for p in (-offset, offset)
     )

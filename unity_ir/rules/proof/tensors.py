@@ -151,7 +151,7 @@ def unbroadcast(of: TensorForm, shape: Sequence[Poly]) -> TensorForm:
 
 
 def _groups(old: Sequence[Poly], new: Sequence[Poly]) -> list[tuple[list[int], list[int]]]:
-    """Runs of old and of new dims that hold as many elements; dims of size 1 are in none."""
+    """Return runs of old dims and of new dims that hold as many elements; dims of size 1 are in none."""
     left = [i for i, size in enumerate(old) if size != ONE]
     right = [i for i, size in enumerate(new) if size != ONE]
     found: list[tuple[list[int], list[int]]] = []
@@ -170,7 +170,7 @@ def _groups(old: Sequence[Poly], new: Sequence[Poly]) -> list[tuple[list[int], l
 
 
 def _flat(position: Sequence[Poly], sizes: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> Poly:
-    """The position in dims that are one; how it is made up is remembered."""
+    """Return the row-major position in dims of these sizes, and record in `digits` how it is composed."""
     at = position[-1]
     inner = sizes[-1]
     for here, size in zip(position[-2::-1], sizes[-2::-1], strict=True):
@@ -181,7 +181,11 @@ def _flat(position: Sequence[Poly], sizes: Sequence[Poly], digits: dict[tuple[Po
 
 
 def _apart(position: Poly, sizes: Sequence[Poly], digits: Mapping[tuple[Poly, Poly], tuple[Poly, Poly]]) -> list[Poly]:
-    """The positions in several dims of a position in all of them."""
+    """
+    Return the positions in dims of these sizes, given the row-major position, which `digits` has.
+
+    Raises `Undivided` where it has not.
+    """
     if len(sizes) == 1:
         return [position]
     inner = product(sizes[1:])

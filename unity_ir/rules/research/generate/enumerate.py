@@ -153,7 +153,7 @@ class Enumeration:
                         yield _Work(step, self._type(result), tuple(zip(sizes, ids, strict=True)), alike)
 
     def _steps_for(self, name: str, types: tuple[Type, ...]) -> list[tuple[TermStep, Type]]:
-        """The steps of an operator that are well typed, with small results in few pieces, and their types."""
+        """Return the steps of an operator that are well typed, with small results in few pieces, and their types."""
         if (name, types) not in self._steps_on:
             found: list[tuple[TermStep, Type]] = []
             for step in self._tried(name, types):
@@ -173,7 +173,7 @@ class Enumeration:
             yield from steps(name, types, self.space.sizes, frozenset(self.space.operators))
 
     def _commutes(self, step: TermStep, types: tuple[Type, ...]) -> bool:
-        """Whether two operands may change places, as far as random ones tell."""
+        """Return whether the operands may be exchanged, judged by random operands."""
         if len(types) != 2 or types[0][0].shape != types[1][0].shape:
             return False
         if result_types(step.op, step.attributes, types) != result_types(step.op, step.attributes, types[::-1]):
@@ -214,7 +214,7 @@ class Enumeration:
                 made.values.append(value)
 
     def _close(self, pending: dict[int, _Made], keep: bool) -> None:
-        """Sorts what was made into classes."""
+        """Sort the terms that were made into classes."""
         level = _Level()
         for type, made in pending.items():
             if not made.prints:
@@ -259,7 +259,7 @@ class Enumeration:
         self._levels.append(level)
 
     def _uses_of(self, made_by: Ids, operands: Ids) -> npt.NDArray[np.uint64]:
-        """The variables of terms in order of first use."""
+        """Return the variables of terms in order of first use."""
         uses = np.where(made_by < 0, (-made_by).astype(np.uint64), np.uint64(0))
         for i in range(ARITY):
             there = operands[:, i] >= 0

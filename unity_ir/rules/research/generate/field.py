@@ -126,7 +126,9 @@ class ResidueLine:
         return (out % P).reshape((self.count, *shape))
 
     def _value(self, expr: Expr, order: tuple[str, ...]) -> Batch:
-        """An expression with one axis for the batch and one for each variable, of size 1 where it does not occur."""
+        """
+        Return an expression with one axis for the batch and one for each variable, of size 1 where it does not occur.
+        """
         match expr:
             case Const(value):
                 return np.full((1,) * (len(order) + 1), residue(value), dtype=np.int64)

@@ -98,7 +98,7 @@ def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) 
 def _replaced_below(
     terms: Sequence[TypedTerm], rule: Substitution, single: Rewriting
 ) -> Iterator[tuple[TypedTerm, ...]]:
-    """Terms alike down to some place, with a rule of several results applied there to all of them together."""
+    """Yield the terms with a rule of several results applied at one place, above which all terms are alike."""
     if len(rule.source) != len(terms) or not all(isinstance(t, ResultOf) for t in rule.source):
         return
     here = single.replaced(rule, terms)
@@ -120,7 +120,7 @@ def _replaced_below(
 
 
 def _is_joined(sides: tuple[TypedTerm, ...]) -> bool:
-    """Whether the second half are the results of one operator."""
+    """Return whether the second half are the results of one operator."""
     results = sides[len(sides) // 2 :]
     return all(t.step is not None and application(t) == application(results[0]) for t in results)
 
@@ -137,7 +137,7 @@ def _order(joined: Joined) -> tuple[object, ...]:
 
 
 def _is_instance(special: Joined, general: Joined) -> bool:
-    """Whether one is the other with terms in the place of variables, sizes aside."""
+    """Return whether `special` is `general` with terms in place of variables, sizes aside."""
     if [len(s) for s in special] != [len(s) for s in general]:
         return False
     values: dict[TypedTerm, TypedTerm] = {}
@@ -158,7 +158,7 @@ def _instance(pairs: Iterable[tuple[TypedTerm, TypedTerm]], values: dict[TypedTe
 
 
 def _kind(step: TermStep) -> tuple[object, ...]:
-    """A step but for its sizes."""
+    """Return a step without its sizes."""
     given: Mapping[str, object] = dict(step.attributes[0])
     if not step.is_parallel:
         line = find_operator(step.op).line

@@ -113,7 +113,11 @@ class _Packing:
         return replace(term, operation=self.made[key])
 
     def _attribute(self, op: str, name: str, value: AttrExpr) -> AttrExpr:
-        """The number of a dim, counted from the pack's end; raises `ValueError` for one of its own."""
+        """
+        Return an attribute with the number of a dim counted from the pack's end.
+
+        Raises `ValueError` for a dim of the pack.
+        """
         if op in ("partition", "combine"):
             axis = name == "dim"
         elif op in ("replicate", "reduce", "pick", "zero_pad"):

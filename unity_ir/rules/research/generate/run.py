@@ -184,7 +184,7 @@ class _Run:
     # -- the minimal set
 
     def _minimal(self, pairs: list[Pair], provers: Provers) -> list[tuple[Pair, General]]:
-        """The pairs that earlier ones do not imply, proved."""
+        """Return the pairs that earlier ones do not imply, proved."""
         rules = Rewriting(self.terms, len(BASES), self.space.degree)
         kept: list[tuple[Pair, General]] = []
         accepted: list[tuple[int, float]] = [(int(n), float(s)) for n, s in self.stages.get("accepted", [])]
@@ -271,7 +271,7 @@ class _Run:
 
 
 def _record(proof: Proof) -> ProofRecord:
-    """The record of a proof; what it is of is said once the rule has its last form."""
+    """Return the record of a proof; its digest is added once the rule has its last form."""
     return ProofRecord(proof.verdict, round(proof.seconds, 3))
 
 
@@ -281,8 +281,9 @@ def _proved(of: General, proof: Proof) -> General:
 
 def _named(rules: Sequence[Substitution]) -> list[Substitution]:
     """
-    Rules named after their operators, outermost first: `relu-concat`, `relu-concat-2`. Attributes at their defaults are
-    left out.
+    Return the rules named after their operators, outermost first: `relu-concat`, `relu-concat-2`.
+
+    Attributes at their defaults are left out.
     """
     counts: dict[str, int] = {}
     out: list[Substitution] = []
@@ -297,7 +298,9 @@ def _named(rules: Sequence[Substitution]) -> list[Substitution]:
 
 
 def _directed(rule: Substitution) -> Substitution:
-    """A rule from a side that a match can find, which is no input and has all inputs of the other side."""
+    """
+    Return the rule from the side that a match can find: one that is no input and has all inputs of the other side.
+    """
     if any(isinstance(t, Input) for t in rule.source) or not _inputs(rule.target) <= _inputs(rule.source):
         return replace(rule, source=rule.target, target=rule.source)
     return rule

@@ -221,7 +221,7 @@ class TermSizes:
         return found
 
     def _entry(self, values: SizeAt) -> Poly:
-        """A symbol for a number that is a size, or, where it is 0, one less."""
+        """Return a symbol for a number that is a size, or, where it is 0, one less."""
         return self.fresh(values) if min(values) > 0 else self.fresh(tuple(v + 1 for v in values)) - 1
 
 
@@ -235,7 +235,7 @@ def application(term: TypedTerm) -> AppliedStep:
 
 
 def _bare(poly: Poly) -> str | None:
-    """The symbol a polynomial is, other than the degree."""
+    """Return the symbol a polynomial is, other than the degree."""
     if len(poly.terms) == 1 and poly.terms[0][1] == 1 and len(poly.terms[0][0]) == 1:
         (name,) = poly.terms[0][0]
         return None if name == DEGREE else name
