@@ -387,7 +387,9 @@ class Graph:
         return [n for n in self.nodes() if n.op == "weight"]
 
     def __reduce__(self) -> tuple[Callable[..., Graph], tuple[object, ...]]:
-        """Pickled node by node, operands first: deep graphs do not recurse, and equal nodes are one object again."""
+        """
+        Pickle node by node, operands first, so that deep graphs do not recurse, and equal nodes are one object again.
+        """
         number = {node: i for i, node in enumerate(self.nodes())}
 
         def place(value: Value) -> tuple[int, int]:

@@ -112,7 +112,7 @@ class Match:
 
 
 def _work(node: Node) -> int:
-    """Floating point operations, and elements written."""
+    """Return the floating point operations of a node plus the elements it writes; 0 for a parallel operator."""
     return 0 if node.is_parallel else flops(node.analysis.bound) + sum(t.elements for t in node.types)
 
 

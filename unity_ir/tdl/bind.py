@@ -198,7 +198,7 @@ class Binder(Extents):
 
 
 def _order(results: Sequence[Result]) -> list[str]:
-    """Index variables in TDL order: those of the results' dims, then as the expressions mention them."""
+    """Return the index variables in TDL order: those of the results' dims, then in the order of the expressions."""
     seen: dict[str, None] = {}
 
     def visit(expr: Expr) -> None:

@@ -97,7 +97,7 @@ def _term(form: Expr, names: tuple[str, ...], each: int, over: frozenset[str], p
 
 
 def _places(over: frozenset[str], picks: Picks) -> frozenset[str]:
-    """Variables, with those of the integers in place of what is picked by them."""
+    """Return the variables with each gathered variable replaced by the variables of the integers that pick it."""
     for variable, (alone, at) in picks.items():
         if alone and variable in over:
             over = over - {variable} | at
@@ -171,7 +171,7 @@ def _anonymous(expr: Expr, bound: Bound) -> Expr:
 
 
 def _names(expr: Expr) -> Iterator[str]:
-    """Variables in reading order, with repetitions."""
+    """Yield the variables in reading order, with repetitions."""
     match expr:
         case Access(_, indices):
             yield from (n for i in indices for n in index_names(i))

@@ -28,7 +28,9 @@ class OpaqueFunction:
 
 
 def _largest(x: Array, count: int) -> Array:
-    """Positions of the largest elements, largest first; of equal ones the first."""
+    """
+    Return the positions of the `count` largest elements along the last dim, largest first; of equal ones the first.
+    """
     return np.argsort(-x, axis=-1, kind="stable")[..., :count]
 
 

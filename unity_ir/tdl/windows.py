@@ -50,8 +50,8 @@ def write(value: Array, indices: Sequence[Index], extents: Mapping[str, int]) ->
     """
     Return an array with the dims that `indices` describe, written through windows.
 
-    `value` has an axis for each index, or for each variable of a window, in order. Elements written to one place are
-    added up; elements written outside are dropped.
+    `value` has an axis for each variable of the indices, in their order. Elements written to one place are added up;
+    elements written outside are dropped.
     """
     # A dim by several variables in the usual way, outermost first, is one axis.
     terms = [

@@ -71,7 +71,7 @@ def equal(left: Form, right: Form, facts: Facts) -> Equality:
 
 
 def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
-    """Facts with every guard on free indices decided, and the form where they hold."""
+    """Yield each case: facts that decide every guard on free indices, and the form under these facts."""
     pending = [(facts, form)]
     made = 0
     while pending:
@@ -90,7 +90,7 @@ def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
 
 
 def _open_guards(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) -> Iterator[Constraint]:
-    """Constraints on free symbols only that neither hold nor fail yet, at any depth."""
+    """Yield the constraints on free symbols, at any depth, that the facts neither imply nor contradict."""
     for mono in form:
         yield from _open(mono.domain, facts, bound | set(mono.binders))
         for factor in mono.factors:
@@ -182,7 +182,10 @@ def _shape(factor: MonoFactor) -> tuple[object, ...]:
 
 
 def _as(one: Mono, other: Mono, facts: Facts) -> Mono | None:
-    """`other` with the binders of `one`, if its factors then are those of `one` wherever it is not 0."""
+    """
+    Return `other` with the binders of `one`, if its factors then equal those of `one` wherever `one` is not 0; else
+    None.
+    """
     if len(one.binders) != len(other.binders) or len(one.factors) != len(other.factors):
         return None
     if sorted(map(_shape, one.factors), key=repr) != sorted(map(_shape, other.factors), key=repr):
@@ -198,7 +201,10 @@ def _as(one: Mono, other: Mono, facts: Facts) -> Mono | None:
 
 
 def _orders(binders: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Orders of bound indices; of many only that of their names, which normal forms give by where they first occur."""
+    """
+    Yield the orders of bound indices to try; of many, only the order of their names, which normal forms give by
+    occurrence.
+    """
     return permutations(binders) if len(binders) <= BINDERS else iter((binders,))
 
 

@@ -236,7 +236,7 @@ def apply(function: str, arguments: tuple[Form, ...]) -> Form:
 
 
 def _exp(argument: Form) -> Form:
-    """exp(a + b) = exp(a) exp(b), where neither is a sum or guarded."""
+    """Return exp of a form, by the law exp(a + b) = exp(a) exp(b) unless a monomial is guarded."""
     if any(m.domain - _binder_boxes(m) for m in argument):
         return (Mono(Fraction(1), (), frozenset(), (Apply("exp", (argument,)),)),)
     factors = tuple(Apply("exp", ((m,),)) for m in argument)

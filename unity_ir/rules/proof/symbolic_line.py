@@ -127,7 +127,7 @@ class SymbolicLine:
 
 
 def _of_any_type(line: syntax.Line, bound: syntax.Bound) -> list[bool]:
-    """For every operand of a bound line, whether its parameter is of kind `any`."""
+    """Return, for every operand of a bound line, whether its parameter is of kind `any`."""
     anything = {p.name: p.kind == "any" for p in line.parameters}
     variadic = next((p for p in line.parameters if p.variadic), None)
     return [anything.get(p.name, variadic is not None and variadic.kind == "any") for p in bound.operands]

@@ -104,8 +104,8 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         """
         Return the states that the relay of a value may have: [state, tracked layout], of AWAY, THERE and BOTH.
 
-        `tracked` are layout numbers. The value is brought to at most floor(uses / 2) of them: fewer readers cannot
-        share a move.
+        `tracked` are layout numbers. The value is brought to at most floor(uses / 2) of them, since a shared move has
+        at least two readers.
         """
         trained = {self.training(value, [user]) for user, _ in self.uses[value]}
         may = (*([THERE] if False in trained else []), *([BOTH] if True in trained else []))

@@ -263,7 +263,9 @@ class LayoutSpace:
         return len(self._moves.sources) * len(self._stays)
 
     def mostly(self, sources: int, targets: int) -> bool:
-        """Return whether so many sources and targets make more than a third of all pairs of layouts without REPEAT."""
+        """
+        Return whether `sources` times `targets` pairs are more than a third of all pairs of layouts without REPEAT.
+        """
         return 3 * sources * targets > len(self._stays) ** 2
 
     @cached_property

@@ -97,7 +97,7 @@ def steps(
 def _values(
     line: Line, attribute: Attribute, operands: tuple[Type, ...], sizes: Sequence[SizeAt], functions: frozenset[str]
 ) -> Iterator[tuple[AttrValue, ...]]:
-    """Values of an attribute at each set of sizes."""
+    """Yield the values to try for an attribute, at each set of sizes."""
     sets = len(operands[0])
     role = roles(line, attribute.name)
     rank = max(len(t[0].shape) for t in operands)

@@ -65,7 +65,11 @@ def oracle(function: str, args: Sequence[Batch]) -> Batch:
 
 
 def residue(value: float) -> int:
-    """Return the residue of a number: that of the rational with a denominator of at most 10^6 that is nearest to it."""
+    """
+    Return the residue of a number: that of the rational with a denominator of at most 10^6 that is nearest to it.
+
+    Infinities and NaN have a fixed residue each.
+    """
     if not isfinite(value):
         return crc32(str(value).encode()) % P
     fraction = Fraction(value).limit_denominator(10**6)
@@ -94,7 +98,7 @@ class ResidueLine:
         self._reads: dict[tuple[Access, tuple[str, ...]], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]] = {}
 
     def __call__(self, operands: Sequence[Batch]) -> list[Batch]:
-        """The results, from operands with one axis for the batch before their own."""
+        """Return the results, given operands with a first axis for the batch."""
         self.tensors = {p.name: a for p, a in zip(self.bound.operands, operands, strict=True)}
         self.count = len(operands[0])
         with np.errstate(over="ignore"):
@@ -192,7 +196,9 @@ class ResidueLine:
     def _positions(
         self, indices: Sequence[Index], shape: Sequence[int], order: tuple[str, ...]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Row-major positions over the variables, 0 where they lie outside, and where they lie inside."""
+        """
+        Return row-major positions over the variables (0 where they lie outside), and a mask of those that lie inside.
+        """
         flat = np.zeros((1,) * len(order), dtype=np.int64)
         inside = np.ones((1,) * len(order), dtype=np.bool_)
         for index, size in zip(indices, shape, strict=True):

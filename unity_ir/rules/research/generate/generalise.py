@@ -144,7 +144,7 @@ def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm
 
 
 def _input_names(variables: Mapping[TypedTerm, None]) -> dict[TypedTerm, str]:
-    """x, y, z, .. in order of use."""
+    """Return the names of variables: x, y, z, .. in order of use."""
     letters = [*"xyzwvuts", *(f"x{i}" for i in range(len(variables)))]
     return dict(zip(variables, letters, strict=False))
 

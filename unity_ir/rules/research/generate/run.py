@@ -245,7 +245,7 @@ class _Run:
         return list(self._any_rank([*made, *proved], provers))
 
     def _not_composite(self, joined: list[Joined], rules: list[Substitution]) -> list[General]:
-        """Rules of several results that smaller ones do not make up."""
+        """Return the rules of several results that smaller rules do not compose."""
         single = Rewriting(self.terms, len(BASES), self.space.degree)
         for rule in rules:
             if not any(has_several(o.op) for o in rule.operations((*rule.source, *rule.target))):
@@ -259,7 +259,7 @@ class _Run:
         return wide
 
     def _any_rank(self, rules: Sequence[General], provers: Provers) -> Iterator[Substitution]:
-        """Each rule for any number of leading dims, where that is proved, too."""
+        """Yield each rule, in its form for any number of leading dims where that is proved, too."""
         tried = [(i, r) for i, g in enumerate(rules) for r in packed(g.rule, g.shape)]
         self.progress("any number of dims", 0, len(tried))
         found: dict[int, Substitution] = {}

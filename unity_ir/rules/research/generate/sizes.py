@@ -109,7 +109,7 @@ class TermSizes:
             self.bindings[name] = to
 
     def _pair(self, a: Poly, b: Poly) -> None:
-        """Unifies sums term by term: in order where values agree, else any two terms of the same value."""
+        """Unify sums term by term: in order where values agree, else any two terms of the same value."""
         left, right = (
             [Poly(((m, 1),)) for m, c in sorted(p.terms, key=lambda t: t[0]) for _ in range(c)] for p in (a - b, b - a)
         )
@@ -277,7 +277,7 @@ class _Line:
         return dim_size(index, self.extents, self.first, self.attributes)
 
     def _window(self, index: Affine, size: Poly) -> None:
-        """The first variable of a window whose size nothing else gives has as many values as windows fit."""
+        """Give the first variable of a window whose size is not known as many values as windows fit."""
         names = [t.variable for t in index.terms if t.variable in self.extents]
         open_ = [n for n in names if _bare(self.sizes.known(self.extents[n])) is not None and n not in self.first.sizes]
         if len(names) < 2 or not open_:

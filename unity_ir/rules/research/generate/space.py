@@ -93,7 +93,7 @@ class Space:
 
 
 def _needs(name: str) -> Iterator[tuple[int, str]]:
-    """Ranks and element types of an operator's operands; one that has packs takes matrices."""
+    """Yield the ranks and element types of an operator's operands, except for those that take matrices of floats."""
     line = find_operator(name).line
     kinds = {p.name: p.kind for p in line.parameters}
     for result in line.results:

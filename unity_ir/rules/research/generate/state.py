@@ -117,7 +117,7 @@ def _step(op: str, attributes: list[list[tuple[str, Any]]], result: int) -> Term
 
 
 def _value(value: Any) -> AttrValue:
-    """JSON has lists for tuples."""
+    """Return an attribute's value read from JSON, with tuples for lists."""
     match value:
         case [*entries]:
             return tuple(int(str(e)) for e in entries)

@@ -169,14 +169,14 @@ def _fused(step: TermStep) -> int:
 
 
 def _type_text(type: TensorType) -> str:
-    """`[4:2, 6]`, with the pieces a value has beside."""
+    """Return a type as text: `[4:2, 6]`, followed by its addends and copies."""
     dims = ", ".join(f"{n}:{d}" if d > 1 else str(n) for n, d in zip(type.shape, type.degrees, strict=True))
     pieces = f"+{type.sum}" * (type.sum > 1) + f"={type.copy}" * (type.copy > 1)
     return f"[{dims}]{pieces}{'' if type.is_floating else type.dtype}"
 
 
 def _step_text(step: TermStep) -> str:
-    """`concat{dim=1}`, `split{dim=1 sizes=(4, 6)}.0`."""
+    """Return a step as text: `concat{dim=1}`, `split{dim=1 sizes=(4, 6)}.0`."""
     known = dict(step.attributes[0])
     if not step.is_parallel:
         defaults = {a.name: a.default for a in find_operator(step.op).line.attributes}
