@@ -37,15 +37,12 @@ def plan_coarsely(
     memo: RunMemo | None = None,
 ) -> tuple[Move, ...]:
     """
-    As `pcg.reshard.plan`, but on a mesh of more than `FINE_AXES` axes, neighbouring axes on one level (`levels` gives
-    each
-    axis's) that change from the same role to the same role count as one axis, and intermediate layouts use only the
-    dims
-    of the two layouts and the largest other dim.
+    Return the moves that `pcg.reshard.plan` finds on a coarser mesh, in terms of the real mesh axes.
 
-    Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2. `memo` caches results for
-    one
-    machine, element type and price.
+    On a mesh of more than `FINE_AXES` axes, neighbouring axes on one level (`levels` gives each axis's) that change
+    from the same role to the same role count as one axis, and intermediate layouts use only the dims of the two layouts
+    and the largest other dim. Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four of 2.
+    `memo` caches results for one machine, element type and price.
     """
     if source == target:
         return ()
@@ -91,10 +88,14 @@ class _Space:
         self.axes = [tuple(a for i, run in enumerate(runs) if mask >> i & 1 for a in run) for mask in masks]
         self.groups = [prod(mesh.sizes[a] for a in axes) for axes in self.axes]
         self.prices: dict[int, dict[int, float]] = {}
-        """By elements, then by kind and runs."""
+        """The prices of moves, by elements, then by kind and runs."""
         self.steps: dict[tuple[tuple[int, ...], int], _Steps] = {}
 
     def plan(self, source: Layout, target: Layout, shape: tuple[int, ...], dims: Sequence[int]) -> tuple[Move, ...]:
+        """
+        Return the moves of the cheapest path between two layouts, in terms of the mesh axes; `dims` are the dims it may
+        use.
+        """
         number = {dim: i for i, dim in enumerate(dims)}
         held, away, there = len(dims), len(dims) + 2, len(dims) + 3
         number[COPY] = number[REPEAT] = held
@@ -137,7 +138,11 @@ class _Space:
     def _spell(
         self, path: Sequence[RunMove], source: Layout, target: Layout, shape: tuple[int, ...], dims: Sequence[int]
     ) -> tuple[Move, ...]:
-        """The moves of a path. What is held by all is repeated, but for what is copied from a move on to the end."""
+        """
+        Return the moves of a path, on mesh axes.
+
+        Values that all devices hold are repeated, except for those that a move copies from then on to the end.
+        """
         out: list[Move] = []
         now = source
         moving = [mask for _, _, mask, _ in path]
@@ -271,7 +276,7 @@ class _Steps:
 
 
 def _kind(digit: int, dims: int) -> int:
-    """The place of a digit's role in `_ROLES`."""
+    """Return the place of a digit's role in `_ROLES`."""
     return 0 if digit < dims else min(digit - dims + 1, 3)
 
 

@@ -19,11 +19,11 @@ from typing import Literal
 from unity_ir.errors import UnityError
 
 RoleKind = Literal["shard", "partial", "replicate", "pinned"]
-"""What planning distinguishes of a mesh axis's role: `replicate` stands for COPY and REPEAT, `shard` for any dim."""
+"""The kinds of roles that planning tells apart: `replicate` stands for COPY and REPEAT, `shard` for any dim."""
 
 Members = Literal["all", "root", "neighbours", "none"]
 """
-Which members of a group exchange messages: `all` with all others; `root`, one with each other one (or one with one);
+The members of a group that exchange messages: `all` with all others; `root`, one with each other one (or one with one);
 `neighbours` along a dim; or `none`, each device by itself.
 """
 
@@ -36,9 +36,9 @@ class RuntimeCall:
     """
     A call of the emitted runtime: `function(ctx, x, *arguments, axes)`.
 
-    Arguments are `source` and `target` (a sharded dim; of pinned axes, the rank in the group that holds the value;
-    None for other roles), `held` (shape and dtype of the piece, which ranks without one must be given), and of halos
-    `dim`, `low` and `high`.
+    Arguments are `source` and `target` (a sharded dim; of pinned axes, the rank in the group that holds the value; None
+    for other roles), `held` (shape and dtype of the piece, which ranks that hold no piece must be given), and, for
+    halos, `dim`, `low` and `high`.
     """
 
     function: str
@@ -51,14 +51,13 @@ class Collective:
     A kind of move over groups of devices.
 
     `received(n, elements)` gives the elements that all n devices of a group receive together when a ring carries them,
-    for
-    pieces of `elements` before the move (for halos: borders of a device between two others). None if no link is
-    crossed.
+    for pieces of `elements` before the move (for halos: borders of a device between two others). It is None if no link
+    is crossed.
     """
 
     name: str
     calls: Mapping[Ends, RuntimeCall | None]
-    """What the runtime calls for each pair of roles the collective leads between; None where there is nothing to do."""
+    """The runtime call for each pair of roles the collective leads between; None where there is nothing to do."""
     members: Members
     received: Callable[[int, int], int] | None
     profiled: tuple[int | None, int | None] | None
@@ -78,12 +77,12 @@ class Collective:
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        """Attributes of its parallel operator in written order: the dims of its chain, then the degree."""
+        """The attributes of its parallel operator in written order: the dims of its chain, then the degree."""
         return (*(dim for _, dim in self.fuses if dim is not None), "by")
 
     def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
         """
-        Return the runtime call that `unity-profile` measures, and the dims it gives it: `(0,)` for all_gather.
+        Return the runtime call that `unity-profile` measures, and the dims it is given: `(0,)` for all_gather.
 
         Raises `UnityError` for a collective that profiles do not hold.
         """
@@ -99,12 +98,12 @@ class Collective:
 
     @property
     def crosses_links(self) -> bool:
-        """Whether it sends anything to other devices."""
+        """Whether the collective sends anything to other devices."""
         return self.members != "none"
 
     @property
     def is_free(self) -> bool:
-        """Whether it only renames roles, so that nothing is computed, copied or sent."""
+        """Whether the collective only renames roles, so that nothing is computed, copied or sent."""
         return not any(self.calls.values())
 
 
@@ -236,8 +235,8 @@ _BY_NEIGHBOURS = tuple(
     for name in ("halo", "halo_reduce")
 )
 """
-What operators with windows ask for, not the planner: the axes keep the dim they divide. `halo` copies to each device
-the border its neighbours hold, `halo_reduce` adds the border's gradient to them.
+The collectives that operators with windows ask for, not the planner: the axes keep the dim they divide. `halo` copies
+to each device the border its neighbours hold, `halo_reduce` adds the border's gradient to them.
 """
 
 COLLECTIVES: Mapping[str, Collective] = {
@@ -248,7 +247,8 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 def names(*members: Members) -> tuple[str, ...]:
     """
-    Names of the collectives with these members: given "root", ("broadcast", "scatter", "gather", "reduce", "send").
+    Return the names of the collectives with these members: given "root", returns ("broadcast", "scatter", "gather",
+    "reduce", "send").
     """
     return tuple(name for name, row in COLLECTIVES.items() if row.members in members)
 
@@ -278,6 +278,7 @@ FUSED = tuple(row for row in COLLECTIVES.values() if row.fuses)
 
 def fusion_of(first: str, second: str) -> Collective | None:
     """
-    The collective that does both moves in one: given "reduce" and "partition", reduce_scatter; None if there is none.
+    Return the collective that fuses two parallel operators: given "reduce" and "partition", reduce_scatter; None if
+    there is none.
     """
     return next((row for row in FUSED if tuple(op for op, _ in row.fuses) == (first, second)), None)

@@ -34,7 +34,9 @@ from unity_ir.pcg.view import View
 
 
 def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes that depend on a weight through floating point values only. Other nodes' values have no gradient."""
+    """
+    Return the nodes that depend on a weight through floating point values only: only their values have a gradient.
+    """
     found: set[Node] = set()
     for node in nodes:
         if node.op == "weight" or any(v.node in found and v.type.is_floating for v in node.operands):
@@ -44,7 +46,7 @@ def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
 
 def trained(graph: Graph) -> set[Node]:
     """
-    The nodes whose values have a gradient: those on a way from a weight to the loss, which is the first output.
+    Return the nodes whose values have a gradient: those on a path from a weight to the loss, which is the first output.
 
     If the first output is not a scalar, the graph is part of a model, and every output counts as the loss does.
     """
@@ -56,12 +58,11 @@ def operand_gradients(
     node: Node, grads: Sequence[Value], view: View | None = None, again: Recomputation | None = None
 ) -> tuple[Value | None, ...]:
     """
-    The gradient of each operand of `node`, given those of its floating point results (`grads`), all of dual types; None
-    for operands without a gradient.
+    Return the gradient of each operand of `node`, of the operand's dual type; None for operands without a gradient.
 
-    `view` is the place wanted for the gradient of a parallel operator's operand; `again` gives values of the forward
-    that
-    are recomputed. Raises `UnityError` if the operator has no gradient.
+    `grads` are the gradients of the node's floating point results, in order. `view` is the view for the gradient of a
+    parallel operator's operand. `again` replaces values of the forward by recomputed ones. Raises `UnityError` if the
+    operator has no gradient.
     """
     if node.is_parallel:
         value = grads[0]
@@ -88,7 +89,7 @@ def operand_gradients(
 
 def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:
     """
-    The whole training step of a graph whose first output is its loss: forward, backward, one update per weight.
+    Return the whole training step of a graph whose first output is its loss: forward, backward, one update per weight.
 
     With a mesh, each gradient is also brought to the devices where its value was, not only to the dual type. Raises
     `UnityError` if the first output is not a scalar, or if no weight reaches it.
@@ -106,15 +107,15 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     placement = None if mesh is None else place(graph, mesh)
 
     def dual_view(value: Value) -> View | None:
-        """The dual of a value's layout."""
+        """Return the view of the dual of a value's layout."""
         return placement and layout_view(dual(placement.layouts[value]), len(value.shape), placement.mesh)
 
     def gradient_view(value: Value) -> View | None:
-        """Where the gradient of a value that exists on the devices rests."""
+        """Return the view of the gradient of a value that exists on the devices; None for a step of a reshard."""
         return None if value.node.is_parallel and value.node.view is None else dual_view(value)
 
     def constant(value: Value, number: float) -> Value:
-        """A number as the gradient of a value. Nothing but a view says on which axes it is copied."""
+        """Return a number as the gradient of a value. Nothing but a view says on which axes it is copied."""
         return leaf("constant", value.type.dual, dual_view(value), value=number).result
 
     anchors = Anchors(graph)
@@ -123,7 +124,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     add = operators()["add"]
 
     def total(value: Value) -> Value:
-        """The gradient of a value: the sum of what its users make of theirs."""
+        """Return the gradient of a value: the sum of what its users make of theirs."""
         return reduce(lambda a, b: _sum(add, a, b), grads[value]) if value in grads else constant(value, 0.0)
 
     def gradients(node: Node, of_results: Sequence[Value]) -> tuple[Value | None, ...]:
@@ -160,8 +161,9 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
 
 def _spread_alike(grad: Value, known: Mapping[Value, Layout], layout: Layout, placement: Placement) -> Value:
     """
-    A gradient spread over new dims gets a view: on which axes those are divided does not follow from its operands
-    alone, but from them and from where the gradient is wanted.
+    Return a gradient spread over new dims, with a view.
+
+    The axes that divide these dims do not follow from its operands alone, but also from where the gradient is wanted.
     """
     node = grad.node
     if not node.is_compute or not node.analysis.bound.free_degrees or not placement.mesh.sizes:
@@ -181,7 +183,7 @@ def _sum(add: Operator, a: Value, b: Value) -> Value:
 
 
 def _as_weight(weight: Value, grad: Value, placement: Placement | None) -> Value:
-    """The gradient in the weight's own type and place, so that each copy of the weight is updated alike."""
+    """Return the gradient in the weight's own type and place, so that each copy of the weight is updated alike."""
     if weight.type.sum > 1:
         raise UnityError(
             f"pcg.weight: {weight.node.name} rests in {weight.type.sum} partial sums, which cannot be updated; "

@@ -13,7 +13,7 @@ FLOATS = ("f32", "bf16", "f16")
 
 def in_type(graph: Graph, dtype: str) -> Graph:
     """
-    The same graph with element type `dtype` for all floating point leaves, and for casts to floating point.
+    Return the same graph with element type `dtype` for all floating point leaves, and for casts to floating point.
 
     Raises `UnityError` for an unknown type.
     """

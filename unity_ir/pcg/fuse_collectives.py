@@ -10,9 +10,9 @@ from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
 
 def fuse_collectives(graph: Graph) -> Graph:
     """
-    Replace each chain of two parallel operators by a collective, where nothing else reads the value in between and it
-    has
-    no view.
+    Return the graph with chains of two parallel operators replaced by collectives.
+
+    A chain is replaced where nothing else reads the value in between and that value has no view.
 
     rewrite: replicate(reduce(x)) -> all_reduce(x)
              replicate(combine(x)) -> all_gather(x)
@@ -37,7 +37,9 @@ def fuse_collectives(graph: Graph) -> Graph:
 
 
 def _collective(inner: Node, outer: Node) -> tuple[str, dict[str, int]] | None:
-    """The collective of two chained operators of the same degree, and its attributes; None where there is none."""
+    """
+    Return the collective of two chained operators of the same degree, and its attributes; None where there is none.
+    """
     row = fusion_of(inner.op, outer.op)
     if row is None or inner.attribute("by") != outer.attribute("by"):
         return None

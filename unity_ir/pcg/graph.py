@@ -41,24 +41,28 @@ class Node:
 
     @property
     def results(self) -> tuple[Value, ...]:
+        """The results, in order."""
         return tuple(Value(self, i) for i in range(len(self.types)))
 
     @property
     def result(self) -> Value:
-        """The only result."""
+        """The only result of a node that has one."""
         assert len(self.types) == 1, f"{self.op} has {len(self.types)} results"
         return Value(self, 0)
 
     @property
     def is_leaf(self) -> bool:
+        """Whether the node is an input, a weight or a constant."""
         return self.op in LEAVES
 
     @property
     def is_parallel(self) -> bool:
+        """Whether the node is a parallel operator."""
         return self.op in PARALLEL_OPERATORS
 
     @property
     def is_compute(self) -> bool:
+        """Whether the node is an operator of TDL, neither a leaf nor a parallel operator."""
         return not (self.is_leaf or self.is_parallel)
 
     @property
@@ -72,6 +76,7 @@ class Node:
         return find_operator(self.op)
 
     def attribute(self, name: str) -> Any:
+        """Return the value of an attribute. Raises `KeyError` if the node does not have it."""
         return dict(self.attributes)[name]
 
     @property
@@ -86,7 +91,7 @@ class Node:
 
     @property
     def configuration(self) -> Configuration:
-        """How a compute node's task grid is divided, from its operands' types."""
+        """The degrees of a compute node's task grid, from its operands' types."""
         try:
             return self._configuration
         except AttributeError:
@@ -101,31 +106,35 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A result of a node."""
+    """Result number `index` of a node."""
 
     node: Node
     index: int
 
     @property
     def type(self) -> TensorType:
+        """The parallel type."""
         return self.node.types[self.index]
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The global shape."""
         return self.type.shape
 
     @property
     def degrees(self) -> tuple[int, ...]:
+        """The degree of each dim."""
         return self.type.degrees
 
     @property
     def dtype(self) -> str:
+        """The element type."""
         return self.type.dtype
 
     def build(
         self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
     ) -> tuple[Tensor, ...]:
-        """See `ops.operator.Tensor`."""
+        """Return the results of an operator on values; this implements `ops.operator.Tensor.build`."""
         values: list[Value] = []
         for operand in operands:
             assert isinstance(operand, Value)
@@ -150,9 +159,9 @@ def _make(
 
 def leaf(op: str, type: TensorType, view: View | None = None, **attributes: AttrValue) -> Node:
     """
-    An `input` or `weight` with a `name`, or a `constant` with a `value`.
+    Return an `input` or `weight` with a `name`, or a `constant` with a `value`.
 
-    Raises `UnityError` for a leaf that lacks it.
+    Raises `UnityError` for a leaf that lacks its name or value.
     """
     if op == "constant":
         value = attributes.get("value")
@@ -170,7 +179,7 @@ def apply(
     op: str, operands: Sequence[Value], attributes: Mapping[str, AttrValue] | None = None, view: View | None = None
 ) -> Node:
     """
-    A compute operator on values; the result types follow from its TDL line.
+    Return a compute operator on values; the result types follow from its TDL line.
 
     Raises `UnityError` (operator, rule, fix) where shapes, attributes, element types, degrees or the view do not fit.
     """
@@ -189,8 +198,9 @@ def _apply(operator: Operator, operands: tuple[Value, ...], attributes: Attribut
 @lru_cache(maxsize=65536)
 def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes) -> tuple[TensorType, ...]:
     """
-    Result types of a compute operator from its operands' types: the serial shape rule and the parallel typing, both
-    from TDL. Raises `UnityError` as `apply` does.
+    Return the result types of a compute operator from its operands' types.
+
+    The serial shape rule and the parallel typing both come from its TDL line. Raises `UnityError` as `apply` does.
     """
     analysis = operator.bind(tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands))
     bound = analysis.bound
@@ -208,7 +218,7 @@ _KINDS = {"float": "floating point", "int": "integers (i64)", "bool": "bool"}
 
 
 def _check_elements(operator: Operator, bound: Bound, operands: tuple[TensorType, ...]) -> str:
-    """The element type of the floating operands, and so of results that do not say theirs."""
+    """Return the element type of the floating operands, which results have unless they declare their own."""
     alike = {p.name: p.kind == "any" for p in operator.line.parameters}
     dtypes: dict[str, str] = {}
     for parameter, type in zip(bound.operands, operands, strict=True):
@@ -226,7 +236,7 @@ def _check_elements(operator: Operator, bound: Bound, operands: tuple[TensorType
 
 
 def parallel(op: str, operand: Value, view: View | None = None, **attributes: int) -> Node:
-    """A parallel operator on a value. Raises `UnityError` where its degree does not fit the type."""
+    """Return a parallel operator on a value. Raises `UnityError` where its degree does not fit the type."""
     rule = PARALLEL_OPERATORS[op]
     type = rule.type(operand.type, attributes)
     node = _make(op, (operand,), tuple(sorted(attributes.items())), (type,), view)
@@ -237,8 +247,8 @@ def parallel(op: str, operand: Value, view: View | None = None, **attributes: in
 
 def grid(node: Node) -> tuple[int, ...]:
     """
-    The degrees of a node's task grid, only those above 1: its index variables in TDL order, then copy, then a sum for
-    each set of carriers. A leaf or parallel operator has its result's dims for variables.
+    Return the degrees above 1 of a node's task grid: its index variables in TDL order, then copy, then a sum for each
+    set of carriers. A leaf or parallel operator has its result's dims for variables.
     """
     if node.is_compute:
         c = node.configuration
@@ -251,7 +261,7 @@ def grid(node: Node) -> tuple[int, ...]:
 
 
 def check_view(node: Node) -> None:
-    """Raises `UnityError` where a node's view does not have the node's task grid, or gives a device two tasks."""
+    """Raise `UnityError` if a node's view does not have the node's task grid, or gives a device two tasks."""
     view = node.view
     assert view is not None
     if view.degrees != grid(node):
@@ -263,14 +273,14 @@ def check_view(node: Node) -> None:
 
 
 def divide(node: Node, operands: Sequence[Value], configuration: Configuration, view: View | None = None) -> Node:
-    """The same operator on operands divided as a configuration says."""
+    """Return the same operator with `operands` divided as a configuration says."""
     operator = node.operator
     shapes = tuple(v.type.shape for v in node.operands)
     return _apply(operator, tuple(operands), operator.divided(shapes, node.attributes, configuration.degrees), view)
 
 
 def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> Node:
-    """The same operator on other operands; its types are inferred anew if theirs are others."""
+    """Return the same operator on other operands; its types are inferred anew if theirs differ."""
     if not node.is_leaf and all(v.type == old.type for v, old in zip(operands, node.operands, strict=True)):
         built = _make(node.op, tuple(operands), node.attributes, node.types, view)
         if view is not None:
@@ -285,7 +295,7 @@ def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The optimizer's step of one weight by its gradient."""
+    """The optimizer's step of one weight, given its gradient."""
 
     weight: Value
     grad: Value
@@ -299,8 +309,9 @@ HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr",), "adam": _ADAM,
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """
-    `sgd`, `adam` or `adamw` and its hyper-parameters; the others' are left out of account. Defaults are PyTorch's, and
-    here alone.
+    The optimizer `sgd`, `adam` or `adamw` and its hyper-parameters; the others' hyper-parameters are ignored.
+
+    Defaults are PyTorch's, and are defined only here.
     """
 
     name: str = "sgd"
@@ -312,20 +323,21 @@ class Optimizer:
 
     @property
     def states(self) -> int:
-        """Tensors of a weight's size that it keeps from step to step."""
+        """The number of tensors of a weight's size that the optimizer keeps from step to step."""
         return 0 if self.name == "sgd" else 2
 
     @property
     def settings(self) -> Mapping[str, float]:
-        """The hyper-parameters it takes."""
+        """The hyper-parameters that this optimizer takes, by name."""
         return {name: getattr(self, name) for name in HYPERPARAMETERS[self.name]}
 
 
 def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optimizer:
     """
-    An optimizer by name, with its own defaults for what is not among `settings`.
+    Return an optimizer by name, with its own defaults for hyper-parameters that are not in `settings`.
 
-    Raises `UnityError`, which begins with `where`, for an unknown one, what it does not take, and numbers out of range.
+    Raises `UnityError`, which begins with `where`, for an unknown optimizer, for a hyper-parameter that it does not
+    take, and for numbers out of range.
     """
     if name not in HYPERPARAMETERS:
         raise UnityError(f"{where}: unknown optimizer {name!a}; known are {', '.join(HYPERPARAMETERS)}")
@@ -346,7 +358,7 @@ def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optim
 @dataclass(frozen=True)
 class Graph:
     """
-    A function: inputs in order, outputs in order; weights are the weight leaves its outputs reach.
+    A function: inputs in order, outputs in order; its weights are the weight leaves its outputs reach.
 
     A whole training step also has the updates of its weights.
     """
@@ -359,11 +371,11 @@ class Graph:
 
     @property
     def roots(self) -> tuple[Value, ...]:
-        """All the values the function is for."""
+        """The values the function computes: its outputs, and the operands of its updates."""
         return (*self.outputs, *(v for u in self.updates for v in (u.weight, u.grad)))
 
     def nodes(self) -> list[Node]:
-        """Every node, operands before users; inputs first."""
+        """Return every node, operands before users; inputs first."""
         return [*self._nodes]
 
     @cached_property
@@ -371,10 +383,13 @@ class Graph:
         return tuple(topological(self.roots, first=self.inputs))
 
     def weights(self) -> list[Node]:
+        """Return the weight leaves, in the order of `nodes`."""
         return [n for n in self.nodes() if n.op == "weight"]
 
     def __reduce__(self) -> tuple[Callable[..., Graph], tuple[object, ...]]:
-        """Pickled node by node, operands first: deep graphs do not recurse, and equal nodes are one object again."""
+        """
+        Pickle node by node, operands first, so that deep graphs do not recurse, and equal nodes are one object again.
+        """
         number = {node: i for i, node in enumerate(self.nodes())}
 
         def place(value: Value) -> tuple[int, int]:
@@ -386,7 +401,7 @@ class Graph:
         return _unpickled, (self.name, nodes, *ends, self.optimizer)
 
     def users(self) -> dict[Value, list[tuple[Node, int]]]:
-        """For every value, the (node, operand index) pairs that use it."""
+        """Return the (node, operand index) pairs that use each value."""
         found: dict[Value, list[tuple[Node, int]]] = {}
         for node in self.nodes():
             for i, operand in enumerate(node.operands):
@@ -418,7 +433,7 @@ def _unpickled(
 
 
 def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node]:
-    """Nodes the roots reach, operands first, in a deterministic order."""
+    """Return the nodes that the roots reach, operands first, in a deterministic order that begins with `first`."""
     order: dict[Node, None] = dict.fromkeys(first)
     for root in roots:
         stack: list[tuple[Node, Iterator[Value]]] = []
@@ -438,7 +453,7 @@ def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node
 
 def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequence[Value]]) -> Graph:
     """
-    Rebuild a graph bottom-up: `replace_node(node, new operands)` gives the values that stand for the node's results.
+    Return a graph rebuilt bottom-up: `replace_node(node, new operands)` returns the values for the node's results.
 
     Inputs and weights are passed too, with no operands.
     """
@@ -453,7 +468,7 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
 
 def erase(graph: Graph) -> Graph:
     """
-    The serial graph a parallel one stands for: parallel operators deleted, types serial, views gone.
+    Return the serial graph of a parallel one: parallel operators deleted, types serial, no views.
 
     Two well-typed graphs of the same boundary are equal iff their erasures are (DESIGN: the theorem).
     """
@@ -461,7 +476,7 @@ def erase(graph: Graph) -> Graph:
 
 
 def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    """The erasure of a graph, and for each leaf and compute node what it is there."""
+    """Return the erasure of a graph, and the node in it for each leaf and compute node."""
     found: dict[Node, Node] = {}
 
     def serial(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:

@@ -27,7 +27,12 @@ Pieces = dict[Piece, Array]
 
 
 def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Array]:
-    """Evaluate a graph on whole values: inputs and weights are arrays of the global shapes, by name."""
+    """
+    Return the value of every result of a graph, as whole arrays: inputs and weights are arrays of global shape, by
+    name.
+
+    Raises `UnityError` where an array is missing or has another shape.
+    """
     values: dict[Value, Array] = {}
     for node in graph.nodes():
         operands = [values[v] for v in node.operands]
@@ -41,7 +46,12 @@ def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, A
 
 
 def interpret_pieces(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Pieces]:
-    """Evaluate a graph shard by shard. Raises `AssertionError` where copies are not equal."""
+    """
+    Return every value of a graph by its pieces, computed piece by piece; `inputs` and `weights` are whole arrays by
+    name.
+
+    Raises `AssertionError` where copies are not equal, `UnityError` where an array is missing or has another shape.
+    """
     values: dict[Value, Pieces] = {}
     for node in graph.nodes():
         if node.is_leaf:
@@ -70,9 +80,7 @@ def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array])
 
 
 def split(array: Array, type: TensorType) -> Pieces:
-    """
-    A whole array in the pieces of a type; of addends the first is the value and the others are zero, as in halos.
-    """
+    """Return a whole array in the pieces of a type. Of addends, the first is the value and the others are zero."""
     out: Pieces = {}
     for at in type.all_pieces():
         part = _cut(array, at.dims, type)
@@ -81,7 +89,7 @@ def split(array: Array, type: TensorType) -> Pieces:
 
 
 def join(pieces: Pieces, type: TensorType) -> Array:
-    """The value its pieces stand for: dims end to end, addends summed, any copy."""
+    """Return the value that pieces of a type stand for: shards put end to end, addends summed, any one copy taken."""
     some = next(iter(pieces.values()))
     lows = [low for low, _ in type.borders]
     out = np.zeros([s + sum(b) for s, b in zip(type.shape, type.borders, strict=True)], dtype=some.dtype)
@@ -97,7 +105,7 @@ def join(pieces: Pieces, type: TensorType) -> Array:
 
 
 def _window(position: Sequence[int], type: TensorType) -> tuple[slice, ...]:
-    """Where a piece lies in the value with a border of its halo."""
+    """Return the slices of a piece in the value, which has the border of a halo around it."""
     sizes = zip(position, type.core_shape, type.piece_shape, strict=True)
     return tuple(slice(i * step, i * step + size) for i, step, size in sizes)
 
@@ -129,7 +137,7 @@ def _parallel(node: Node, pieces: Pieces) -> Pieces:
 
 
 def _repartition(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """partition and combine: every copy and addend is cut, or put together, by itself."""
+    """Perform partition and combine: each copy and each addend is cut, or put together, by itself."""
     del attrs
     out: Pieces = {}
     for s, c in product(range(before.sum), range(before.copy)):
@@ -144,13 +152,13 @@ def _repartition(pieces: Pieces, before: TensorType, after: TensorType, attrs: M
 
 
 def _replicate(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """Copies i * by to (i + 1) * by - 1 of the result are copy i."""
+    """Perform replicate: copies i * by to (i + 1) * by - 1 of the result are copy i of the operand."""
     del before
     return {at: pieces[Piece(at.dims, at.sum, at.copy // attrs["by"])] for at in after.all_pieces()}
 
 
 def _reduce(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """Addend i of the result is the sum of `by` neighbouring addends."""
+    """Perform reduce: addend i of the result is the sum of `by` neighbouring addends."""
     del before
     by = attrs["by"]
     return {
@@ -160,13 +168,13 @@ def _reduce(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mappin
 
 
 def _pick(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """Copy i of the result is the first of `by` neighbouring copies."""
+    """Perform pick: copy i of the result is the first of `by` neighbouring copies."""
     del before
     return {at: pieces[Piece(at.dims, at.sum, at.copy * attrs["by"])] for at in after.all_pieces()}
 
 
 def _zero_pad(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """The first of every `by` addends is the old one, the others zero."""
+    """Perform zero_pad: the first of every `by` addends is the operand's addend, the others are zero."""
     del before
     out: Pieces = {}
     for at in after.all_pieces():
@@ -177,7 +185,9 @@ def _zero_pad(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapp
 
 
 def _halo(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
-    """Each piece with what lies next to it along a dim; pieces may already have halos along others."""
+    """
+    Perform halo: each piece gets its neighbours' elements along a dim; pieces may already have halos along other dims.
+    """
     dim, low, high = attrs["dim"], attrs["low"], attrs["high"]
     size = before.core_shape[dim]
     border = [(low, high) if d == dim else (0, 0) for d in range(len(before.shape))]
@@ -231,7 +241,7 @@ _STEPS = {
 
 
 def _compute(node: Node, operands: Sequence[Pieces]) -> list[Pieces]:
-    """Every task of the operator's grid on its pieces."""
+    """Return the results of a compute operator: every task of its grid is evaluated on its pieces."""
     analysis, configuration = node.analysis, node.configuration
     local = piece(analysis.bound, configuration)
     results: list[Pieces] = [{} for _ in node.types]
@@ -259,7 +269,10 @@ def _operand_piece(
     copy: int,
     addend: Mapping[Carriers, int],
 ) -> Piece:
-    """The piece of an operand one task reads: its copies are numbered by what the operand does not mention."""
+    """
+    Return the piece of an operand that one task reads: copies are numbered by the task axes that the operand does not
+    have.
+    """
     name = analysis.bound.operands[operand].name
     dims = analysis.operand_dims[name]
     number = 0

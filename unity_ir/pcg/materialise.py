@@ -28,14 +28,19 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 def resting(layout: Layout) -> Layout:
     """
-    Return the layout a leaf is stored in if its first reader wants `layout`: the same, with REPEAT for COPY and SUM. A
-    stored leaf is never in addends.
+    Return the layout a leaf is stored in if its first reader wants `layout`: the same, with REPEAT for COPY and SUM.
+
+    A stored leaf is never in addends.
     """
     return tuple(REPEAT if role in (COPY, SUM) else role for role in layout)
 
 
 def resting_layouts(graph: Graph, assignments: Mapping[Node, Assignment], mesh: Mesh) -> dict[Value, Layout]:
-    """For every leaf of a serial graph where its first use, in graph order, wants it; repeated if it has none."""
+    """
+    Return the layout in which each leaf of a serial graph rests: that of its first use, in graph order (see `resting`).
+
+    A leaf without a use is repeated on all devices.
+    """
     found: dict[Value, Layout] = {}
     nodes = graph.nodes()
     for node in nodes:
@@ -55,12 +60,12 @@ def materialise(
     again: Collection[Node] = (),
 ) -> Graph:
     """
-    The parallel graph of a serial forward graph in which every operator has its assignment and every leaf rests where
-    `rests` says, or where its first use wants it. Other values that `rests` names are brought there once made, and
-    leaves that `relays` names go there from where they rest before they are read. What the operators `again` make is
-    not kept for the backward.
+    Return the parallel graph of a serial forward graph in which every operator has its assignment.
 
-    Raises `UnityError` where an assignment does not fit.
+    Every leaf rests where `rests` says, or else where its first use wants it; other values that `rests` names are
+    brought there once they are made. Leaves that `relays` names are brought there from where they rest, before they are
+    read. The results of the operators in `again` are not kept for the backward. Raises `UnityError` where an assignment
+    does not fit.
     """
     rests = {**resting_layouts(graph, assignments, mesh), **(rests or {})}
     new: dict[Value, Value] = {}
@@ -92,18 +97,22 @@ def materialise(
 
 
 def rested(value: Value, layout: Layout, mesh: Mesh) -> Value:
-    """A serial leaf in a layout."""
+    """Return a serial leaf as a leaf in a layout."""
     type = layout_type(value.type.shape, value.type.dtype, layout, mesh)
     return retyped(value.node, type, layout_view(layout, len(value.type.shape), mesh))
 
 
 def retyped(node: Node, type: TensorType, view: View | None) -> Value:
-    """The same leaf, divided otherwise."""
+    """Return the same leaf with another parallel type and view."""
     return leaf(node.op, type, view, **dict(node.attributes)).result
 
 
 def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh: Mesh) -> Node:
-    """A serial operator under an assignment, on operands that are where it needs them, but for their halos."""
+    """
+    Return a serial operator under an assignment.
+
+    `operands` are already in the layouts it needs, except for halos, which this adds.
+    """
     configuration = Configuration(degrees(assignment, mesh.sizes))
     needs = operand_degrees(node.analysis, configuration)
     operands = [with_halo(v, d.halo) for v, d in zip(operands, needs, strict=True)]
@@ -112,7 +121,7 @@ def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh
 
 
 def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
-    """The parallel operators from one layout to another, the last one with the view of where they lead."""
+    """Return a value brought from one layout to another by parallel operators; the last one has the target's view."""
     if source == target:
         return value
     end = layout_type(value.type.shape, value.type.dtype, target, mesh)
@@ -125,7 +134,9 @@ def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
 
 
 def with_halo(value: Value, halo: Halos) -> Value:
-    """The value with its neighbours' borders."""
+    """
+    Return the value with the borders of its neighbours: `halo` has the elements before and after a piece, per dim.
+    """
     for dim, (low, high) in enumerate(halo):
         if low + high > 0:
             value = parallel("halo", value, None, dim=dim, low=low, high=high).result
@@ -133,7 +144,7 @@ def with_halo(value: Value, halo: Halos) -> Value:
 
 
 def degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
-    """The degree of every index variable that is divided."""
+    """Return the degree of every index variable that is divided; `sizes` are those of the mesh axes."""
     found: dict[str, int] = {}
     for what, size in zip(assignment, sizes, strict=True):
         if isinstance(what, str):

@@ -13,12 +13,12 @@ SHORT = ("bf16", "f16")
 
 def mixed_precision(graph: Graph, dtype: str) -> Graph:
     """
-    The same forward computed in `dtype`, as by PyTorch's autocast: f32 inputs and weights stay, and are cast where they
-    are read.
+    Return the same forward graph computed in `dtype`, as by PyTorch's autocast.
 
-    What makes a result of the function (the loss) is computed in f32, of operands cast back, and so is what is made
-    of integers and constants alone. Sums are in f32 in every kernel. Raises `UnityError` for a type that is not
-    shorter than f32, for a whole training step, and where there is nothing of type f32.
+    Inputs and weights stay f32, and are cast where they are read. The operator that makes a result of the function (the
+    loss) computes in f32, of operands cast back, and so does one that reads integers and constants alone. Sums are in
+    f32 in every kernel. Raises `UnityError` for a type that is not shorter than f32, for a whole training step, and
+    where there is nothing of type f32.
     """
     if dtype not in SHORT:
         raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(SHORT)}")

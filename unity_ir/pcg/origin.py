@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class Origin:
     """
-    Of an imported model: `tables` are inputs whose values came with the weights and are the same in every step; `names`
-    are further keys of the model's state, each with the weight or table it is, so that tied weights have them all.
+    The parts of an imported model's state that its graph does not hold.
+
+    `tables` are the inputs whose values came with the weights and are the same in every step. `names` maps further keys
+    of the model's state to the weight or table each one is, so that all names of tied weights are kept.
     """
 
     tables: tuple[str, ...] = ()

@@ -22,10 +22,10 @@ ParallelStep = tuple[str, tuple[tuple[str, int], ...]]
 @dataclass(frozen=True, slots=True)
 class ParallelOperator:
     """
-    A parallel operator. `attributes` in written order; `type` gives the result's type from the operand's; `backward`
-    the
-    operators that turn the result's gradient into the operand's; `chain`, of a fused operator, the operators it stands
-    for.
+    A parallel operator, as a rule on types.
+
+    `attributes` are in written order. `type` gives the result's type from the operand's, `backward` the operators that
+    turn the result's gradient into the operand's, and `chain`, for a fused operator, the operators it stands for.
     """
 
     name: str
@@ -130,7 +130,7 @@ def _simple(
 
 
 def _fused(row: Collective) -> ParallelOperator:
-    """The parallel operator of a collective: what the chain it fuses does."""
+    """Return the parallel operator of a collective, which does what the chain it fuses does."""
 
     def chain(a: Mapping[str, int]) -> tuple[ParallelStep, ...]:
         return tuple(
@@ -183,13 +183,11 @@ def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
 
 def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[str, int]]]:
     """
-    The parallel operators that turn a value of type `source` into `target`: first those that undo a division, then
-    those
-    that make one.
+    Return the parallel operators that turn a value of type `source` into `target`: first those that undo a division,
+    then those that make one.
 
     Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
-    halo
-    would have to be removed, or made of addends.
+    halo would have to be removed, or made of addends.
     """
     if source.halo or target.halo_sum:
         raise UnityError(f"pcg: no parallel operators take {source} to {target}")

@@ -16,7 +16,7 @@ RENAMING = ("replicate", "pick", "recompute")
 
 
 def not_kept(graph: Graph) -> set[Node]:
-    """The compute nodes whose results nobody but `recompute` reads, so that no backward does."""
+    """Return the compute nodes whose results only `recompute` reads, so that no backward reads them."""
     found: set[Node] = set()
     users = graph.users()
     outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
@@ -29,7 +29,7 @@ def not_kept(graph: Graph) -> set[Node]:
 
 
 class Recomputation:
-    """Replace the forward's values that the backward reads by recomputed ones."""
+    """Replaces the forward's values that the backward reads by recomputed ones."""
 
     def __init__(self, graph: Graph, placement: Placement | None):
         self.placement = placement
@@ -37,7 +37,7 @@ class Recomputation:
         self._made: dict[Value, Value] = {}
 
     def read(self, value: Value) -> Value:
-        """Itself if it is kept, else the same computed again."""
+        """Return the value itself if it is kept, else the same value computed again."""
         if not self.not_kept:
             return value
         if value not in self._made:
@@ -62,7 +62,7 @@ class Recomputation:
         return parallel("recompute", operand).result if inner == operand else inner
 
     def _moves(self, node: Node) -> bool:
-        """Whether what a parallel operator makes is a tensor of its own."""
+        """Return whether the result of a parallel operator is a tensor of its own."""
         if node.op not in RENAMING:
             return True
         if self.placement is None:
@@ -72,5 +72,5 @@ class Recomputation:
 
 
 def _pieces(layout: Layout) -> Layout:
-    """A layout up to what a tensor's copies are called."""
+    """Return a layout with COPY written as REPEAT: the same tensors on the same devices."""
     return tuple(REPEAT if role == COPY else role for role in layout)

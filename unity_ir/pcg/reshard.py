@@ -34,7 +34,7 @@ from unity_ir.pcg.sharding import (
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One collective (or local step) over the mesh axes `axes`, on a value whose piece has `elements` before it."""
+    """One collective (or local step) over the mesh axes `axes` of a value."""
 
     kind: str
     axes: tuple[int, ...]
@@ -68,7 +68,7 @@ class Move:
 
     @property
     def elements_after(self) -> int:
-        """Elements of the piece after it."""
+        """Elements of the piece after the move."""
         if self.border:
             return self.elements + (self.border if self.kind == "halo" else -self.border)
         whole = self.elements * (self.group if is_shard(self.source) else 1)
@@ -108,7 +108,9 @@ def _spelled(role: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
 
 
 def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
-    """Return the one role that `axes` share; of pinned ones, `pinned_at` the position in their group."""
+    """
+    Return the one role that `axes` share in a layout; if they are pinned, `pinned_at` the position in their group.
+    """
     if not is_pinned(layout[axes[0]]):
         return layout[axes[0]]
     position = 0
@@ -121,9 +123,8 @@ def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = 
     """
     Yield every move that can start from a layout, and the layout after it.
 
-    Axes are pinned only where `towards` pins them.
-
-    Pieces stay contiguous: axes leave a dim innermost first and enter it inside those that already divide it.
+    Axes are pinned only where `towards` pins them. Pieces stay contiguous: axes leave a dim innermost first, and enter
+    it inside those that already divide it.
     """
     pinned, wanted = pins(layout), pins(towards)
     piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]
@@ -157,9 +158,10 @@ def plan(
     price: Price,
 ) -> tuple[Move, ...]:
     """
-    Find the cheapest moves from one layout to another (Dijkstra over layouts; `price` gives seconds).
+    Return the cheapest moves from one layout to another (Dijkstra over layouts; `price` gives seconds).
 
-    Raises `UnityError` when there are none, which only sizes that do not divide can cause.
+    `shape` is the global shape of the value. Raises `UnityError` when there are no moves, which only sizes that do not
+    divide can cause.
     """
     if source == target:
         return ()

@@ -37,12 +37,12 @@ PINNED = -4
 
 
 def is_shard(role: GridRole) -> bool:
-    """Whether a mesh axis of this role divides a dim (the role is the dim's number)."""
+    """Return whether a mesh axis of this role divides a dim (the role is the dim's number)."""
     return isinstance(role, int) and role >= 0
 
 
 def is_pinned(role: GridRole) -> bool:
-    """Whether only the devices at one coordinate of a mesh axis of this role hold anything."""
+    """Return whether only the devices at one coordinate of a mesh axis of this role hold anything."""
     return isinstance(role, int) and role <= PINNED
 
 
@@ -52,7 +52,9 @@ def pinned_at(coordinate: int) -> int:
 
 
 def coordinate_of(role: int) -> int:
-    """Given pinned_at(2) returns 2. Undefined for other roles: ask `is_pinned` first."""
+    """
+    Return the coordinate of a pinned role: given pinned_at(2) returns 2. Undefined for other roles (see `is_pinned`).
+    """
     return PINNED - role
 
 
@@ -62,7 +64,7 @@ def role_class(role: int) -> int:
 
 
 def pins(layout: Sequence[GridRole]) -> tuple[tuple[int, int], ...]:
-    """Given (0, pinned_at(1)) returns ((1, 1),): each pinned axis and its coordinate."""
+    """Return each pinned axis and its coordinate: given (0, pinned_at(1)) returns ((1, 1),)."""
     return tuple((i, PINNED - r) for i, r in enumerate(layout) if isinstance(r, int) and r <= PINNED)
 
 
@@ -83,20 +85,24 @@ Assignment = tuple[GridRole, ...]
 
 @dataclass(frozen=True)
 class Mesh:
-    """The devices as a grid: `sizes` of the axes, outermost first; device = the coordinates in mixed radix."""
+    """
+    The devices as a grid: `sizes` of the axes, outermost first; a device's number is its coordinates in mixed radix.
+    """
 
     sizes: tuple[int, ...]
 
     @cached_property
     def devices(self) -> int:
+        """The number of devices."""
         return prod(self.sizes)
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
+        """The difference in device number between neighbours along each axis."""
         return tuple(prod(self.sizes[i + 1 :]) for i in range(len(self.sizes)))
 
     def coordinates(self, device: int) -> tuple[int, ...]:
-        """Given sizes (2, 3) and device 4, returns (1, 1)."""
+        """Return the coordinate of a device along each axis: given sizes (2, 3) and device 4, returns (1, 1)."""
         return tuple(device // stride % size for size, stride in zip(self.sizes, self.strides, strict=True))
 
     def groups(self, axes: Sequence[int]) -> list[list[int]]:
@@ -109,7 +115,10 @@ class Mesh:
 
 
 def devices_of(graph: Graph) -> int:
-    """The devices a graph asks for when no machine is given: its views' devices, or its largest task grid."""
+    """
+    Return the number of devices a graph asks for where no machine is given: its views' devices, or its largest task
+    grid.
+    """
     views = [n.view.last + 1 for n in graph.nodes() if n.view is not None]
     return max((*views, *(prod(grid(n)) for n in graph.nodes())), default=1)
 
@@ -120,7 +129,7 @@ def mesh_of(devices: int) -> Mesh:
 
 
 def prime_factors(number: int) -> tuple[int, ...]:
-    """Given 12 returns (2, 2, 3); given 1 returns ()."""
+    """Return the prime factors of a number, ascending: given 12 returns (2, 2, 3); given 1 returns ()."""
     out: list[int] = []
     factor = 2
     while number > 1:
@@ -137,7 +146,7 @@ def dual(layout: Layout) -> Layout:
 
 
 def layout_type(shape: tuple[int, ...], dtype: str, layout: Layout, mesh: Mesh) -> TensorType:
-    """Return the type of a value of this whole shape in this layout."""
+    """Return the type of a value of global shape `shape` in this layout."""
 
     def degree(role: int) -> int:
         return prod(s for s, r in zip(mesh.sizes, layout, strict=True) if r == role)
@@ -158,7 +167,10 @@ def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int,
 
 
 def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mesh) -> View:
-    """The view that gives the grid axes, in `order`, the mesh axes assigned to them."""
+    """
+    Return the view that gives the grid axes, in `order`, the mesh axes that `assignment` (a role per mesh axis) gives
+    them.
+    """
 
     def axis(what: GridRole) -> tuple[tuple[int, int], ...]:
         return merged([(s, t) for s, t, a in zip(mesh.sizes, mesh.strides, assignment, strict=True) if a == what])
@@ -168,13 +180,15 @@ def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mes
 
 
 def layout_view(layout: Layout, rank: int, mesh: Mesh) -> View | None:
-    """The view of a leaf or parallel operator whose result has this layout; None on a machine of one device."""
+    """Return the view of a leaf or parallel operator whose result has this layout; None on a machine of one device."""
     view = view_of(layout, (*range(rank), COPY, SUM), mesh)
     return view if view.axes or view.repeat or pins(layout) else None
 
 
 def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Neighbouring factors as one: given `[2 @ 2, 2 @ 1]` returns `[4 @ 1]`."""
+    """
+    Return a view axis with neighbouring factors multiplied where they can be: given `[2 @ 2, 2 @ 1]` returns `[4 @ 1]`.
+    """
     out: list[tuple[int, int]] = []
     for factor, stride in axis:
         if out and out[-1][1] == factor * stride:
@@ -186,10 +200,10 @@ def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Assignment:
     """
-    What each mesh axis does under a view whose grid axes are `order`.
+    Return the role of each mesh axis under a view whose grid axes are `order`.
 
-    Axes it does not mention are pinned where it starts. Raises `UnityError` where the view names devices the machine
-    does not have, or cuts across the axes.
+    Axes that the view does not mention are pinned where it starts. `name` is that of the operator, for messages. Raises
+    `UnityError` where the view names devices the machine does not have, or cuts across the axes.
     """
     if view.last >= mesh.devices:
         raise UnityError(f"pcg.{name}: its view names device {view.last}, but the machine has {mesh.devices} devices")
@@ -219,7 +233,7 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
 
 
 def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
-    """The consecutive mesh axes that make up `factor @ stride`, of a factor above 1."""
+    """Return the consecutive mesh axes that make up `factor @ stride`, of a factor above 1."""
     for end, at in enumerate(mesh.strides):
         if at == stride:
             begin, size = end, mesh.sizes[end]
@@ -235,7 +249,7 @@ def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
 
 
 def role_name(what: GridRole) -> str:
-    """In words: an index variable, a dim, `copy`, `repeat`, `sum`, `sum of x, y`, or `at 1`."""
+    """Return a role in words: an index variable, a dim, `copy`, `repeat`, `sum`, `sum of x, y`, or `at 1`."""
     match what:
         case str():
             return what
@@ -249,9 +263,10 @@ def role_name(what: GridRole) -> str:
 
 def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
     """
-    Return the role (a dim, COPY, SUM, ..) that a mesh axis has in operand number `operand`, given what it does in the
-    task grid: the dim that an index variable leads to, else COPY; SUM if the operand is among the carriers of partial
-    sums; roles that are integers stay.
+    Return the role that a mesh axis has in operand number `operand`, given its role `what` in the task grid.
+
+    An index variable becomes the dim whose degree it is, or COPY if the operand has none; carriers become SUM if the
+    operand is among them, else COPY; roles that are integers stay.
     """
     name = analysis.bound.operands[operand].name
     dims = analysis.operand_dims[name]
@@ -265,7 +280,12 @@ def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
 
 
 def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
-    """Return the role in a result of a mesh axis that does `what` in the task grid."""
+    """
+    Return the role that a mesh axis has in result number `result`, given its role `what` in the task grid.
+
+    An index variable becomes the dim whose degree it is, or SUM if it is reduced; carriers become SUM if the result
+    depends on them, else COPY; roles that are integers stay.
+    """
     dims = analysis.result_dims[result]
     match what:
         case str():
@@ -287,7 +307,7 @@ def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> La
 
 
 def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignment | None:
-    """The assignment under which the operands already are where they are needed; None if no one fits all."""
+    """Return the assignment under which an operator reads its operands in these layouts; None if there is none."""
     names = [p.name for p in analysis.bound.operands]
     dims = [analysis.operand_dims[n] for n in names]
     out: list[GridRole] = []
@@ -316,7 +336,7 @@ def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignme
 
 def grid_order(node: Node) -> tuple[GridRole, ...]:
     """
-    What a node's task grid axes are: index variables (or dims) in order, then COPY, then sets of carriers (or SUM).
+    Return the task grid axes of a node: index variables (or dims) in order, then COPY, then sets of carriers (or SUM).
     """
     if node.is_compute:
         return (*node.analysis.bound.extents, COPY, *node.analysis.carriers)
@@ -324,7 +344,7 @@ def grid_order(node: Node) -> tuple[GridRole, ...]:
 
 
 def _grid_degrees(node: Node) -> dict[GridRole, int]:
-    """The degree of each task grid axis above 1, in `grid_order`."""
+    """Return the degree of each task grid axis above 1, in `grid_order`."""
     if node.is_compute:
         c = node.configuration
         degrees: dict[GridRole, int] = {**c.degrees, COPY: c.copy, **c.sums}
@@ -335,7 +355,7 @@ def _grid_degrees(node: Node) -> dict[GridRole, int]:
 
 
 def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]:
-    """The degrees an assignment gives the task grid's axes."""
+    """Return the degrees an assignment gives the task grid's axes."""
     degrees: dict[GridRole, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):
         if what != REPEAT and not is_pinned(what):
@@ -345,7 +365,8 @@ def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]
 
 def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layout) -> Assignment | None:
     """
-    The assignment under which an operator reads its operands in these layouts and makes its first result in that one.
+    Return the assignment under which an operator reads its operands in these layouts and makes its first result in
+    `result`; None if there is none.
 
     Given `out[v, e] = sum[b](..ids[b]..g[b, e])`, g and ids divided along b, and a result in addends, returns b.
     """
@@ -367,7 +388,7 @@ def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layou
 
 
 def as_layout(assignment: Assignment) -> Layout:
-    """The assignment of a leaf or parallel operator, whose grid axes are dims, as the layout of its result."""
+    """Return the assignment of a leaf or parallel operator, whose grid axes are dims, as the layout of its result."""
     return tuple(what for what in assignment if isinstance(what, int))
 
 
@@ -384,14 +405,16 @@ def _axes_of(view: View, order: tuple[GridRole, ...], mesh: Mesh, name: str) -> 
 
 @dataclass(frozen=True)
 class Placement:
-    """Place a graph on a mesh: the assignment of every compute node, the layout of every value."""
+    """A graph placed on a mesh: the assignment of every compute node, the layout of every value."""
 
     mesh: Mesh
     assignments: Mapping[Node, Assignment]
     layouts: Mapping[Value, Layout]
 
     def needs(self, node: Node, operand: int) -> Layout:
-        """The layout in which a node reads an operand: its own choice, not that in which the operand was made."""
+        """
+        Return the layout in which a node reads an operand, by the node's own assignment, wherever the operand was made.
+        """
         if node.is_compute:
             return operand_layout(node.analysis, operand, self.assignments[node])
         return self.layouts[node.result]
@@ -399,7 +422,8 @@ class Placement:
 
 def place(graph: Graph, mesh: Mesh) -> Placement:
     """
-    The placement a graph's views say; a node without a view stays where its operands are, as far as its type allows.
+    Return the placement that a graph's views describe. A node without a view stays where its operands are, as far as
+    its type allows.
 
     Raises `UnityError` where a degree does not fit the mesh.
     """
@@ -428,7 +452,7 @@ def place(graph: Graph, mesh: Mesh) -> Placement:
 
 
 def _hints(node: Node, layouts: Mapping[Value, Layout]) -> Assignment:
-    """For each mesh axis what the first operand that has a dim on it would make of it."""
+    """Return, for each mesh axis, the grid axis that the first operand with a dim on it would give it."""
     layout = layouts[node.operands[0]]
     dims = node.analysis.operand_dims[node.analysis.bound.operands[0].name]
     return tuple(r if is_pinned(r) else REPEAT if not is_shard(r) or dims[r] is None else str(dims[r]) for r in layout)
@@ -459,8 +483,9 @@ def _spread(node: Node, hints: Assignment, mesh: Mesh) -> Assignment:
 
 def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
     """
-    The layout of a parallel operator's result that moves least: freed axes repeat, repeated axes take new roles, and
-    pinned ones if those do not do.
+    Return the layout of a parallel operator's result that moves least.
+
+    Freed axes repeat; repeated axes take the new roles, or pinned axes if there are not enough.
     """
     if node.op in STAYING:
         return before
@@ -491,7 +516,7 @@ def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
 
 
 def with_views(graph: Graph, placement: Placement) -> Graph:
-    """The same graph with every leaf's and compute node's place written down as its view."""
+    """Return the same graph with the place of every leaf and compute node written as its view."""
     new: dict[Node, Node] = {}
 
     def placed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:

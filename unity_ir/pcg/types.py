@@ -34,7 +34,7 @@ MAX_PIECES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Which piece of a value: its position along every dim, which addend, which copy."""
+    """One piece of a value, by its position along every dim, the number of its addend and the number of its copy."""
 
     dims: tuple[int, ...]
     sum: int = 0
@@ -44,7 +44,8 @@ class Piece:
 @dataclass(frozen=True, eq=True)
 class TensorType:
     """
-    `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`; with halos `[64, 3, 224:2 halo(3, 2), 224]` or `halo_sum(3, 2)`.
+    The parallel type of a value: `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`; with halos `[64, 3, 224:2 halo(3,
+    2), 224]` or `halo_sum(3, 2)`.
 
     Make one with `tensor_type`, which checks and interns it.
     """
@@ -66,11 +67,12 @@ class TensorType:
 
     @property
     def is_integer(self) -> bool:
+        """Whether the elements are integers."""
         return self.dtype.startswith("i")
 
     @property
     def is_floating(self) -> bool:
-        """Only floating point numbers may be in partial sums, and have a gradient."""
+        """Whether the elements are floating point numbers; only these may be in partial sums, and have a gradient."""
         return self.dtype not in NOT_FLOATING
 
     @cached_property
@@ -80,17 +82,17 @@ class TensorType:
 
     @cached_property
     def piece_shape(self) -> tuple[int, ...]:
-        """The local sizes of a piece, with its halo."""
+        """The sizes of a piece, with its halo."""
         return tuple(s + low + high for s, (low, high) in zip(self.core_shape, self.borders, strict=True))
 
     @cached_property
     def core_shape(self) -> tuple[int, ...]:
-        """The local sizes of a piece without its halo."""
+        """The sizes of a piece without its halo."""
         return tuple(s // d for s, d in zip(self.shape, self.degrees, strict=True))
 
     @property
     def borders(self) -> Halos:
-        """Per dim, elements before and after a piece, be they copies or addends."""
+        """Per dim, the elements before and after a piece that are copies or addends of its neighbours'."""
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
     @property
@@ -100,12 +102,12 @@ class TensorType:
 
     @cached_property
     def parts(self) -> Degrees:
-        """How it is divided, as TDL's typing wants it."""
+        """The degrees of the type, as TDL's typing rules take them."""
         return Degrees(self.degrees, self.sum, self.copy, self.halo, self.halo_sum)
 
     @property
     def serial(self) -> TensorType:
-        """The same value in one piece."""
+        """The type of the same value in one piece."""
         return tensor_type(self.shape, self.dtype)
 
     @property
@@ -114,22 +116,29 @@ class TensorType:
         return tensor_type(self.shape, self.dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo)
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
+        """Return the type with another degree of a dim."""
         degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
         return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy)
 
     def with_sum(self, degree: int) -> TensorType:
+        """Return the type with another number of addends."""
         return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy)
 
     def with_copy(self, degree: int) -> TensorType:
+        """Return the type with another number of copies."""
         return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree)
 
     def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:
-        """With other borders along a dim; `kind` is `halo` or `halo_sum`."""
+        """
+        Return the type with other borders along a dim: `low` elements before and `high` after each piece.
+
+        `kind` is `halo` (copies of the neighbours' elements) or `halo_sum` (addends of them).
+        """
         borders = (*self.borders[:dim], (low, high), *self.borders[dim + 1 :])
         return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}))
 
     def all_pieces(self) -> list[Piece]:
-        """Every piece, dims outermost, then addends, then copies."""
+        """Return every piece, dims outermost, then addends, then copies."""
         return [
             Piece(dims, s, c)
             for dims in product(*(range(d) for d in self.degrees))
@@ -161,7 +170,7 @@ def tensor_type(
     halo_sum: Halos = (),
 ) -> TensorType:
     """
-    The interned type of global sizes `shape`, element type `dtype`, and the given degrees (1 each if left out).
+    Return the interned type of global sizes `shape`, element type `dtype`, and the given degrees (1 each if left out).
 
     Raises `UnityError` for an unknown element type, sizes below 1 or too large to address, degrees that do not divide.
     Arguments must be hashable: tuples, not lists.
@@ -201,5 +210,7 @@ def tensor_type(
 
 
 def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees) -> TensorType:
-    """The type of a value divided so. Raises `UnityError` as `tensor_type` does."""
+    """
+    Return the type of a value of global shape `shape` in these degrees. Raises `UnityError` as `tensor_type` does.
+    """
     return tensor_type(shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum)

@@ -20,7 +20,7 @@ ViewAxis = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`#machine.view<start, [factor @ stride, ...], ..., repeat [...]>`."""
+    """A machine view: `#machine.view<start, [factor @ stride, ...], ..., repeat [...]>`."""
 
     start: int
     axes: tuple[ViewAxis, ...]
@@ -32,7 +32,7 @@ class View:
         return tuple(prod(f for f, _ in axis) for axis in self.axes)
 
     def devices(self) -> list[int]:
-        """Every device that has a task, repeats included, in grid order."""
+        """Return every device that has a task, repeats included, in grid order."""
         return [self.start + offset for offset in _offsets((*self.axes, self.repeat))]
 
     @property
@@ -42,7 +42,10 @@ class View:
 
     @property
     def is_injective(self) -> bool:
-        """Whether no device has two tasks. Lists the devices only where a stride lies within those of other factors."""
+        """
+        Whether no device has two tasks. (This lists the devices only where a stride lies within those of other
+        factors.)
+        """
         reach = 0
         for factor, stride in sorted(self._factors, key=lambda pair: pair[1]):
             if stride <= reach:
@@ -57,7 +60,7 @@ class View:
 
     @property
     def _factors(self) -> list[tuple[int, int]]:
-        """Those that move: `factor @ stride` of all axes."""
+        """The (factor, stride) pairs of all axes whose factor is above 1."""
         return [(f, s) for axis in (*self.axes, self.repeat) for f, s in axis if f > 1]
 
     def __str__(self) -> str:

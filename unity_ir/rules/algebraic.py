@@ -20,21 +20,21 @@ SEARCHED = (
     "matmul-of-embedding",
     "max-pool2d-of-relu",
 )
-"""In the order they are tried."""
+"""The names of the rules that searches rewrite with, in the order they are tried."""
 
 FAMILIES = ("algebraic", "conv", "embedding")
-"""The families they are in: no other text is read for them."""
+"""The families of these rules: no other text is read for them."""
 
 UNPROVED = "unproved"
-"""Among the names: rules are taken even if they are not proved."""
+"""The word that, among the names, selects rules even if they are not proved."""
 
 WITHOUT = "~"
-"""Before the name of what is left out."""
+"""The prefix of a name that is left out."""
 
 
 @cache
 def algebraic() -> tuple[Rule, ...]:
-    """The rules named in `SEARCHED`, in its order."""
+    """Return the rules named in `SEARCHED`, in its order."""
     known = group(rule for name in FAMILIES for rule in family(name))
     return tuple(known[name] for name in SEARCHED)
 
@@ -42,13 +42,11 @@ def algebraic() -> tuple[Rule, ...]:
 @cache
 def selected(text: str) -> tuple[Rule, ...]:
     """
-    The rules that a text selects, in the order in which they are tried.
+    Return the rules that a text selects, in the order in which they are tried.
 
     Names are joined by `+`: `common` (the rules of `SEARCHED`), `library` (all, `common` first), `none`, a family, a
-    rule.
-    `~` before a name leaves it out: `library+~fuse-activation`. The word `unproved` among the names allows rules
-    without a
-    proof. Raises `UnityError` for unknown names, and for rules that are not proved.
+    rule. `~` before a name leaves it out: `library+~fuse-activation`. The word `unproved` among the names allows rules
+    without a proof. Raises `UnityError` for unknown names, and for rules that are not proved.
     """
     found: dict[str, Rule] = {}
     names = [n for n in (n.strip() for n in text.split("+")) if n]

@@ -45,8 +45,9 @@ _PARAMETERS = {"name": "relu", "float": 0.5, "dtype": "f32"}
 
 def attribute_kinds(op: str) -> dict[str, str]:
     """
-    Kinds (`int`, `ints`, `float`, `name`, `dtype`) of an operator's attributes, by name. Raises `UnityError` if
-    unknown.
+    Return the kind (`int`, `ints`, `float`, `name` or `dtype`) of each of an operator's attributes, by name.
+
+    Raises `UnityError` for an unknown operator.
     """
     if op in PARALLEL_OPERATORS:
         return dict.fromkeys(PARALLEL_OPERATORS[op].attributes, "int")
@@ -55,7 +56,7 @@ def attribute_kinds(op: str) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def attribute_defaults(op: str) -> dict[str, AttrExpr]:
-    """Default values of an operator's attributes, by name; attributes without a default are left out."""
+    """Return the default values of an operator's attributes, by name; attributes without a default are left out."""
     if op in PARALLEL_OPERATORS:
         return {}
     found = {a.name: a.default for a in find_operator(op).line.attributes}
@@ -64,8 +65,10 @@ def attribute_defaults(op: str) -> dict[str, AttrExpr]:
 
 def check(rule: Substitution) -> None:
     """
-    Checks a rule: its attributes and numbers of operands, that the source binds all that the target uses, and that both
-    sides have the same types at sample sizes. Raises `UnityError` naming the rule, the fault and the fix.
+    Raise `UnityError`, with the rule, the fault and the fix, if a rule is not well formed.
+
+    Its attributes and numbers of operands must fit its operators, the source must bind all that the target uses, and
+    both sides must have the same types at sample sizes.
     """
     try:
         if not rule.name:
@@ -114,7 +117,7 @@ def _fits(kind: str, value: AttrExpr) -> bool:
 
 
 def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
-    """Names and kinds of the attribute parameters (`$act`) on one side of a rule."""
+    """Return the attribute parameters (`$act`) on one side of a rule: their kinds by name."""
     return {
         value.name: attribute_kinds(o.op)[name]
         for o in rule.operations(side)
@@ -175,7 +178,9 @@ def _check_types(rule: Substitution) -> None:
 
 def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
     """
-    Make an input leaf for each of the rule's inputs, with its type at `bindings` (i64 or f32), by name; no numbers.
+    Return an input leaf for each of the rule's inputs, by name, with its type at `bindings` (of element type i64 or
+    f32).
+
     Raises `UnityError` if the bindings give an impossible type.
     """
     found: dict[str, Value] = {}
@@ -187,9 +192,9 @@ def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
 
 def samples(rule: Substitution) -> Iterator[Bindings]:
     """
-    Bindings at which to try a rule: small sizes, unequal for unequal symbols, at which its conditions hold. All degrees
-    are
-    2. The same bindings in the same order in every run, `TRIES` at most.
+    Yield bindings at which to try a rule, `TRIES` at most, the same in the same order in every run.
+
+    Sizes are small, unequal for unequal symbols, and fulfil the rule's conditions; all degrees are 2.
     """
     symbols = {s for s in rule.symbols if not s.startswith("#")}
     shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))
@@ -210,7 +215,7 @@ def samples(rule: Substitution) -> Iterator[Bindings]:
 
 
 def _degrees(rule: Substitution) -> frozenset[str]:
-    """The symbols of degrees, of sums and copies, and of what parallel operators divide by."""
+    """Return the symbols of degrees, of sums and copies, and of what parallel operators divide by."""
     polys = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy)]
     for o in rule.operations((*rule.source, *rule.target)):
         if o.op in PARALLEL_OPERATORS:
@@ -220,8 +225,8 @@ def _degrees(rule: Substitution) -> frozenset[str]:
 
 def free(rule: Substitution) -> tuple[str, ...]:
     """
-    The symbols of a rule that no match determines, so that whoever applies it must give values for them: usually
-    degrees.
+    Return the symbols of a rule that no match determines, usually degrees; whoever applies the rule must give their
+    values.
 
     A symbol is determined if the shapes, degrees and attributes of the source can be solved for it. Given the rule that
     divides `matmul(x, w)`, of x [a.., d*k], by d along k, returns `("d",)`, from which k follows.
@@ -242,5 +247,5 @@ def free(rule: Substitution) -> tuple[str, ...]:
 
 
 def _solves(poly: Poly, symbol: str, known: set[str]) -> bool:
-    """Whether an equation of a polynomial gives a symbol, all others of it being known."""
+    """Return whether an equation of a polynomial gives a symbol, all others of it being known."""
     return poly.symbols <= known | {symbol} and all(m.count(symbol) <= 1 for m, _ in poly.terms)

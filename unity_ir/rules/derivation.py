@@ -41,7 +41,11 @@ class RuleApplication:
 
 
 def parse_given(text: str) -> tuple[tuple[str, int], ...]:
-    """Symbols and values from text: given `d=2,e=4`, returns `(("d", 2), ("e", 4))`. Raises `UnityError`."""
+    """
+    Return the (symbol, value) pairs in a text: given `d=2,e=4`, returns `(("d", 2), ("e", 4))`.
+
+    Raises `UnityError` for any other text.
+    """
     found: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([1-9]\d{0,17})\s*", part, re.ASCII)
@@ -54,14 +58,15 @@ def parse_given(text: str) -> tuple[tuple[str, int], ...]:
 
 
 Derivations = Mapping[str, Sequence[RuleApplication]]
-"""By function; those for every function under the empty name."""
+"""Rule applications by function name; those for every function are under the empty name."""
 
 _LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with (?P<given>.+))?", re.ASCII)
 
 
 def parse_derivations(text: str, where: str) -> Derivations:
     """
-    The derivations in the text of a file, by function name. `where` is the file's name, for messages.
+    Return the derivations in the text of a file, by function name; `where` is the file's name, for messages.
+
     Raises `UnityError` naming the line that cannot be read.
     """
     found: dict[str, list[RuleApplication]] = {}
@@ -87,9 +92,10 @@ def parse_derivations(text: str, where: str) -> Derivations:
 
 def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -> Graph:
     """
-    Apply `rule` once at the operator `at` (`matmul#3`, or `matmul#3.2` for the second match there). `given` are values
-    for
-    symbols that no match determines. Returns the new graph; raises `UnityError` where the rule does not apply.
+    Return the graph after `rule` is applied once at the operator `at`: `matmul#3`, or `matmul#3.2` for the second match
+    there.
+
+    `given` has values for symbols that no match determines. Raises `UnityError` where the rule does not apply.
     """
     places: list[str] = []
     for place, after in rule.applications(graph, given):
@@ -105,11 +111,10 @@ def replay(
     graph: Graph, steps: Iterable[RuleApplication], known: dict[str, Rule] | None = None, unproved: bool = False
 ) -> Graph:
     """
-    Apply all steps of a derivation in order and return the last graph. Rules are looked up by name in `known`, if
-    given,
-    and otherwise in the library.
+    Return the graph after all steps of a derivation, applied in order.
 
-    Raises `UnityError` for unknown rules, for rules without a proof unless `unproved`, and for steps that do not apply.
+    Rules are looked up by name in `known`, by default in the library. Raises `UnityError` for unknown rules, for rules
+    without a proof unless `unproved`, and for steps that do not apply.
     """
     for number, step in enumerate(steps, 1):
         try:

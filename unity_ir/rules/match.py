@@ -42,11 +42,11 @@ class OpIndex:
                 self.users.setdefault(operand, []).append((node, i))
 
     def place(self, node: Node) -> str:
-        """The name of an operator: `matmul#3`, with its number among the graph's nodes."""
+        """Return the name of an operator: `matmul#3`, with its number among the graph's nodes."""
         return f"{node.op}#{self.number[node]}"
 
     def depends(self, value: Value, nodes: set[Node]) -> bool:
-        """Whether `value` is computed, directly or not, from a result of one of `nodes`."""
+        """Return whether `value` is computed, directly or not, from a result of one of `nodes`."""
         least = min(self.number[n] for n in nodes)
         seen: set[Node] = set()
         stack = [value.node]
@@ -64,7 +64,7 @@ class OpIndex:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A place in a graph where a substitution applies, with the values that would replace those there."""
+    """A place in a graph where a substitution applies, with the values that would replace the matched ones."""
 
     rule: Substitution
     index: OpIndex
@@ -85,7 +85,8 @@ class Match:
     @cached_property
     def kept(self) -> tuple[Node, ...]:
         """
-        Matched operators that stay in the graph after the replacement: others use their results, or they are outputs.
+        The matched operators that stay in the graph after the replacement: others use their results, or they are
+        outputs.
         """
         kept: set[Node] = set()
         for node in sorted(self.nodes, key=lambda n: -self.index.number[n]):
@@ -99,11 +100,10 @@ class Match:
     @cached_property
     def repeats_work(self) -> bool:
         """
-        Whether the replacement computes something twice: matched operators stay in the graph, and the new operators do
-        more
-        work (FLOPs and elements written) than those that fall away.
+        Whether the replacement computes something twice.
 
-        An example is `relu(matmul(x, w)) -> matmul(x, w) {act}` where others use the product.
+        It does if matched operators stay in the graph, and the new operators do more work (FLOPs and elements written)
+        than the removed ones. An example is `relu(matmul(x, w)) -> matmul(x, w) {act}` where others use the product.
         """
         if not self.kept:
             return False
@@ -112,7 +112,7 @@ class Match:
 
 
 def _work(node: Node) -> int:
-    """Floating point operations, and elements written."""
+    """Return the floating point operations of a node plus the elements it writes; 0 for a parallel operator."""
     return 0 if node.is_parallel else flops(node.analysis.bound) + sum(t.elements for t in node.types)
 
 
@@ -140,7 +140,7 @@ class _Plan:
 
 
 def _constants(attributes: Mapping[str, AttrExpr]) -> tuple[tuple[str, AttrValue], ...]:
-    """The attributes whose values the pattern fixes."""
+    """Return the attributes whose values the pattern fixes."""
     found: list[tuple[str, AttrValue]] = []
     for name, value in attributes.items():
         match value:
@@ -163,13 +163,12 @@ def matches(
     rule: Substitution, index: OpIndex, given: Bindings | None = None, at: Node | None = None
 ) -> Iterator[Match]:
     """
-    All matches of a substitution in the graph of `index`, in the order of nodes; with `at`, those at that node only.
+    Yield all matches of a substitution in the graph of `index`, in the order of nodes; with `at`, those at that node
+    only.
 
-    `given` are values for the symbols that no match determines (`check.free`); without them there is no match. Left out
-    are
-    matches whose replacement would have other types or would depend on what it replaces, and, of matches that differ
-    only
-    in the order of the replaced values or make the same values, all but the first.
+    `given` has values for the symbols that no match determines (`check.free`); without them there is no match. Left out
+    are matches whose replacement would have other types or would depend on a replaced value. Of matches that differ
+    only in the order of the replaced values, or make the same values, only the first is kept.
     """
     plan, given = _plan(rule), given or {}
     if not plan.ops <= index.by_op.keys() or not plan.free <= given.keys():
@@ -190,7 +189,7 @@ def matches(
 def _match(
     plan: _Plan, index: OpIndex, at: Node, found: _Found, roots: Sequence[Value], given: Bindings
 ) -> Match | None:
-    """The match of a pattern laid over a graph, if its sizes, types and order are right."""
+    """Return the match of a pattern laid over a graph, if its sizes, types and order are right."""
     attributes = [
         (plan.attributes[id(o)][name], value)
         for o in plan.operations
@@ -217,7 +216,7 @@ def _match(
 def _assign(
     plan: _Plan, index: OpIndex, operation: Operation, node: Node, found: _Found, todo: list[tuple[Term, Value]]
 ) -> Iterator[_Found]:
-    """Every way to lay the rest of the pattern, with an operation at a node."""
+    """Yield every way to match the rest of the pattern, with `operation` at `node`."""
     if node.op != operation.op or len(node.operands) != len(operation.operands):
         return
     constants = plan.constants[id(operation)]
@@ -234,7 +233,7 @@ def _assign(
 
 
 def _lay(plan: _Plan, index: OpIndex, found: _Found, todo: list[tuple[Term, Value]]) -> Iterator[_Found]:
-    """Every way to lay terms over the values given for them, and then what is left of the pattern."""
+    """Yield every way to match the terms in `todo` with the values given for them, and then the rest of the pattern."""
     values = found.values
     for i, (term, value) in enumerate(todo):
         if isinstance(term, Input):
@@ -261,7 +260,10 @@ def _lay(plan: _Plan, index: OpIndex, found: _Found, todo: list[tuple[Term, Valu
 
 
 def _next(plan: _Plan, index: OpIndex, found: _Found, left: Sequence[Operation]) -> tuple[Operation, Sequence[Node]]:
-    """An operation still to be laid, and the nodes it may be at: users of a value already found, if there is one."""
+    """
+    Return an operation that is not matched yet, and the nodes it may be at: users of a value already found, if
+    possible.
+    """
     for operation in left:
         for slot, term in enumerate(operation.operands):
             value = _value(found, term)

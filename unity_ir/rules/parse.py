@@ -83,10 +83,10 @@ class _Flags:
 
 
 DIGITS = 18
-"""Of a number: more do not fit 64 bits."""
+"""Most digits of a number: more do not fit 64 bits."""
 
 STATEMENTS = 200
-"""Operators on a side: terms are trees, which are walked in as many calls as they are deep."""
+"""Most operators on a side: terms are trees, which are walked by recursion."""
 
 _Block = tuple[tuple[_Statement, ...], tuple[Token, ...]]
 """Statements, and the values yielded."""
@@ -227,7 +227,8 @@ def _error(message: str, token: Token) -> RuleTextError:
 
 def check_rule_name(name: str, position: int = 0) -> None:
     """
-    Raises `RuleTextError`, at `position`, for a rule name with characters that are not printed as written.
+    Raise `RuleTextError`, at `position`, for a rule name with characters that are not printed as written.
+
     An empty name passes: `check.check` reports it.
     """
     if name != " ".join(name.split()) or not name.isprintable() or set(name) & {'"', "\\"}:
@@ -235,7 +236,7 @@ def check_rule_name(name: str, position: int = 0) -> None:
 
 
 def _string(token: Token) -> str:
-    """What is in quotes."""
+    """Return the text between the quotes."""
     text = token[1:-1]
     unseen = next((c for c in text if not c.isprintable()), None)
     if unseen is not None:
@@ -251,7 +252,7 @@ def _finite(token: Token) -> float:
 
 
 def _side(block: _Block, inputs: Mapping[str, Input]) -> tuple[Term, ...]:
-    """The terms a block yields. A name may be given once."""
+    """Return the terms a block yields. A name may be given once."""
     statements, yields = block
     if len(statements) > STATEMENTS:
         raise _error(f"a side of {len(statements)} operators; it must have at most {STATEMENTS}", statements[-1].op)
@@ -297,9 +298,10 @@ def _parse(text: str, start: str) -> Any:
 
 def parse_rules(text: str, where: str = "") -> tuple[Substitution, ...]:
     """
-    The rules in a text, in order. They are parsed only, not checked: see `unity_ir.rules.check`.
+    Return the rules in a text, in order. They are parsed only, not checked (see `unity_ir.rules.check`).
 
-    `where` is the name of the file, if any. Raises `RuleTextError`, with `where` as `file:line:column: message`.
+    `where` is the name of the file, if any. Raises `RuleTextError`, which begins `file:line:column:` if `where` is
+    given.
     """
     try:
         return cast("tuple[Substitution, ...]", _parse(text, "start"))
@@ -312,10 +314,10 @@ def parse_rules(text: str, where: str = "") -> tuple[Substitution, ...]:
 
 
 def parse_tensor(text: str) -> Input:
-    """An input without a name, from text such as `int [b.., n]`. Raises `RuleTextError`."""
+    """Return an input without a name, from text such as `int [b.., n]`. Raises `RuleTextError`."""
     return cast("Input", _parse(text, "tensor"))
 
 
 def parse_poly(text: str) -> Poly:
-    """A polynomial, from text such as `2*d*m + n - 1`. Raises `RuleTextError`."""
+    """Return a polynomial, from text such as `2*d*m + n - 1`. Raises `RuleTextError`."""
     return cast("Poly", _parse(text, "poly"))

@@ -25,7 +25,7 @@ from unity_ir.tdl.syntax import AttrValue
 
 @dataclass(frozen=True, slots=True)
 class DimPack:
-    """Entry of a shape that stands for any number of dims: `a..`. Their number is the symbol `#a`."""
+    """An entry of a shape that stands for any number of dims: `a..`. Their number is the symbol `#a`."""
 
     name: str
 
@@ -49,9 +49,9 @@ Bindings: TypeAlias = Mapping[str, int | float | str | tuple[int, ...]]
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
     """
-    An input of a rule: matches any value of this shape and in these pieces. `degrees` has an entry for each of `shape`,
-    1
-    for packs; if empty, all are 1. `integer` asks for integer elements.
+    An input of a rule: it matches any value of this shape, in these pieces.
+
+    `degrees` has an entry for each of `shape` (1 for packs); if empty, all are 1. `integer` asks for integer elements.
     """
 
     name: str
@@ -112,10 +112,10 @@ class Substitution:
     exact: bool = False
     """Both sides are equal to the last bit; otherwise the order of floating point additions may differ."""
     proof: ProofRecord | None = None
-    """None if the text carries no proof."""
+    """The proof that the text carries, or None."""
 
     def operations(self, side: tuple[Term, ...]) -> list[Operation]:
-        """All operations of a side, each once, operands before users."""
+        """Return all operations of a side (`source` or `target`), each once, operands before users."""
         found: dict[int, Operation] = {}
 
         def visit(term: Term) -> None:
@@ -146,7 +146,9 @@ class Substitution:
 
 
 def ints(poly: Poly, bindings: Bindings) -> int:
-    """The integer value of a polynomial under `bindings`. Raises `UnityError` naming a symbol that has no value."""
+    """
+    Return the integer value of a polynomial under `bindings`. Raises `UnityError` naming a symbol that has no value.
+    """
     values: dict[str, int] = {}
     for s in poly.symbols:
         found = bindings.get(s.removeprefix("#"))
@@ -161,7 +163,8 @@ def ints(poly: Poly, bindings: Bindings) -> int:
 
 def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
     """
-    The type of an input under `bindings`, with element type `dtype`. Raises `UnityError` for symbols without a value.
+    Return the type of an input under `bindings`, with element type `dtype`. Raises `UnityError` for symbols without a
+    value.
     """
     shape: list[int] = []
     degrees: list[int] = []
@@ -179,7 +182,7 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
 
 
 def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
-    """The value of an attribute expression under `bindings`."""
+    """Return the value of an attribute expression under `bindings`."""
     match value:
         case Poly():
             return ints(value, bindings)
@@ -192,7 +195,7 @@ def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
 
 
 def attribute_expression(value: AttrValue) -> AttrExpr:
-    """The constant attribute expression of a value: polynomials for integers, floats and names as they are."""
+    """Return the constant attribute expression of a value: polynomials for integers, floats and names as they are."""
     match value:
         case int():
             return number(value)
@@ -204,8 +207,7 @@ def attribute_expression(value: AttrValue) -> AttrExpr:
 
 def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Bindings) -> tuple[Value, ...]:
     """
-    Make the graph of a side (source or target): returns its values, over `inputs`, the values of the rule's inputs by
-    name.
+    Return the values of a side (source or target), as a graph over `inputs`: the values of the rule's inputs, by name.
 
     Raises `UnityError` where an operator is not well typed at these bindings.
     """
@@ -232,5 +234,5 @@ def _apply(operation: Operation, operands: list[Value], bindings: Bindings) -> t
 
 
 def fixed(value: int) -> Poly:
-    """The constant polynomial `value`."""
+    """Return the constant polynomial `value`."""
     return number(value)

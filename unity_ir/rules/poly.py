@@ -48,7 +48,7 @@ class Poly:
 
     def coefficient(self, symbol: str) -> Poly:
         """
-        The coefficient of the first power of `symbol`, a polynomial in the other symbols.
+        Return the coefficient of the first power of `symbol`, a polynomial in the other symbols.
 
         Given `s*m + i` and s returns `m`.
         """
@@ -60,11 +60,11 @@ class Poly:
         return _sum(found)
 
     def without(self, symbol: str) -> Poly:
-        """The sum of the terms in which `symbol` does not occur."""
+        """Return the sum of the terms in which `symbol` does not occur."""
         return Poly(tuple(t for t in self.terms if symbol not in t[0]))
 
     def substitute(self, values: Mapping[str, Poly]) -> Poly:
-        """The polynomial with symbols replaced by polynomials; symbols not in `values` stay."""
+        """Return the polynomial with symbols replaced by polynomials; symbols not in `values` stay."""
         if self.symbols.isdisjoint(values):
             return self
         out = ZERO
@@ -76,7 +76,7 @@ class Poly:
         return out
 
     def at(self, values: Mapping[str, int]) -> int:
-        """The value at integer values of all its symbols. Raises `KeyError` where one has none."""
+        """Return the value at integer values of all its symbols. Raises `KeyError` where one has none."""
         total = 0
         for m, c in self.terms:
             for s in m:
@@ -100,12 +100,12 @@ def _sum(terms: Iterable[tuple[Monomial, int]]) -> Poly:
 
 
 def number(value: int) -> Poly:
-    """The constant polynomial `value`."""
+    """Return the constant polynomial `value`."""
     return Poly((((), value),)) if value else ZERO
 
 
 def symbol(name: str) -> Poly:
-    """The polynomial that is one symbol."""
+    """Return the polynomial that is one symbol."""
     return Poly((((name,), 1),))
 
 
@@ -118,7 +118,7 @@ ONE = Poly((((), 1),))
 
 
 def product(polys: Iterable[Poly]) -> Poly:
-    """The product of polynomials; 1 for none."""
+    """Return the product of polynomials; 1 for none."""
     out = ONE
     for p in polys:
         out = out * p
@@ -127,7 +127,8 @@ def product(polys: Iterable[Poly]) -> Poly:
 
 def parse(text: str) -> Poly:
     """
-    A polynomial from text such as `2*d*m + n - 1`. Symbols are names, with `#a` for the number of dims in a pack `a..`.
+    Return a polynomial from text such as `2*d*m + n - 1`. Symbols are names, with `#a` for the number of dims in a pack
+    `a..`.
 
     Raises `UnityError` for any other text.
     """

@@ -17,16 +17,17 @@ MOST_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One or more substitutions under one name: the cases of one idea, such as fusing one activation or another."""
+    """One or more substitutions under one name: the cases of one idea, such as fusing any of several activations."""
 
     name: str
     cases: tuple[Substitution, ...]
 
     def matches(self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None) -> Iterator[Match]:
         """
-        All matches of all cases, in the order of the nodes they are at. See `match.matches`.
+        Yield all matches of all cases, in the order of the nodes they are at. See `match.matches`.
 
-        `index` is the graph's `OpIndex`, if one has been made for other rules.
+        `given` has values for symbols that no match determines. `index` is the graph's `OpIndex`, if one has been made
+        for other rules.
         """
         index = index or OpIndex(graph)
         found = (matches(case, index, given) for case in self.cases)
@@ -36,12 +37,11 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None
     ) -> Iterator[tuple[str, Graph]]:
         """
-        Apply the rule once in every possible way that repeats no work. Yields (place, graph after the application).
+        Yield (place, graph after the application) for every way to apply the rule once that repeats no work.
 
         The place names the operator that makes the first replaced value: `matmul#3`, or `matmul#3.2` for the second
-        match
-        there. Applications after which a weight that had a gradient has none are left out, even if that gradient is
-        zero.
+        match there. Applications after which a weight that had a gradient has none are left out, even if that gradient
+        is zero. `given` and `index` are as in `matches`.
         """
         weights: set[Node] | None = None
         last, ways = None, 0
@@ -59,7 +59,7 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[list[str], Graph]:
         """
-        Apply the rule until it applies no more, `most` times at most. Returns the places, in order, and the last graph.
+        Apply the rule until it applies no more, `most` times at most. Return the places, in order, and the last graph.
         """
         at: list[str] = []
         while len(at) < most and (found := next(self.applications(graph, given), None)) is not None:
@@ -74,7 +74,7 @@ def _trained_weights(graph: Graph) -> set[Node]:
 
 def substitute(graph: Graph, replaced: Mapping[Value, Value]) -> Graph:
     """
-    The graph with the values in `replaced` replaced by others, and all that depends on them rebuilt.
+    Return the graph with the values in `replaced` replaced by others, and every value that depends on them rebuilt.
 
     A replacement is a value of the graph, or new over values of the graph; it must not depend on a replaced value.
     """

@@ -20,9 +20,9 @@ from unity_ir.tdl.syntax import AttrValue
 @dataclass(slots=True)
 class Equations:
     """
-    Equations between a pattern's symbols and a graph's sizes and attributes. Methods that add to them return False
-    where
-    they have no solution.
+    Equations between a pattern's symbols and a graph's sizes and attributes.
+
+    Methods that add an equation return False if the equations then have no solution.
     """
 
     known: dict[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Equations:
 
     @staticmethod
     def given(bindings: Bindings) -> Equations:
-        """Equations with values that the caller of a rule has chosen."""
+        """Return equations with the values that the caller of a rule has chosen."""
         equations = Equations()
         for name, value in bindings.items():
             if isinstance(value, int):
@@ -41,7 +41,7 @@ class Equations:
         return equations
 
     def equal(self, poly: Poly, value: int) -> bool:
-        """Adds `poly = value`: solves it if one unknown is left, keeps it for `again` if more are."""
+        """Add `poly = value`: solve it if one unknown is left, keep it for `again` if more are."""
         constant = poly.constant
         if constant is not None:
             return constant == value
@@ -65,7 +65,7 @@ class Equations:
         return True
 
     def attribute(self, pattern: AttrExpr, value: AttrValue) -> bool:
-        """Adds that an attribute expression of the pattern has the value of the graph's attribute."""
+        """Add that an attribute expression of the pattern has the value of the graph's attribute."""
         match pattern:
             case Poly():
                 constant = pattern.constant
@@ -82,7 +82,7 @@ class Equations:
                 return pattern == value
 
     def again(self) -> bool:
-        """Solves the kept equations as far as possible."""
+        """Solve the kept equations as far as possible."""
         while self.open:
             kept, self.open = self.open, []
             if not all(self.equal(poly, value) for poly, value in kept):
@@ -92,7 +92,7 @@ class Equations:
         return True
 
     def shape(self, item: Input, type: TensorType) -> bool | None:
-        """Adds that an input has the shape of a type; None while the number of dims in its packs is not known."""
+        """Add that an input has the shape of a type; None while the number of dims in its packs is not known."""
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False
         names = [p.name for p in item.shape if isinstance(p, DimPack)]
@@ -121,7 +121,7 @@ class Equations:
         return self.equal(item.sum, type.sum) and self.equal(item.copy, type.copy)
 
     def bindings(self) -> Bindings:
-        """The values found."""
+        """Return the values found for the symbols, packs and attribute parameters."""
         sizes = {name: value for name, value in self.known.items() if not name.startswith("#")}
         return {**sizes, **self.packs, **self.parameters}
 
@@ -133,9 +133,10 @@ def solve(
     given: Bindings,
 ) -> Bindings | None:
     """
-    The bindings at which every input has its type, every attribute expression its value, and all conditions hold; None
-    if
-    there are none. `given` are values the caller has chosen.
+    Return the bindings at which every input has its type and every attribute expression its value, and all conditions
+    hold.
+
+    Returns None if there are none. `given` has values that the caller has chosen.
     """
     equations = Equations.given(given)
     if not all(equations.attribute(pattern, value) for pattern, value in attributes):

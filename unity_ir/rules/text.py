@@ -23,7 +23,7 @@ from unity_ir.rules.poly import ONE, Poly
 
 
 def tensor_text(of: Input) -> str:
-    """The text of an input without its name, such as `int [b.., d*n:d] sum = d`."""
+    """Return the text of an input without its name, such as `int [b.., d*n:d] sum = d`."""
     degrees = of.degrees or (ONE,) * len(of.shape)
     dims = (
         f"{size.name}.." if isinstance(size, DimPack) else f"{size}" if degree == ONE else f"{size}:{degree}"
@@ -34,14 +34,14 @@ def tensor_text(of: Input) -> str:
 
 
 def condition_text(condition: Condition) -> str:
-    """The text of a condition, such as `n >= m + 1`: negative terms go to the right."""
+    """Return the text of a condition, such as `n >= m + 1`: negative terms go to the right."""
     left = Poly(tuple((m, c) for m, c in condition.poly.terms if c > 0))
     right = Poly(tuple((m, -c) for m, c in condition.poly.terms if c < 0))
     return f"{left} >= {right}"
 
 
 def attribute_text(value: AttrExpr) -> str:
-    """The text of an attribute expression, such as `[n, m]` or `$act`."""
+    """Return the text of an attribute expression, such as `[n, m]` or `$act`."""
     match value:
         case tuple():
             return f"[{', '.join(map(str, value))}]"
@@ -54,12 +54,14 @@ def attribute_text(value: AttrExpr) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string; what would end it, or is not one line, is put otherwise."""
+    """Return a string in quotes, on one line: backslashes and quotes in it are replaced."""
     return '"' + " ".join(text.replace("\\", "/").replace('"', "'").split()) + '"'
 
 
 def rule_text(rule: Substitution) -> str:
-    """The text of a rule, from which `parse_rules` makes the same rule. Results are named after their operators."""
+    """
+    Return the text of a rule, from which `parse_rules` makes the same rule. Results are named after their operators.
+    """
     inputs = ", ".join(f"%{i.name}: {tensor_text(i)}" for i in rule.inputs)
     where = f" where {', '.join(map(condition_text, rule.conditions))}" if rule.conditions else ""
     flags = ["exact"] * rule.exact + ([] if rule.proof is None else [_proof_text(rule.proof)])
@@ -77,7 +79,9 @@ def _proof_text(proof: ProofRecord) -> str:
 
 
 def applications(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Operation, int]]:
-    """The operations of a side, operands first, each with the number of its results that are used (1 at least)."""
+    """
+    Return the operations of a side, operands first, each with the number of its results that are used, at least 1.
+    """
     operations = rule.operations(side)
     results = {id(o): 1 for o in operations}
     for term in (*side, *(t for o in operations for t in o.operands)):
@@ -109,7 +113,7 @@ def _side_text(rule: Substitution, side: tuple[Term, ...]) -> Iterator[str]:
 
 
 def side_text(side: tuple[Term, ...]) -> str:
-    """A side as one line: `matmul(relu(x), w)`; where it has several results, `split(y).0, split(y).1`."""
+    """Return a side as one line: `matmul(relu(x), w)`; where it has several results, `split(y).0, split(y).1`."""
     return ", ".join(map(_term_text, side))
 
 
@@ -123,7 +127,7 @@ def _term_text(term: Term) -> str:
 
 
 def _has_several(op: str) -> bool:
-    """Whether an operator has more results than one."""
+    """Return whether an operator has more results than one."""
     return op not in PARALLEL_OPERATORS and any(
         len(find_operator(op).line.results) > 1 or r.variadic for r in find_operator(op).line.results
     )

@@ -1,5 +1,5 @@
 """
-What a bound line allows: which index variables may be split, and which operands may carry partial sums.
+Derive from a bound line which index variables may be split, and which operands may carry partial sums.
 
 Tofu (section 4.2) finds the regions each of d workers reads by symbolic intervals (`tdl.regions`): a piece of 1/d, bare
 or with a halo, or all of a dim. A variable is splittable when all its dims are of these kinds.
@@ -65,9 +65,9 @@ class Analysis:
     @cached_property
     def operand_halos(self) -> Mapping[str, Halos]:
         """
-        Per operand, per dim, how many elements before and after its piece a task reads when the dim is divided.
+        Per operand, per dim, the elements before and after its piece that a task reads when the dim is divided.
 
-        An operand without any has no entry.
+        An operand without halos has no entry.
         """
         found: dict[str, Halos] = {}
         for access in self._accesses:
@@ -79,7 +79,10 @@ class Analysis:
 
     @cached_property
     def result_halos(self) -> tuple[Halos, ...]:
-        """Per result, per dim, how many elements before and after its piece a task adds to; () where to none."""
+        """
+        Per result, per dim, the elements before and after its piece to which a task adds; () for a result without
+        halos.
+        """
         found = [self._halos(r.indices, d) for r, d in zip(self.bound.results, self.result_dims, strict=True)]
         return tuple(halos if any(map(any, halos)) else () for halos in found)
 
@@ -91,10 +94,10 @@ class Analysis:
     @cached_property
     def carriers(self) -> tuple[frozenset[str], ...]:
         """
-        Minimal sets of operands that may carry partial sums together: every result is linear in all of a set, or does
-        not depend on it at all.
+        The minimal sets of operands that may carry partial sums together.
 
-        Given `x + y` returns `({x, y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
+        Every result is linear in all operands of such a set, or does not depend on any. Given `x + y` returns `({x,
+        y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
         """
         found = [(tensors(r.expr), _linear(r.expr) if r.floating else []) for r in self.bound.results]
         others = {p.name for p in self.bound.operands if not p.floating}
@@ -108,12 +111,12 @@ class Analysis:
         return tuple(sorted(set(minimal), key=sorted))
 
     def carried(self, result: int, carriers: frozenset[str]) -> bool:
-        """Whether a result is in addends when `carriers` are; one that does not depend on them is in copies."""
+        """Return whether a result is in addends when `carriers` are; one that does not depend on them is in copies."""
         return not carriers.isdisjoint(tensors(self.bound.results[result].expr))
 
     @cached_property
     def moves_data_only(self) -> bool:
-        """No arithmetic: every result element is one operand element."""
+        """Whether there is no arithmetic: every result element is one operand element."""
         return not self.bound.has_windows and all(
             isinstance(e, Access)
             for r in self.bound.results
@@ -131,7 +134,7 @@ class Analysis:
         return any(_contains_reduce(r.expr) for r in self.bound.results)
 
     def leading(self, index: object) -> str | None:
-        """The variable whose degree a dim carries; see `regions.leading`."""
+        """Return the variable whose degree a dim carries; see `regions.leading`."""
         return leading(_bound_index(index), self.bound.extents)
 
     def _halos(self, indices: Sequence[object], dims: Sequence[str | None]) -> Halos:
@@ -168,7 +171,7 @@ class Analysis:
         return True
 
     def _steps_alike(self, one: Index, other: Index, variable: str) -> bool:
-        """Whether two indices of one dim read the same pieces of it, but for their halos."""
+        """Return whether two indices of one dim read the same pieces of it, but for their halos."""
         return all(isinstance(i, Var | Window | Composite) and self.leading(i) == variable for i in (one, other))
 
 
@@ -196,7 +199,7 @@ def _binds(expr: Expr, variable: str) -> bool:
 
 
 def _is_root_sum(expr: Expr, variable: str) -> bool:
-    """`expr` is a sum over `variable` up to linear operations, so that its pieces add up to it."""
+    """Return whether `expr` is, up to linear operations, a sum over `variable`, so that its pieces add up to it."""
     match expr:
         case Reduce("sum", _, body):
             if variable in expr.names:
@@ -218,7 +221,7 @@ def _is_root_sum(expr: Expr, variable: str) -> bool:
 
 
 def _linear(expr: Expr) -> list[frozenset[str]] | None:
-    """Sets of tensors `expr` is jointly linear in; None for zero, which is linear in anything."""
+    """Return the sets of tensors in which `expr` is jointly linear; None for zero, which is linear in anything."""
     match expr:
         case Const(value):
             return None if value == 0 else []
@@ -246,7 +249,7 @@ def _scaled(expr: Expr, by: Expr) -> list[frozenset[str]]:
 
 
 def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
-    """Unions of one linear set of each term, where every term is linear in all it reads of the union."""
+    """Return the unions of one linear set of each term, where every term is linear in all it reads of the union."""
     choices = [(term, found) for term in terms if (found := _linear(term)) is not None]
     if not choices:
         return None
@@ -259,7 +262,10 @@ def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
 
 
 def uses_as_value(bound: Bound, variable: str) -> bool:
-    """Whether the variable's global index enters the arithmetic, so that a piece must know its offset."""
+    """
+    Return whether the variable's global index enters the arithmetic, so that a piece must know at which index it
+    starts.
+    """
 
     def visit(expr: Expr) -> bool:
         return expr == Name(variable) or any(map(visit, children(expr)))

@@ -14,7 +14,7 @@ from unity_ir.tdl.syntax import (
 
 def check_attributes(line: Line, attributes: Mapping[str, AttrValue]) -> dict[str, AttrValue]:
     """
-    The attributes of `line` with defaults filled in.
+    Return the attributes of `line` with defaults filled in.
 
     Raises `UnityError` for one that is unknown, missing, or of the wrong kind.
     """

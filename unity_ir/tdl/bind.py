@@ -47,10 +47,11 @@ from unity_ir.tdl.syntax import (
 
 def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()) -> Bound:
     """
-    Bind `line` to operand shapes (global sizes, one per operand, variadic ones in place) and attributes. `dtypes` are
-    the operands' element types, which matter where a parameter may hold `any`; all of those are floats if left out.
+    Return `line` bound to operand shapes and attributes.
 
-    Raises `UnityError` where ranks, sizes or attributes do not fit, naming the operator and the two that disagree.
+    `shapes` are global sizes, one per operand, with variadic operands in their place. `dtypes` are the operands'
+    element types, which matter where a parameter may hold `any`; if left out, all such operands hold floats. Raises
+    `UnityError` where ranks, sizes or attributes do not fit, naming the operator and the two that disagree.
     """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes).bind()
 
@@ -58,8 +59,8 @@ def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue
 @dataclass(frozen=True, slots=True)
 class Spelled:
     """
-    A line with packs and variadic names spelled out, but sizes, numbers given by attributes, and windows as written:
-    what holds at more sizes than those it was bound at.
+    A line with packs and variadic names spelled out, but with sizes, numbers given by attributes, and windows as
+    written, so that it holds at more sizes than those it was bound at.
     """
 
     bound: Bound
@@ -73,15 +74,19 @@ class Spelled:
 def spell(
     line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()
 ) -> Spelled:
-    """The line spelled out as at these shapes, attributes and element types. Raises `UnityError` as `bind` does."""
+    """
+    Return the line spelled out as at these shapes, attributes and element types. Raises `UnityError` as `bind` does.
+    """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes, keep=True).spell()
 
 
 class Binder(Extents):
-    """The last of the four steps of binding (`ranks`, `indices`, `extents`): writes out the expressions."""
+    """The last of the four steps of binding, after `ranks`, `indices` and `extents`: writes out the expressions."""
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
-        """A written expression with bound indices and attribute values, in copy number `copy` of a variadic result."""
+        """
+        Return a written expression with bound indices and attribute values, in copy number `copy` of a variadic result.
+        """
         match expr:
             case Access(tensor, indices, starred):
                 name = f"{tensor}{copy}" if starred else tensor
@@ -121,11 +126,11 @@ class Binder(Extents):
                 return expr
 
     def extent_of(self, index: Index) -> int:
-        """The product of the extents of an index's variables."""
+        """Return the size of the dim that a bound index runs over: the product of the extents of its variables."""
         return prod(self.extents[n] for n in index_names(index))
 
     def bind(self) -> Bound:
-        """The bound line; see `bind`."""
+        """Return the bound line; see `bind`."""
         self._solve_extents()
         self.spelling = self.keep
         results: list[Result] = []
@@ -153,7 +158,7 @@ class Binder(Extents):
         return Bound(self.line.operator, self.operands, tuple(results), extents, self._free_degrees())
 
     def spell(self) -> Spelled:
-        """See `spell`."""
+        """Return the line spelled out; see the function `spell`."""
         bound = self.bind()
         sizes: dict[str, Entry | int] = {}
         windows: dict[WrittenIndex, Entry | int] = {}
@@ -193,7 +198,7 @@ class Binder(Extents):
 
 
 def _order(results: Sequence[Result]) -> list[str]:
-    """Index variables in TDL order: those of the results' dims, then as the expressions mention them."""
+    """Return the index variables in TDL order: those of the results' dims, then in the order of the expressions."""
     seen: dict[str, None] = {}
 
     def visit(expr: Expr) -> None:

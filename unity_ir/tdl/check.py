@@ -37,8 +37,9 @@ from unity_ir.tdl.syntax import (
 
 def check_line(line: Line) -> None:
     """
-    Raises `UnityError` naming the operator and the name that breaks a rule: one that is unknown, defined twice, read
-    where it is not bound, or never read.
+    Raise `UnityError`, with the operator and the name, if a name of a written line breaks a rule.
+
+    A name must not be unknown, defined twice, read where it is not bound, or never read.
     """
     try:
         _Check(line).check()
@@ -168,7 +169,7 @@ class _Check:
             self.expr(child, scope)
 
     def binds(self, names: list[str], body: Expr, scope: _Scope) -> None:
-        """A body under names that are bound for it alone."""
+        """Check a body in which further names are bound."""
         for name in names:
             if name in scope.bound or names.count(name) > 1:
                 raise _Broken(f"{name} is bound twice in nested scopes; rename one")
@@ -202,7 +203,7 @@ class _Check:
             self.permutation(index)
 
     def variables(self, index: WrittenIndex) -> tuple[str, ...]:
-        """The index variables among the names of an index; the others are attributes."""
+        """Return the index variables among the names of an index; the others are attributes."""
         names = written_names(index)
         return tuple(n for n in names if n not in self.attributes) if isinstance(index, Affine) else names
 
@@ -257,7 +258,7 @@ class _Check:
             raise _Broken(f"{clause.kind} is given by {clause.value}, which is no attribute of kind {wanted}")
 
     def spelled_out(self, names: Iterable[str]) -> None:
-        """A pack a.. is spelled a0, a1, ...: nothing else may be."""
+        """Check that no name is one that a pack is spelled out to: `a..` becomes a0, a1, ..."""
         found = sorted(names)
         for name in found:
             stem = name.rstrip(".*")
@@ -269,7 +270,7 @@ class _Check:
 
 
 def written_names(index: WrittenIndex) -> tuple[str, ...]:
-    """The names a written index binds or reads: `k`, `a..` for a pack, `i*` for one per variadic operand."""
+    """Return the names a written index binds or reads: `k`, `a..` for a pack, `i*` for one per variadic operand."""
     match index:
         case Var(name):
             return (name,)

@@ -37,7 +37,7 @@ class FlopsTerm:
     form: Expr
     """The subexpression with the variables it depends on named by place."""
     names: tuple[str, ...]
-    """Those variables, in order of place."""
+    """These variables, in order of place."""
     each: int
     over: tuple[str, ...]
     picked: tuple[str, ...] = ()
@@ -46,7 +46,9 @@ class FlopsTerm:
 
 def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
-    The subexpressions of all results that take FLOPs, in reading order, each once up to renaming of its variables.
+    Return the subexpressions of all results that take FLOPs, in reading order, each once up to renaming of its
+    variables.
+
     They depend on a line's extents only where a window does.
     """
     return _terms(tuple(r.expr for r in bound.results))
@@ -95,7 +97,7 @@ def _term(form: Expr, names: tuple[str, ...], each: int, over: frozenset[str], p
 
 
 def _places(over: frozenset[str], picks: Picks) -> frozenset[str]:
-    """Variables, with those of the integers in place of what is picked by them."""
+    """Return the variables with each gathered variable replaced by the variables of the integers that pick it."""
     for variable, (alone, at) in picks.items():
         if alone and variable in over:
             over = over - {variable} | at
@@ -104,14 +106,14 @@ def _places(over: frozenset[str], picks: Picks) -> frozenset[str]:
 
 def flops(bound: Bound, whole: Mapping[str, int] | None = None) -> int:
     """
-    Floating point operations to compute all results once.
+    Return the floating point operations to compute all results once.
 
-    Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would; what
-    integers pick, once for each of them. `whole` has the extents of the line that this is a piece of, if it is one:
-    the integers are taken to be spread evenly over what they pick from.
-    Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`; given
-    `out[t, n] = sum[v](where(eq(v, e[t]), sum[k](x[t, k] * w[v, k, n]), 0))` returns `2 * t * n * k`, and half of it
-    for a piece of half of v.
+    Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would; a
+    subexpression at a place that integers pick is evaluated once per integer. If the line is a piece of another,
+    `whole` has the extents of the whole line, and the integers are taken to be spread evenly over what they pick from.
+
+    Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`; given `out[t, n] = sum[v](where(eq(v, e[t]),
+    sum[k](x[t, k] * w[v, k, n]), 0))` returns `2 * t * n * k`, and half of it for a piece of half of v.
     """
     whole = whole or bound.extents
     distinct = {(t.form, tuple(bound.extents[n] for n in t.names)): t for t in reversed(terms(bound))}
@@ -123,11 +125,12 @@ def flops(bound: Bound, whole: Mapping[str, int] | None = None) -> int:
 
 def products(bound: Bound) -> int:
     """
-    Floating point operations of the contractions alone, as the FLOPs of models are quoted: matrix products,
-    convolutions and attention, 2 for each multiply-accumulate. What lies between them is not counted.
+    Return the floating point operations of the contractions alone, as the FLOPs of models are quoted.
 
-    A contraction is a sum of products in which two factors each have an index that the other lacks and that is not
-    summed over. Of what integers pick, one is counted for each of them.
+    Contractions are matrix products, convolutions and attention: sums of products in which two factors each have an
+    index that the other lacks and that is not summed over. They take 2 for each multiply-accumulate; of contractions
+    that integers pick, one is counted for each integer.
+
     Given `out[m, n] = relu(sum[k](x[m, k] * w[k, n]))` returns `2 * m * n * k`; given `out[m] = sum[k](x[m, k] * w[k])`
     returns 0.
     """
@@ -157,7 +160,7 @@ def products(bound: Bound) -> int:
 
 def _anonymous(expr: Expr, bound: Bound) -> Expr:
     """
-    The expression with the variables it depends on named by place and extent.
+    Return the expression with the variables it depends on named by place and extent.
 
     A definition used over two indices is then one expression: attention's scores at the position read and at the
     positions summed over.
@@ -168,7 +171,7 @@ def _anonymous(expr: Expr, bound: Bound) -> Expr:
 
 
 def _names(expr: Expr) -> Iterator[str]:
-    """Variables in reading order, with repetitions."""
+    """Yield the variables in reading order, with repetitions."""
     match expr:
         case Access(_, indices):
             yield from (n for i in indices for n in index_names(i))
@@ -198,7 +201,7 @@ def _operations(expr: Expr) -> int:
 
 
 def free_variables(expr: Expr) -> frozenset[str]:
-    """The index variables an expression's value depends on."""
+    """Return the index variables an expression's value depends on."""
     match expr:
         case Access(_, indices):
             return frozenset(n for i in indices for n in index_names(i))

@@ -23,9 +23,10 @@ NUMPY: Mapping[str, Any] = {
 
 def converted(array: Array, dtype: str) -> Array:
     """
-    An array converted as PyTorch does: to integers towards zero, to bfloat16 by rounding to the nearest, to even.
+    Return an array converted to another element type as PyTorch does.
 
-    Given 2.7 and `i64`, returns 2; given 0 and `bool`, returns False.
+    Conversion is towards zero to integers, and to the nearest, ties to even, to bfloat16. Given 2.7 and `i64`, returns
+    2; given 0 and `bool`, returns False.
     """
     if dtype != "bf16":
         return np.asarray(array).astype(NUMPY[dtype])

@@ -43,9 +43,10 @@ _REDUCERS: Mapping[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "pr
 
 def evaluate(bound: Bound, operands: Sequence[Array], offsets: Mapping[str, int] | None = None) -> tuple[Array, ...]:
     """
-    The results of `bound` on numpy operands of the shapes its extents imply.
+    Return the results of `bound` on numpy operands of the shapes its extents imply.
 
-    `offsets` gives the global index at which a piece's variables start, for expressions that use an index as a value.
+    `offsets` gives, for a piece, the global index at which each of its variables starts (0 if left out), for
+    expressions that use an index as a value.
     """
     tensors = {p.name: a for p, a in zip(bound.operands, operands, strict=True)}
     return tuple(_result(bound, r, tensors, offsets or {}) for r in bound.results)
@@ -70,7 +71,7 @@ def _result(bound: Bound, result: Result, tensors: Mapping[str, Array], offsets:
 def _flatten(
     bound: Bound, indices: Sequence[Index], expr: Expr, tensors: Mapping[str, Array], offsets: Mapping[str, int]
 ) -> Array:
-    """The expression over all values of the indices' variables, composite dims folded into one."""
+    """Return the expression over all values of the indices' variables, composite dims folded into one."""
     names = [n for i in indices if not isinstance(i, Segments) for n in index_names(i)]
     value = _Evaluation(bound, tensors, offsets).over(expr, names)
     if any(isinstance(i, Window) for i in indices):
@@ -94,10 +95,12 @@ class _Evaluation:
         """Positions of variables that a gather has fixed."""
 
     def over(self, expr: Expr, names: Sequence[str]) -> Array:
+        """Return an expression as an array with exactly one axis per name, each of the variable's extent."""
         value = self.value(expr, tuple(names))
         return np.broadcast_to(value, [self.extents[n] for n in names])
 
     def value(self, expr: Expr, order: tuple[str, ...]) -> Array:
+        """Return an expression as an array with one axis per variable of `order`, of size 1 where it does not occur."""
         match expr:
             case Const(value):
                 return np.asarray(value).reshape((1,) * len(order))
@@ -128,7 +131,9 @@ class _Evaluation:
                 raise TypeError(f"{expr} cannot stand inside an expression")
 
     def passed_over(self, reducer: str, expr: Reduce, value: Array, order: tuple[str, ...]) -> Array:
-        """The values a reduction runs over, with its neutral element where a window of its body lies outside."""
+        """
+        Return the body's values, with the reducer's neutral element where a window of the body lies outside its tensor.
+        """
         for window in _windows(expr.body):
             names = set(index_names(window))
             # One over variables of a reduction inside of this is for that to pass over.
@@ -138,14 +143,16 @@ class _Evaluation:
         return value
 
     def opaque(self, expr: Opaque, function: Any, body: Array, order: tuple[str, ...]) -> Array:
-        """The function along the last dim of its body, the dim it makes put where the order has its variable."""
+        """
+        Return the function along the last dim of its body, with the dim it makes at its variable's place in `order`.
+        """
         (made,), (taken,) = expr.made, expr.names
         full = np.broadcast_to(body, [*body.shape[:-1], self.extents[taken]])
         axis = order.index(made)
         return np.moveaxis(np.squeeze(function(full, self.extents[made]), axis), -1, axis)
 
     def contract(self, expr: Reduce, order: tuple[str, ...]) -> Array | None:
-        """A sum of a product, by einsum over its two factors; None for anything else."""
+        """Return a sum of a product, computed by einsum over its two factors; None for anything else."""
         match expr:
             case Reduce("sum", _, Binary("*", left, right)):
                 pass
@@ -173,7 +180,7 @@ class _Evaluation:
         return value.reshape([self.extents[n] if n in out else 1 for n in order])
 
     def gather(self, picked: Pick, order: tuple[str, ...]) -> Array:
-        """The body at the one position the integers name, where that is in this piece."""
+        """Return the body at the one position that the integers name, where that is in this piece; 0 elsewhere."""
         at = self.value(picked.at, order) - self.offsets.get(picked.variable, 0)
         there = (at >= 0) & (at < self.extents[picked.variable])
         before = dict(self.fixed)
@@ -183,7 +190,7 @@ class _Evaluation:
         return np.where(there, body, 0)
 
     def along(self, name: str, order: tuple[str, ...]) -> Array:
-        """0, 1, 2, ... along the variable's axis."""
+        """Return the array 0, 1, 2, ... along the variable's axis."""
         if name in self.fixed:
             # Inside of a reduction the order has more variables at its end.
             fixed = self.fixed[name]

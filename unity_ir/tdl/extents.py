@@ -23,7 +23,10 @@ from unity_ir.tdl.syntax import (
 
 
 class Extents(Indices):
-    """Solves for extents. Sizes that do not fit raise `UnityError`, naming the two that disagree."""
+    """
+    Solves for the extents of index variables. Raises `UnityError` for sizes that do not fit, naming the two that
+    disagree.
+    """
 
     def _solve_extents(self) -> None:
         for (kind, index), clause in self.clauses.items():
@@ -77,7 +80,7 @@ class Extents(Indices):
                     self._solve_window(result.name, self._window(index.terms, self.sizes[index]), self.sizes[index])
 
     def _check_numbered(self) -> None:
-        """A dim that is only read at numbers has just as many positions."""
+        """Check that a dim that is read only at numbers has one position more than the largest of them."""
         read: dict[tuple[str, int], list[int | None]] = {}
         for result in self.line.results:
             for access in written_accesses(result.expr):
@@ -95,9 +98,10 @@ class Extents(Indices):
 
     def _solve_window(self, tensor: str, window: Window, size: int) -> None:
         """
-        The extent of the one variable a window leaves open, or that the window lies in the dim.
+        Solve for the extent of the one variable that a window leaves open, or else check that the window lies in the
+        dim.
 
-        What lies before the dim is padding, and there is as much of it behind.
+        The padding after the dim is as long as the padding before it.
         """
         last = size - 1 + max(0, -window.offset)
         unknown = [(c, v) for c, v in window.terms if v not in self.extents]
@@ -113,7 +117,7 @@ class Extents(Indices):
             self._set(name, room // factor + 1, tensor)
 
     def _solve_broadcasts(self) -> None:
-        """Extents of packs that broadcast: along each dim all operands have one size, or 1."""
+        """Solve for the extents of packs that broadcast: along each dim all operands have one size, or 1."""
         reads = [a for r in self.line.results for a in written_accesses(r.expr)]
         names = {i.name for a in reads for i in a.indices if isinstance(i, Pack) and i.broadcast}
         ones: list[tuple[str, str]] = []

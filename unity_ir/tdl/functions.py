@@ -15,6 +15,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class ScalarFunction:
+    """A scalar function: the number of its arguments, its numpy semantics and its cost."""
+
     arity: int
     evaluate: Callable[..., Array]
     flops: int
@@ -59,8 +61,10 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 def philox(seed: Array, position: Array) -> Array:
     """
-    Uniform numbers in [0, 1) of 24 bits: the first word of Philox-4x32-10 (Salmon et al., SC'11) under the key `seed`
-    at the counter `position`, both below 2^64. Each depends on its own position alone.
+    Return uniform numbers in [0, 1) of 24 bits, one per position.
+
+    Each is the first word of Philox-4x32-10 (Salmon et al., SC'11) under the key `seed` at the counter `position`, both
+    below 2^64, so that it depends on its own position alone.
     """
     key, counter = np.asarray(seed).astype(np.uint64), np.asarray(position).astype(np.uint64)
     shift = np.uint64(32)

@@ -16,7 +16,7 @@ from unity_ir.tdl.syntax import Access, Call, Const, Expr, Name, Reduce, Var, in
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The expression `where(eq(variable, at), body, 0)`."""
+    """The parts of the expression `where(eq(variable, at), body, 0)`."""
 
     variable: str
     at: Access
@@ -24,7 +24,11 @@ class Pick:
 
 
 def pick(expr: Expr) -> Pick | None:
-    """Given `where(eq(v, ids[b]), t[v, e], 0)`, returns v, ids[b] and t[v, e]."""
+    """
+    Return the parts of a pick, or None for any other expression.
+
+    Given `where(eq(v, ids[b]), t[v, e], 0)`, returns v, ids[b] and t[v, e].
+    """
     match expr:
         case Call("where", (Call("eq", (Name(variable), Access() as at)), body, Const(0))):
             return Pick(variable, at, body)
@@ -33,7 +37,10 @@ def pick(expr: Expr) -> Pick | None:
 
 
 def gather(expr: Expr) -> Pick | None:
-    """The pick in a sum over the picked variable, which reads one element instead of all; None for other sums."""
+    """
+    Return the pick in a sum over the picked variable, which reads one element instead of all; None for other
+    expressions.
+    """
     match expr:
         case Reduce("sum", (Var(name),), body):
             found = pick(body)
@@ -46,7 +53,9 @@ def gather(expr: Expr) -> Pick | None:
 
 def scatter(expr: Expr) -> Pick | None:
     """
-    The pick in a sum over positions of the integers, which adds each element to the place picked; None for other sums.
+    Return the pick in a sum over the positions of the integers, which adds each element to the place picked.
+
+    None for other expressions.
     """
     match expr:
         case Reduce("sum", _, body):

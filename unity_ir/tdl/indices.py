@@ -27,10 +27,12 @@ from unity_ir.tdl.syntax import (
 
 
 class Indices(Ranks):
-    """Makes bound indices of the written indices of accesses and results."""
+    """Replaces the written indices of accesses and results by bound indices."""
 
     def index(self, index: WrittenIndex, copy: int | None) -> list[Index]:
-        """The bound indices one written index stands for, in copy number `copy` of a starred access or result."""
+        """
+        Return the bound indices one written index stands for, in copy number `copy` of a starred access or result.
+        """
         match index:
             case Pack(name, permuted_by):
                 names = [f"{name}{i}" for i in range(self.ranks.get(name, 0))]
@@ -52,7 +54,7 @@ class Indices(Ranks):
                 return [index]
 
     def _window(self, terms: Sequence[AffineTerm], size: int) -> Window:
-        """The window with its attributes' values; its size, where an operand gives it, is filled in later."""
+        """Return the window with its attributes' values; its size, where an operand gives it, is filled in later."""
         found: list[tuple[int, str]] = []
         offset = 0
         for term in terms:
@@ -72,7 +74,7 @@ class Indices(Ranks):
     def indices(
         self, written: Sequence[WrittenIndex], copy: int | None, tensor: str | None = None
     ) -> tuple[Index, ...]:
-        """The bound indices of an access to a tensor, or of a result, whose clauses give sizes."""
+        """Return the bound indices of an access to a tensor, or of a result, whose clauses give sizes."""
         shape = None if tensor is None else self.shapes[tensor]
         bound: list[Index] = []
         for index in written:
@@ -87,7 +89,9 @@ class Indices(Ranks):
         return tuple(map(self._plain, bound))
 
     def _broadcast(self, pack: Pack, tensor: str, first: int, written: int) -> list[Index]:
-        """The variables of a pack, aligned at the last; a dim of size 1 that the pack is longer along is read at 0."""
+        """
+        Return the variables of a pack, aligned at the last; a dim of size 1 that the pack is longer along is read at 0.
+        """
         shape, rank = self.shapes[tensor], self.ranks[pack.name]
         own = len(shape) - written + 1
         found: list[Index] = []
@@ -98,10 +102,12 @@ class Indices(Ranks):
 
     def _plain(self, index: Index) -> Index:
         """
-        Without variables that have one value only; a window that does nothing is a plain variable.
+        Return an index without variables of extent 1; a window that reads a whole dim in order becomes a plain
+        variable.
 
         So a convolution of 1 x 1 is a matrix product, and one without groups can be divided by its channels. A window
-        that may lie outside of its dim keeps all its variables, as a reduction over one passes over what is outside.
+        that may lie outside of its dim keeps all its variables, since a reduction over one passes over positions
+        outside.
         """
         match index:
             case Composite(names):

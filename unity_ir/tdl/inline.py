@@ -43,7 +43,11 @@ class Definition:
 
 
 def inline(definitions: Iterable[Definition], results: Iterable[WrittenResult]) -> tuple[WrittenResult, ...]:
-    """The results with every definition written out; a definition may use those before it. Raises `UnityError`."""
+    """
+    Return the results with every definition written out; a definition may use those before it.
+
+    Raises `UnityError` for a name defined twice, and for definitions with, or used with, indices that do not fit.
+    """
     known: dict[str, Definition] = {}
     for definition in definitions:
         if definition.name in known:
@@ -79,7 +83,9 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
 
 
 def renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
-    """The expression over other indices; those it binds itself keep their names."""
+    """
+    Return the expression with its indices replaced as `names` says; indices that it binds itself keep their names.
+    """
 
     def index(old: WrittenIndex) -> WrittenIndex:
         match old:

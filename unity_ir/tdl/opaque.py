@@ -16,16 +16,21 @@ from unity_ir.tdl.functions import Array
 
 @dataclass(frozen=True, slots=True)
 class OpaqueFunction:
-    """A function of `opaque` expressions: its numpy semantics and FLOPs."""
+    """A function that TDL expressions name by `opaque`: its numpy semantics and FLOPs."""
 
     evaluate: Callable[[Array, int], Array]
-    """From an array whose last dim is the one taken, and the size of the dim made, to one whose last dim is that."""
+    """
+    `evaluate(array, size)` returns an array whose last dim, the one made, has this size; the last dim of `array` is the
+    one taken.
+    """
     flops: int
     """Floating point operations per element of the body."""
 
 
 def _largest(x: Array, count: int) -> Array:
-    """Positions of the largest elements, largest first; of equal ones the first."""
+    """
+    Return the positions of the `count` largest elements along the last dim, largest first; of equal ones the first.
+    """
     return np.argsort(-x, axis=-1, kind="stable")[..., :count]
 
 

@@ -20,10 +20,10 @@ from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Index,
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """
-    How one tensor is divided: a degree per dim, pieces that are addends (`sum`), pieces that are identical (`copy`).
+    The division of one tensor: a degree per dim, pieces that are addends (`sum`), pieces that are identical (`copy`).
 
-    Pieces may hold more than their part: per dim, so many elements before and after it, either as their neighbours have
-    them (`halo`) or addends of what their neighbours have (`halo_sum`); () where there are none.
+    Pieces may have borders: per dim, the elements before and after a piece that are copies of its neighbours' (`halo`)
+    or addends of its neighbours' (`halo_sum`); () where there are none.
     """
 
     dims: tuple[int, ...]
@@ -40,11 +40,11 @@ Carriers = frozenset[str]
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """
-    How an operator's task grid is divided (FlexFlow's SOAP, Tofu's partition-n-reduce).
+    The division of an operator's task grid (FlexFlow's SOAP, Tofu's partition-n-reduce).
 
-    `degrees` of index variables (only those above 1), `copy` tasks that compute the same, and `sums`: for a set of
-    operands the operator is linear in, how many addends they are in. A product may have both its factors in addends,
-    each set by itself, since it is linear in either.
+    `degrees` are those of index variables (only those above 1), `copy` the number of tasks that compute the same, and
+    `sums` the number of addends, for each set of operands the operator is linear in. A product may have both its
+    factors in addends, each set by itself, since it is linear in either.
     """
 
     degrees: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -53,16 +53,17 @@ class Configuration:
 
     @property
     def sum(self) -> int:
-        """The addends of all sets of carriers."""
+        """The number of addends: the product over all sets of carriers."""
         return prod(self.sums.values())
 
     def degree(self, variable: str | None) -> int:
+        """Return the degree of an index variable; 1 if it is not divided, or None is given."""
         return 1 if variable is None else self.degrees.get(variable, 1)
 
 
 def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    What each operand must look like under a configuration.
+    Return how each operand must be divided under a configuration.
 
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and m by 2, returns x: dims (2, 1), and w: dims (1, 1), copy 2.
     """
@@ -80,7 +81,8 @@ def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[D
 
 def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    What each result looks like under a configuration: its dims follow their variables, root-level sums leave addends.
+    Return how each result is divided under a configuration: dims as their variables, sums over divided variables in
+    addends.
 
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and k by 2, returns dims (1, 1), sum 2.
     """
@@ -95,16 +97,16 @@ def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[De
 
 
 def _divided(halos: Halos, degrees: Sequence[int]) -> Halos:
-    """The halos of the dims that are divided."""
+    """Return the halos, with (0, 0) for dims that are not divided; () if none is left."""
     found = tuple(h if d > 1 else (0, 0) for h, d in zip(halos, degrees, strict=False))
     return found if any(map(any, found)) else ()
 
 
 def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Configuration:
     """
-    The one configuration under which the operands are what they are.
+    Return the one configuration under which the operands may be divided as they are.
 
-    Raises `UnityError` where there is none: the operator, the dim or operand that breaks a rule, and the parallel
+    Raises `UnityError` where there is none, with the operator, the dim or operand that breaks a rule, and the parallel
     operator that would mend it.
     """
     bound = analysis.bound
@@ -199,9 +201,9 @@ def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
 
 def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
     """
-    The line one task of the grid computes: the same expressions over extents divided by their degrees.
+    Return the line that one task of the grid computes: the same expressions over extents divided by their degrees.
 
-    `analysis` is that of the line, where it is known.
+    `analysis` is that of `bound`, if it is known already.
     """
     extents = {v: size // configuration.degree(v) for v, size in bound.extents.items()}
     results = bound.results
@@ -211,7 +213,7 @@ def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None 
 
 
 class _PieceOfWindows:
-    """Dims that are divided have the size of a piece with its halo, in every window on them."""
+    """Rewrites the windows of a line for a piece: divided dims get the size of a piece with its halo."""
 
     def __init__(self, analysis: Analysis, configuration: Configuration):
         self.bound = analysis.bound

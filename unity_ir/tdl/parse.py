@@ -204,9 +204,9 @@ def _grammar() -> Lark:
 @cache
 def parse_line(text: str) -> Line:
     """
-    Parse one operator's TDL line.
+    Return one operator's TDL line, parsed.
 
-    Raises `UnityError` that names the place where the text does not follow the grammar, or the name that is unknown.
+    Raises `UnityError` with the place where the text does not follow the grammar, or the name that is unknown.
     """
     text = " ".join(text.split())
     try:

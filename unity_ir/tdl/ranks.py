@@ -58,7 +58,7 @@ class Ranks:
         """Variables of extent 1, for the dims of operands that broadcast."""
 
     def fail(self, message: str) -> UnityError:
-        """The `UnityError` for this operator with a message."""
+        """Return the `UnityError` for this operator with a message."""
         return UnityError(f"pcg.{self.line.operator}: {message}")
 
     def _spell_operands(self, shapes: Sequence[Shape]) -> tuple[tuple[Parameter, ...], dict[str, Shape]]:
@@ -88,7 +88,9 @@ class Ranks:
         return "bool" if dtype == "bool" else "int"
 
     def _count_copies(self, shapes: Sequence[Shape]) -> int:
-        """How many of everything starred: operands of a variadic parameter, or sizes given by a clause."""
+        """
+        Return the number of copies of starred names: operands of a variadic parameter, or sizes given by a clause.
+        """
         fixed = sum(not p.variadic for p in self.line.parameters)
         if fixed < len(self.line.parameters):
             return len(shapes) - fixed
@@ -176,7 +178,7 @@ class Ranks:
 
 
 def written_accesses(expr: Expr) -> list[Access]:
-    """All tensor accesses in a written expression."""
+    """Return all tensor accesses in a written expression."""
     if isinstance(expr, Access):
         return [expr]
     return [a for child in children(expr) for a in written_accesses(child)]

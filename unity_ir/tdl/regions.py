@@ -29,7 +29,7 @@ class ExtentSum:
     terms: tuple[tuple[ExtentProduct, int], ...]
 
     def at(self, extents: Mapping[str, int]) -> int:
-        """Its value at given extents."""
+        """Return its value at the given extents of the index variables."""
         return sum(factor * prod(extents[v] for v in names) for names, factor in self.terms)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class ExtentSum:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The interval of a dim that worker p of d reads; see the module for `step`, `low` and `high`."""
+    """The interval of a dim that worker p of d reads; the module's docstring defines `step`, `low` and `high`."""
 
     step: ExtentSum
     low: ExtentSum
@@ -64,11 +64,11 @@ _NOTHING = ExtentSum(())
 
 def region(index: Index, variable: str) -> Region | None:
     """
-    The region of a dim indexed by `index` that a worker reads when `variable`, one of the index's, is divided. None if
-    the
-    regions of the workers are not intervals of equal step.
+    Return the region of a dim that a worker reads when `variable` is divided; the dim is indexed by `index`, which has
+    it.
 
-    Given `2*y + i - 3` and y: step 2*|y|, low 3 and high |i| - 5.
+    None if the regions of the workers are not intervals of equal step. Given `2*y + i - 3` and y: step 2*|y|, low 3 and
+    high |i| - 5.
     """
     match index:
         case Var():
@@ -89,7 +89,7 @@ def region(index: Index, variable: str) -> Region | None:
 
 def leading(index: Index, extents: Mapping[str, int]) -> str | None:
     """
-    The variable whose degree a dim carries: the outermost one, if its workers' steps make up the whole dim.
+    Return the variable whose degree a dim carries: the outermost one, if its workers' steps make up the whole dim.
 
     Given `k` returns k; given `(h d)` returns h; given `2*y + i - 3` returns y where 2*|y| is the size of the dim, and
     no halo wider than that; given segments returns None: such a dim has degree 1.
@@ -106,7 +106,7 @@ def leading(index: Index, extents: Mapping[str, int]) -> str | None:
 
 
 def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, int]:
-    """The elements before and after its piece that a worker reads when `variable` is divided."""
+    """Return how many elements before and after its piece of a dim a worker reads when `variable` is divided."""
     found = region(index, variable)
     assert found is not None, f"{variable} cannot be divided in {index}"
     return max(0, found.low.at(extents)), max(0, found.high.at(extents))

@@ -38,7 +38,9 @@ class Composite:
 @dataclass(frozen=True, slots=True)
 class Segments:
     """
-    A dim that lays the ranges of several variables end to end; `active` is the one that runs here, if only one does.
+    A dim in which the ranges of several variables are laid end to end.
+
+    `active` is the number of the variable through which the dim is read, if it is only one of them.
     """
 
     names: tuple[str, ...]
@@ -62,9 +64,10 @@ class StarredSegments:
 @dataclass(frozen=True, slots=True)
 class Pack:
     """
-    As many variables as the rank asks for: `a..`; `permuted_by` names an attribute with their order.
+    As many variables as the operand's rank asks for: `a..`; `permuted_by` names an attribute with their order.
 
-    One that broadcasts, `~a..`, is aligned at the last dim: leading dims may be missing, dims of size 1 are read at 0.
+    A pack that broadcasts, `~a..`, is aligned at the last dim: leading dims may be missing, dims of size 1 are read at
+    0.
     """
 
     name: str
@@ -74,7 +77,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A number given by an attribute: entry `at` of one of kind `ints`, or the value of one of kind `int`."""
+    """A number given by an attribute: entry `at` of an attribute of kind `ints`, or the value of one of kind `int`."""
 
     attribute: str
     at: int | None = None
@@ -94,7 +97,7 @@ class AffineTerm:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A window as it is written: `stride.0*y + i - pad`; a variable may also be the name of an attribute."""
+    """A window as it is written: `stride.0*y + i - pad`; a term's variable may also be the name of an attribute."""
 
     terms: tuple[AffineTerm, ...]
 
@@ -104,8 +107,8 @@ class Window:
     """
     A dim at position `sum(coefficient * variable) + offset`.
 
-    Read outside of the tensor it is 0, and a reduction passes over it; written outside, it is lost; written several
-    times, it is added up.
+    A read outside of the tensor gives 0, and a reduction passes over it; a write outside is dropped; several writes to
+    one position are added up.
     """
 
     terms: tuple[tuple[int, str], ...]
@@ -119,7 +122,10 @@ class Window:
     """Elements of a piece's halo before the piece."""
 
     def span(self, extents: Mapping[str, int], without: str | None = None) -> int:
-        """How far positions reach beyond the lowest, as all variables, `without` one, run."""
+        """
+        Return how far positions reach beyond the lowest one as all variables, or all but `without`, run over their
+        extents.
+        """
         return sum(c * (extents[v] - 1) for c, v in self.terms if v != without)
 
 
@@ -146,21 +152,21 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The extent of index variables; bound to a constant of the whole tensor, never of a piece."""
+    """The extent of index variables; when bound, a constant of the whole tensor, never of a piece."""
 
     indices: tuple[WrittenIndex, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The row-major position of index variables in the whole tensor they index; spelled out when bound."""
+    """The row-major position of index variables in the whole tensor they index; binding spells it out."""
 
     indices: tuple[WrittenIndex, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A read of a tensor: `x[m, k]`; `starred` if of every variadic operand."""
+    """A read of a tensor: `x[m, k]`; `starred` if it reads every variadic operand."""
 
     tensor: str
     indices: tuple[WrittenIndex, ...]
@@ -197,7 +203,7 @@ class Reduce:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The bound variables; only of a bound line."""
+        """The variables that a bound reduction binds; not defined for a written one."""
         return tuple(i.name for i in self.indices if isinstance(i, Var))
 
 
@@ -211,9 +217,10 @@ class Cases:
 @dataclass(frozen=True, slots=True)
 class Opaque:
     """
-    A function of `tdl.opaque` that no expression says: from the body along the dims of `inputs` to dims `outputs`.
+    A function of `tdl.opaque` that TDL expressions cannot define: from the body along the dims of `inputs` to dims
+    `outputs`.
 
-    Nothing is known of it but that it treats every position of all other variables alike, so those may be divided.
+    It treats every position of all other variables alike, so those may be divided; nothing else is known of it.
     """
 
     function: str
@@ -223,12 +230,12 @@ class Opaque:
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The variables along the result; only of a bound line."""
+        """The variables along the result of a bound opaque function; not defined for a written one."""
         return tuple(i.name for i in self.outputs if isinstance(i, Var))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The bound variables; only of a bound line."""
+        """The variables that a bound opaque function binds; not defined for a written one."""
         return tuple(i.name for i in self.inputs if isinstance(i, Var))
 
 
@@ -248,11 +255,12 @@ class Parameter:
 
     @property
     def floating(self) -> bool:
-        """Only such operands may be in partial sums, and have a gradient."""
+        """Whether the operand holds floating point numbers; only these may be in partial sums, and have a gradient."""
         return self.kind == "float"
 
     @property
     def integer(self) -> bool:
+        """Whether the operand holds integers."""
         return self.kind == "int"
 
 
@@ -280,7 +288,9 @@ class WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """`rank(a..) = dim`, `size(h) = heads`, `size(y + i) = sizes.0` or `degree(k..) = degrees`."""
+    """
+    A condition of a line: `rank(a..) = dim`, `size(h) = heads`, `size(y + i) = sizes.0` or `degree(k..) = degrees`.
+    """
 
     kind: str
     index: WrittenIndex
@@ -317,12 +327,13 @@ class Result:
 
     @property
     def floating(self) -> bool:
+        """Whether the result holds floating point numbers."""
         return self.dtype not in NOT_FLOATING
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A line at given operand shapes and attributes."""
+    """A line bound to operand shapes and attributes."""
 
     operator: str
     operands: tuple[Parameter, ...]
@@ -334,7 +345,7 @@ class Bound:
 
     def result_shape(self, result: Result) -> tuple[int, ...]:
         """
-        Global shape of a result.
+        Return the global shape of a result.
 
         Given `out[m, (h d)]` with extents m=4, h=2, d=8, returns `(4, 16)`.
         """
@@ -342,6 +353,7 @@ class Bound:
 
     @property
     def result_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The global shape of every result."""
         return tuple(self.result_shape(r) for r in self.results)
 
     @property
@@ -352,7 +364,7 @@ class Bound:
 
 
 def index_names(index: WrittenIndex) -> tuple[str, ...]:
-    """The variables of one bound index, outermost first."""
+    """Return the variables of one bound index, outermost first."""
     match index:
         case Var(name):
             return (name,)
@@ -365,13 +377,13 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
 
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
-    """The size of the dim a bound index runs over."""
+    """Return the size of the dim a bound index runs over."""
     return index.size if isinstance(index, Window) else joined_extent(index, extents)
 
 
 def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
     """
-    The size of the dim that a bound index other than a window runs over. Extents may be ints or polynomials.
+    Return the size of the dim that a bound index other than a window runs over. Extents may be ints or polynomials.
 
     Given `(h d)` as a composite returns the product of the extents of h and d, as segments their sum.
     """
@@ -381,10 +393,10 @@ def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
 
 def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callable[[str], N]) -> N:
     """
-    The position in its dim to which a bound index other than a window points, from the positions of its variables,
-    `at(name)`, which may be ints, arrays or polynomials.
+    Return the position in its dim to which a bound index other than a window points.
 
-    Given `(h d)` as a composite returns `at(h) * |d| + at(d)`; as segments, with d active, `at(d) + |h|`.
+    `at(name)` is the position of each of its variables; positions may be ints, arrays or polynomials. Given `(h d)` as
+    a composite returns `at(h) * |d| + at(d)`; as segments, with d active, `at(d) + |h|`.
     """
     names = index_names(index)
     if isinstance(index, Segments):
@@ -395,7 +407,7 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """The direct sub-expressions of `expr`."""
+    """Return the direct sub-expressions of `expr`."""
     match expr:
         case Binary(_, left, right):
             return (left, right)
@@ -410,12 +422,12 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def accesses(expr: Expr) -> tuple[Access, ...]:
-    """Every tensor access in `expr`, in reading order."""
+    """Return every tensor access in `expr`, in reading order."""
     if isinstance(expr, Access):
         return (expr,)
     return tuple(a for child in children(expr) for a in accesses(child))
 
 
 def tensors(expr: Expr) -> frozenset[str]:
-    """The names of the tensors `expr` reads."""
+    """Return the names of the tensors `expr` reads."""
     return frozenset(a.tensor for a in accesses(expr))

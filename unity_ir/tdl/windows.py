@@ -15,8 +15,10 @@ from unity_ir.tdl.syntax import Composite, Index, Var, Window
 
 def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], order: Sequence[str]) -> Array:
     """
-    A view of an array of which some dims are windows: an axis per variable of `order`, of size 1 where it
-    does not occur. Outside of the array it is 0.
+    Return a read-only view of an array some of whose dims are indexed by windows.
+
+    It has an axis per variable of `order`, of size 1 where the variable does not occur; elements outside of the array
+    are 0.
     """
     starts: list[int] = []
     pads: list[tuple[int, int]] = []
@@ -36,7 +38,7 @@ def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], ord
 
 
 def inside(index: Window, extents: Mapping[str, int], offsets: Mapping[str, int], order: Sequence[str]) -> Array:
-    """Where a window lies inside the whole tensor: a condition over `order`. `offsets` as `evaluate` has them."""
+    """Return a mask over `order`, True where a window lies inside the whole tensor; `offsets` is as in `evaluate`."""
     position = np.full((1,) * len(order), index.offset)
     for factor, variable in index.terms:
         shape = [extents[v] if v == variable else 1 for v in order]
@@ -46,9 +48,10 @@ def inside(index: Window, extents: Mapping[str, int], offsets: Mapping[str, int]
 
 def write(value: Array, indices: Sequence[Index], extents: Mapping[str, int]) -> Array:
     """
-    The array of dims so indexed, from its elements: an axis for each variable of the indices, in their order.
+    Return an array with the dims that `indices` describe, written through windows.
 
-    What falls on one place is added up, what falls outside is lost.
+    `value` has an axis for each variable of the indices, in their order. Elements written to one place are added up;
+    elements written outside are dropped.
     """
     # A dim by several variables in the usual way, outermost first, is one axis.
     terms = [
@@ -86,7 +89,7 @@ def _size(index: Index, extents: Mapping[str, int]) -> int:
 
 
 def _terms(index: Index, extents: Mapping[str, int]) -> Sequence[tuple[int, str]]:
-    """The position an index stands for, as coefficients of its variables."""
+    """Return the position an index stands for, as coefficients of its variables."""
     match index:
         case Var(name):
             return ((1, name),)
@@ -99,6 +102,6 @@ def _terms(index: Index, extents: Mapping[str, int]) -> Sequence[tuple[int, str]
 
 
 def _local(index: Index, extents: Mapping[str, int]) -> tuple[int, int]:
-    """The first position in the array, and how far positions reach beyond it."""
+    """Return the first position in the array, and how far positions reach beyond it."""
     reach = sum(c * (extents[v] - 1) for c, v in _terms(index, extents))
     return (index.offset + index.low if isinstance(index, Window) else 0), reach

@@ -166,6 +166,7 @@ class _Lines(TorchWriter):
     # -- values
 
     def value(self, expr: Expr) -> TensorText:
+        """Write an expression in the first form that matches it."""
         sharing = self.sharing
         if sharing is None or not is_work(expr):
             return self._value(expr)

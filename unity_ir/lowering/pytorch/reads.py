@@ -72,9 +72,10 @@ def atom(writer: TorchWriter, tensor: str) -> Text:
 
 def unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
     """
-    Unfold windows: given a tensor with a dim `token(i)` for each window, write one with a dim per variable of them.
+    Return the text of a tensor with its windows unfolded.
 
-    `dims` is changed in place accordingly. Positions outside of the tensor are 0.
+    `text` is a tensor with a dim `token(i)` for each window; in the result each has a dim per variable of the window,
+    and `dims`, the names of the dims, is changed in place accordingly. Positions outside of the tensor are 0.
     """
     reaches = [reach(window, writer.extents) for window in windows]
     around = [(max(0, -first), max(0, last - w.size + 1)) for (first, last), w in zip(reaches, windows, strict=True)]

@@ -256,6 +256,7 @@ class _Body:
         return writer.known(key) or writer.define(key, access.tensor, f"tl.load({pointer}{options})")
 
     def store(self, buffer: Buffer, indices: Sequence[object], rows: bool, features: Sequence[str], value: str) -> None:
+        """Write the store of a tile of rows, or columns, by features to a buffer."""
         writer = self.writer
         writer.axes = self._axes(rows, features)
         writer.store(buffer.name, address(indices, self.extents), value)  # pyright: ignore[reportArgumentType]
@@ -269,7 +270,7 @@ class _Body:
         return self.writer.define(node, wish, text)
 
     def over_tile(self) -> None:
-        """Have the following expressions computed element by element of the tile of rows by columns."""
+        """Set the axes so that the next expressions are computed element by element of the tile of rows by columns."""
         self.writer.axes = self._axes(None, ("",))
 
     def score(self) -> str:
@@ -410,6 +411,7 @@ class _Gradient:
         self.body = _Body(of.scores, place, [o for _, o in sums], reads, rows_move=not over_columns)
 
     def launch(self) -> KernelLaunch:
+        """Finish the kernel and return its launch."""
         body, writer = self.body, self.body.writer
         scores, second = self.of.scores, self.of.second
         seconds = () if second is None else tuple(n for n in second.names if body.extents[n] > 1)

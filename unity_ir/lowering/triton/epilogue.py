@@ -71,7 +71,11 @@ class Epilogue(KernelWriter):
         return sum(count(each.expr) for each in self.stages)
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
-        """As in `KernelWriter`, but with strides as parameters if the text serves all shapes."""
+        """
+        Return the pointer expression and the mask as `KernelWriter.pointer` does.
+
+        If the text serves all shapes, strides are parameters.
+        """
         if not self.serves_all_shapes:
             return super().pointer(tensor, where)
         found = strides(self.of.names, self.extents, where, "bmn")

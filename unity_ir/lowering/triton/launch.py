@@ -55,7 +55,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class LaunchWork:
-    """How the work of one launch is distributed, which decides whether operators gain by being fused."""
+    """The distribution of one launch's work, which decides whether operators gain by being fused."""
 
     kind: str
     """One of `elements` (pointwise), `rows` (reductions) and `product` (matrix products); empty for other kernels."""
@@ -113,7 +113,7 @@ class KernelLaunch:
     constants: Mapping[str, Scalar]
     num_warps: int
     num_stages: int | None = None
-    """None where the kernel has no loop to pipeline."""
+    """Pipeline stages of the kernel's loop; None if it has no loop to pipeline."""
     allocation: str | None = None
     """The line of the launcher that allocates the buffer this launch fills; None if an earlier line did."""
     before: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ class KernelLaunch:
 
     @property
     def work(self) -> LaunchWork:
-        """How the work is distributed over programs."""
+        """The distribution of the work over programs."""
         return LaunchWork(self.kind, prod(self.grid), self.passes)
 
     @property
@@ -223,10 +223,12 @@ class Stage:
 
     @property
     def expr(self) -> Expr:
+        """The result's expression."""
         return self.result.expr
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The result's shape on this rank."""
         return Bound("", (), (), self.extents, {}).result_shape(self.result)
 
     @property
@@ -322,5 +324,5 @@ def mentions(expr: Expr, variable: str) -> bool:
 
 
 def warps(elements: int) -> int:
-    """Return the number of warps for a tile of so many elements: 16 elements per thread, between 1 and 16 warps."""
+    """Return the number of warps for a tile of this many elements: 16 elements per thread, between 1 and 16 warps."""
     return max(1, min(16, elements // 512))

@@ -82,7 +82,11 @@ _TAKEN = (
 
 
 def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> KernelLaunch:
-    """Return the launch of the kernel for a stage of this contraction, and for `more` stages of the same product."""
+    """
+    Return the launch of the kernel for a stage that is a function of the contraction `of`.
+
+    The kernel also computes `more` stages, which are functions of the same product.
+    """
     x, w = stage.buffers[of.x], stage.buffers[of.w]
     sizes = of.sizes
     # Copies to shared memory are asynchronous if they are of 16 bytes, or of one float32.

@@ -48,10 +48,10 @@ _MULTIPLY = "@triton.jit\ndef multiply(a, b):\n    return a * b\n\n\n"
 
 def reduction_launches(stage: Stage, more: Sequence[Stage] = ()) -> list[KernelLaunch]:
     """
-    Return the launches for a stage with reductions, none of which depends on a variable of an outer one, and for `more`
-    stages over the same rows.
+    Return the launches for a stage with reductions and for `more` stages over the same rows.
 
-    One kernel computes all, or two where long reductions are split over programs: partial results, then their sum.
+    No reduction of a stage may depend on a variable of an outer one. There is one launch, or two where long reductions
+    are split over programs: the first computes partial results, the second their sum.
     """
     stages = (stage, *more)
     parts = parts_of(stages)

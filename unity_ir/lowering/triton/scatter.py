@@ -56,8 +56,10 @@ def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
 @dataclass(frozen=True, slots=True)
 class Sorted:
     """
-    Variables of the launcher for two int64 tensors: `order` has the positions sorted by their places, `begins` the
-    index in it at which each place begins, with one entry more for the end of the last.
+    Variables of the launcher for two int64 tensors about an array of integers, each of which picks a place.
+
+    `order` has the positions in the array, sorted by the place picked. `begins` has the index in `order` at which each
+    place begins, and one entry more for the end of the last place.
     """
 
     order: str
@@ -65,11 +67,16 @@ class Sorted:
 
     @staticmethod
     def of(stage: Stage) -> Sorted:
-        """Return new variables, named after the stage's result."""
+        """Return new variables of the launcher, named after the stage's result."""
         return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
 
     def lines(self, stage: Stage, place: str, at: Access) -> tuple[str, ...]:
-        """Return the launcher's lines that compute both from the integers `at`, values of the variable `place`."""
+        """
+        Return the launcher's lines that compute `order` and `begins`.
+
+        `at` reads the integers, which are values of the index variable `place`; if the launcher has a piece of its
+        values, only the places of the piece are in `begins`.
+        """
         ids = stage.buffers[at.tensor].name
         start, count = stage.starts.get(place), stage.extents[place]
         limits = f"{count + 1}" if start is None else f"{start}, {start} + {count + 1}"
@@ -82,7 +89,9 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """How sorted positions are cut into chunks, and the `buffer` of the sums of chunks that lie within one place."""
+    """
+    The chunks that sorted positions are cut into, and the `buffer` of the sums of chunks that lie within one place.
+    """
 
     buffer: Buffer
     size: int
@@ -130,6 +139,7 @@ class _Body:
         self.kernel.arguments = {**given, **self.kernel.arguments}
 
     def new(self, wish: str) -> str:
+        """Return a new identifier of the kernel, like `wish`."""
         return self.kernel.names.new(wish)
 
     def begin(self, wish: str) -> str:

@@ -22,24 +22,24 @@ from unity_ir.rules.rule import Rule
 
 @cache
 def family(name: str) -> tuple[Substitution, ...]:
-    """The substitutions of one file of the library, in the order of its text: `family("algebraic")`."""
+    """Return the substitutions of one file of the library, in the order of its text: `family("algebraic")`."""
     file = files(__name__).joinpath(f"{name}.pcg")
     return parse_rules(file.read_text(encoding="utf-8"), f"{name}.pcg")
 
 
 def families() -> tuple[str, ...]:
-    """Names of the files of the library."""
+    """Return the names of the library's files, without `.pcg`, sorted."""
     return tuple(sorted(f.name.removesuffix(".pcg") for f in files(__name__).iterdir() if f.name.endswith(".pcg")))
 
 
 def load() -> tuple[Substitution, ...]:
-    """Every substitution of the library, by family and in the order of the text."""
+    """Return every substitution of the library, by family and in the order of the text."""
     return tuple(rule for name in families() for rule in family(name))
 
 
 def read(path: str) -> tuple[Substitution, ...]:
     """
-    The substitutions in the file at `path`, checked.
+    Return the substitutions in the file at `path`, checked.
 
     Raises `UnityError` for text that is no rule and for rules that are not well formed; `OSError` if it cannot be read.
     """
@@ -53,7 +53,11 @@ def read(path: str) -> tuple[Substitution, ...]:
 
 
 def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
-    """Rules by name, each with all its cases. Raises `UnityError` where a case occurs twice."""
+    """
+    Return the rules that the substitutions make, by name, each with all its cases.
+
+    Raises `UnityError` where two substitutions have one name.
+    """
     cases: dict[str, list[Substitution]] = {}
     seen: set[str] = set()
     for substitution in substitutions:
@@ -66,13 +70,14 @@ def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
 
 @cache
 def rules() -> dict[str, Rule]:
-    """All rules of the library by name."""
+    """Return all rules of the library by name."""
     return group(load())
 
 
 def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
     """
-    The rule, or the case of a rule, called `name`: in `known` if given, else in the library.
+    Return the rule, or the case of a rule, called `name`: in `known` if given, else in the library.
+
     Raises `UnityError` naming the nearest names if there is none.
     """
     known = rules() if known is None else known

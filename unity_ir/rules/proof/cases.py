@@ -24,7 +24,7 @@ from unity_ir.rules.proof.tensors import TensorForm, named
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a proof: all that is not symbolic in it."""
+    """One case of a proof: the choices in it that are not symbolic."""
 
     ranks: Mapping[str, int]
     """The number of dims of each pack."""
@@ -43,8 +43,9 @@ class Case:
 
 def cases(rule: Substitution) -> Iterator[Case]:
     """
-    All cases of a rule that have to be proved; the numbers of dims in them stand for all others (see `places`).
-    Raises `Undecided` if the rule is well typed at none of the cases for some number of dims.
+    Yield all cases of a rule that have to be proved; the numbers of dims in them stand for all others (see `places`).
+
+    Raises `Undecided` if for some number of dims the rule is well typed in none of the cases.
     """
     for ranks in pack_ranks(rule):
         found = False
@@ -64,9 +65,10 @@ def cases(rule: Substitution) -> Iterator[Case]:
 
 def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
     """
-    Every choice of a number of dims for each pack for which the rule is proved, by pack. Raises `Undecided` if a
-    condition
-    mentions the number of dims of a pack, since then a few numbers do not stand for all.
+    Yield every choice of a number of dims for each pack for which the rule is proved, by pack.
+
+    Raises `Undecided` if a condition mentions the number of dims of a pack, since then a few numbers do not stand for
+    all.
     """
     if any(s.startswith("#") for c in rule.conditions for s in c.poly.symbols):
         raise Undecided("a condition is on the number of dims of a pack")
@@ -77,8 +79,9 @@ def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
 
 def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
     """
-    Every choice of values for the attribute parameters that name functions or element types, by parameter. Numeric
-    parameters get a sample value, but stay symbols in the proof.
+    Yield every choice of values for the attribute parameters that name functions or element types, by parameter.
+
+    Numeric parameters get a sample value, but stay symbols in the proof.
     """
     named_by = {p: choices(of) for p, of in parameters(rule).items()}
     names = [p for p, values in named_by.items() if values]
@@ -91,9 +94,10 @@ def spelled_at(
     rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]
 ) -> tuple[dict[str, int], list[Mapping[str, str]]]:
     """
-    Sample values for all symbols, at which lines are spelled out, and all element types of the inputs at which both
-    sides
-    are well typed there. No value is 1, since a dim of size 1 is left out of lines. Raises `Undecided` if nothing fits.
+    Return sample values for all symbols, at which lines are spelled out, and the element types of the inputs that fit.
+
+    The element types are all choices at which both sides are well typed at these values. No value is 1, since a dim of
+    size 1 is left out of lines. Raises `Undecided` if nothing fits.
     """
     random = Random(1)
     last: UnityError | None = None
@@ -130,7 +134,9 @@ def spelled_at(
 def inputs_at(
     rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str] = DTYPES
 ) -> dict[str, TensorForm]:
-    """The inputs of a rule as tensors of symbolic shapes, by name: each pack has the number of dims in `ranks`."""
+    """
+    Return the inputs of a rule as tensors of symbolic shapes, by name: each pack has the number of dims in `ranks`.
+    """
     inputs: dict[str, TensorForm] = {}
     for i in rule.inputs:
         shape: list[Poly] = []
@@ -155,9 +161,9 @@ def tensors(
     fixed: Mapping[str, Poly],
 ) -> tuple[list[TensorForm], Made]:
     """
-    Apply the operators of a side (source or target) to `inputs`. `fixed` has the numbers of dims of packs
-    (`Case.fixed`).
-    Returns the results of the side, and those of every operation by its id. Parallel operators are identities here.
+    Return the results of a side (source or target) over `inputs`, and the results of every operation, by its id.
+
+    `fixed` has the numbers of dims of packs (`Case.fixed`). Parallel operators are identities here.
     """
     made: Made = {}
     for operation in rule.operations(side):
@@ -169,12 +175,12 @@ def tensors(
 
 
 def result_of(term: Term, inputs: Mapping[str, TensorForm], made: Made) -> TensorForm:
-    """The tensor of a term, given the rule's inputs by name and the results of operations by id."""
+    """Return the tensor of a term, given the rule's inputs by name and the results of operations by id."""
     return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
 
 
 def attributes_at(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, AttrExpr]:
-    """The attributes of an operation, with the numbers of dims of packs put in for their symbols."""
+    """Return the attributes of an operation, with the numbers of dims of packs in place of their symbols."""
 
     def known(value: AttrExpr) -> AttrExpr:
         match value:

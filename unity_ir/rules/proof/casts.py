@@ -15,7 +15,7 @@ _BITS = {"i64": 63, "i32": 31, "bool": 1}
 
 def holds_all(source: str, target: str) -> bool:
     """
-    Whether every number of element type `source` is one of `target`, so that a cast changes none.
+    Return whether every number of element type `source` is one of `target`, so that a cast changes none.
 
     Given `bf16` and `f32` returns True, given `i64` and `f64` False.
     """
@@ -30,8 +30,10 @@ def holds_all(source: str, target: str) -> bool:
 
 def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     """
-    `of` cast to the element type `dtype`. A cast that may change a number is an uninterpreted function, so rounding,
-    wrapping and truncation are never taken for the identity; without `rounds`, those to floating point are.
+    Return `of` cast to the element type `dtype`.
+
+    A cast that may change a number is an uninterpreted function, so that rounding, wrapping and truncation are never
+    taken for the identity. Without `rounds`, casts to floating point types are the identity.
     """
     steps = [] if of.stored or of.dtype == dtype else [of.dtype]
     if not holds_all(of.dtype, dtype):

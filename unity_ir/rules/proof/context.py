@@ -38,7 +38,9 @@ class ProofContext:
     """Additions, products and sums are uninterpreted functions, so that equal forms round alike."""
 
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
-        """A new index over a dim of `size`: its position, its symbols, named after `stem`, and their constraints."""
+        """
+        Return a new index over a dim of `size`: its position, its symbols (named after `stem`), and their constraints.
+        """
         inner = self.splits.get(size)
         outer = None if inner is None else divided(size, inner)
         if inner is None or outer is None or inner == size:
@@ -55,7 +57,8 @@ class ProofContext:
 
     def multiple_and_rest(self, position: Poly, inner: Poly) -> tuple[Poly, Poly] | None:
         """
-        Quotient and remainder of `multiple * inner + index`, where the index runs over a dim of size `inner`.
+        Return the quotient and the remainder of a position by `inner`; None if it is not a multiple of `inner` plus an
+        index over a dim of size `inner`.
 
         Given c + i by c with i below c, returns 1 and i.
         """
@@ -65,9 +68,9 @@ class ProofContext:
 
     def count(self, size: Poly, before: Poly, step: Poly, reach: Poly) -> Poly:
         """
-        How many windows fit: the y with `step * (y - 1) + reach < size + before <= step * y + reach`.
+        Return the number of windows that fit: the y with `step * (y - 1) + reach < size + before <= step * y + reach`.
 
-        `before` is what padding adds on both sides together, `reach` how far one window extends.
+        `before` is the padding on both sides together, `reach` the extent of one window.
         """
         room = size + before - 1 - reach
         if step.constant == 1:

@@ -12,7 +12,11 @@ from unity_ir.tdl.syntax import Affine, Entry, WrittenIndex, joined_extent
 
 
 def given_number(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
-    """A number of a line: itself, or the value of an attribute. Raises `Undecided` where that is no number."""
+    """
+    Return a number of a line as a polynomial: the number itself, or the value of the attribute that gives it.
+
+    Raises `Undecided` where the attribute is no number.
+    """
     if isinstance(of, int):
         return number(of)
     value = attributes[of.attribute]
@@ -27,8 +31,9 @@ def dim_size(
     index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, AttrExpr]
 ) -> Poly:
     """
-    The size of the dim of a result that `index` runs over, from the extents of index variables; that of a window from
-    the attribute that gives it. Raises `Undecided` where that attribute is no number.
+    Return the size of the dim of a result that `index` runs over, from the extents of index variables.
+
+    The size of a window's dim is that of the attribute that gives it. Raises `Undecided` where that is no number.
     """
     if isinstance(index, Affine):
         return given_number(spelled.windows[index], attributes)

@@ -71,7 +71,7 @@ def equal(left: Form, right: Form, facts: Facts) -> Equality:
 
 
 def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
-    """Facts with every guard on free indices decided, and the form where they hold."""
+    """Yield each case: facts that decide every guard on free indices, and the form under these facts."""
     pending = [(facts, form)]
     made = 0
     while pending:
@@ -90,7 +90,7 @@ def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
 
 
 def _open_guards(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) -> Iterator[Constraint]:
-    """Constraints on free symbols only that neither hold nor fail yet, at any depth."""
+    """Yield the constraints on free symbols, at any depth, that the facts neither imply nor contradict."""
     for mono in form:
         yield from _open(mono.domain, facts, bound | set(mono.binders))
         for factor in mono.factors:
@@ -114,7 +114,7 @@ def _open(domain: frozenset[Constraint], facts: Facts, bound: frozenset[str]) ->
 
 
 def _settled(form: Form, facts: Facts) -> Form:
-    """Without guards that hold, and without what guards that fail leave out."""
+    """Return a form without guards that hold, and without the monomials whose guards fail."""
     out: list[Mono] = []
     for mono in form:
         if facts.contradict(mono.domain):
@@ -143,7 +143,7 @@ def _settled_factor(factor: MonoFactor, facts: Facts) -> MonoFactor:
 
 
 def _cancelled(form: Form, facts: Facts) -> list[Mono]:
-    """What is left of a form that should be 0."""
+    """Return the monomials left of a form that should be 0."""
     monos = [m for m in normal(form, facts) if not facts.contradict(m.domain)]
     classes: list[tuple[Mono, list[Mono]]] = []
     for mono in monos:
@@ -182,7 +182,10 @@ def _shape(factor: MonoFactor) -> tuple[object, ...]:
 
 
 def _as(one: Mono, other: Mono, facts: Facts) -> Mono | None:
-    """`other` with the binders of `one`, if its factors then are those of `one` wherever it is not 0."""
+    """
+    Return `other` with the binders of `one`, if its factors then equal those of `one` wherever `one` is not 0; else
+    None.
+    """
     if len(one.binders) != len(other.binders) or len(one.factors) != len(other.factors):
         return None
     if sorted(map(_shape, one.factors), key=repr) != sorted(map(_shape, other.factors), key=repr):
@@ -198,12 +201,15 @@ def _as(one: Mono, other: Mono, facts: Facts) -> Mono | None:
 
 
 def _orders(binders: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Orders of bound indices; of many only that of their names, which normal forms give by where they first occur."""
+    """
+    Yield the orders of bound indices to try; of many, only the order of their names, which normal forms give by
+    occurrence.
+    """
     return permutations(binders) if len(binders) <= BINDERS else iter((binders,))
 
 
 def _pair_up(left: list[MonoFactor], right: list[MonoFactor], facts: Facts) -> bool:
-    """Whether the factors are equal in some order."""
+    """Return whether the factors are equal in some order."""
     if not left:
         return True
     first, rest = left[0], left[1:]
@@ -237,7 +243,7 @@ def _zero(left: Form, right: Form, facts: Facts) -> bool:
 
 
 def _same_extremes(left: Sequence[Quantified], right: Sequence[Quantified], facts: Facts) -> bool:
-    """Whether every part on the left has one on the right: the same values over the same domain."""
+    """Return whether every part on the left has one on the right: the same values over the same domain."""
     if len(left) != len(right):
         return False
     return any(all(_same_bound(a, b, facts) for a, b in zip(left, order, strict=True)) for order in permutations(right))

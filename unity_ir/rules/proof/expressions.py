@@ -49,7 +49,7 @@ from unity_ir.tdl.syntax import Reduce as ReduceExpr
 
 @dataclass(frozen=True)
 class ExpressionForms:
-    """The values of a line's expressions."""
+    """Makes the forms of a line's expressions."""
 
     line: SymbolicLine
     divided: Mapping[str, tuple[Poly, Poly]]
@@ -57,9 +57,9 @@ class ExpressionForms:
 
     def form(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
         """
-        The value of `expr` with its free index variables at the positions `where`.
+        Return the value of `expr` with its free index variables at the positions `where`.
 
-        Raises `Undecided` for expressions that are no forms, such as opaque functions.
+        Raises `Undecided` for expressions that forms cannot express, such as opaque functions.
         """
         match expr:
             case Const(value):
@@ -118,7 +118,7 @@ class ExpressionForms:
         return guarded(tensor.element(tuple(position)), guards)
 
     def _remember(self, names: Sequence[str], at: Poly, where: Mapping[str, Poly]) -> None:
-        """Notes the quotient and remainder that a position in a dim of several variables is made of."""
+        """Record the quotient and remainder of a position in a dim of several variables."""
         inner = product(self.line.extents[n] for n in names[1:])
         rest = ZERO
         for n in names[1:]:
@@ -126,7 +126,7 @@ class ExpressionForms:
         self.line.context.digits[at, inner] = (where[names[0]], rest)
 
     def _inside(self, index: object, size: Poly, where: Mapping[str, Poly]) -> tuple[Poly, list[Constraint]]:
-        """The position of a window, and the constraints that it lies in the dim."""
+        """Return the position of a window, and the constraints that it lies in the dim."""
         if not isinstance(index, Affine):
             raise Undecided(f"{self.line.name}: {index} is no index")
         terms, at = self.line.terms(index)
@@ -148,7 +148,11 @@ class ExpressionForms:
                 return times(left, apply("recip", (right,)))
 
     def _where(self, condition: Expr, yes: Form, no: Form, where: Mapping[str, Poly]) -> Form:
-        """A condition on indices is a guard; one on values is a factor of which nothing is known."""
+        """
+        Return the form of `where(condition, yes, no)`.
+
+        A condition on indices becomes a guard; one on values becomes a factor about which nothing is known.
+        """
         match condition:
             case Call(comparison, (a, b)) if comparison in ("gt", "ge", "lt", "le", "eq", "ne"):
                 left, right = self.form(a, where), self.form(b, where)
@@ -194,7 +198,11 @@ class ExpressionForms:
 
 
 def _rounded(op: str, left: Form, right: Form) -> Form:
-    """An operation of arithmetic that rounds: a function of which no more is known than what holds to the last bit."""
+    """
+    Return an operation of arithmetic that rounds, as an uninterpreted function.
+
+    Only laws that hold to the last bit are used: negation, and adding 0 or multiplying by 1 or -1.
+    """
     if op == "-":
         op, right = "+", scaled(right, -1)
     units = {constant(1): 1, constant(-1): -1}
@@ -208,13 +216,17 @@ def _rounded(op: str, left: Form, right: Form) -> Form:
 
 
 def _position(form: Form) -> Form:
-    """An index that is compared with a value, as the element at that index of a tensor of all indices."""
+    """
+    Return the form of an index that is compared with a value: the element at this index of a tensor of all indices.
+    """
     poly = as_poly(form)
     return form if poly is None else (Mono(Fraction(1), (), frozenset(), (Read("#", (poly,)),)),)
 
 
 def _guards(comparison: str, difference: Poly) -> tuple[list[tuple[Constraint, ...]], list[tuple[Constraint, ...]]]:
-    """The disjoint cases in which `difference` compares so with 0, and those in which it does not."""
+    """
+    Return the disjoint cases in which the comparison of `difference` with 0 holds, and those in which it does not.
+    """
     above, below = Constraint(difference - 1), Constraint(-difference - 1)
     zero = Constraint(difference, equal=True)
     not_below, not_above = Constraint(difference), Constraint(-difference)

@@ -29,15 +29,16 @@ REAL = "$"
 
 
 def fresh(stem: str) -> str:
-    """A new symbol that is not in use, named after `stem`."""
+    """Return a new symbol that is not in use, named after `stem`."""
     return f"{stem.split('#')[0]}#{next(_numbers)}"
 
 
 def restart() -> None:
     """
-    Begin to number fresh symbols from 0 again, so that a repeated claim has the same symbols and finds its answers in
-    the
-    solver's cache. Never mix forms made before and after this.
+    Begin to number fresh symbols from 0 again, so that a repeated claim has the same symbols and is found in the
+    solver's cache.
+
+    Never mix forms made before and after this.
     """
     global _numbers
     _numbers = count()
@@ -51,11 +52,11 @@ class Constraint:
     equal: bool = False
 
     def substitute(self, values: Mapping[str, Poly]) -> Constraint:
-        """The constraint with symbols replaced by polynomials."""
+        """Return the constraint with symbols replaced by polynomials."""
         return Constraint(self.poly.substitute(values), self.equal)
 
     def negated(self) -> tuple[Constraint, ...]:
-        """Constraints of which exactly one holds where this one does not."""
+        """Return constraints of which exactly one holds where this one does not."""
         below = Constraint(-self.poly - 1)
         return (below, Constraint(self.poly - 1)) if self.equal else (below,)
 
@@ -64,7 +65,7 @@ class Constraint:
 
 
 def box(variable: str, size: Poly) -> tuple[Constraint, Constraint]:
-    """The two constraints `0 <= variable < size`."""
+    """Return the two constraints `0 <= variable < size`."""
     return Constraint(symbol(variable)), Constraint(size - 1 - symbol(variable))
 
 
@@ -113,7 +114,11 @@ MonoFactor: TypeAlias = Read | SymbolValue | Apply | Extreme
 
 @dataclass(frozen=True)
 class Mono:
-    """A monomial: see the module. `domain` constrains binders and free symbols; where it does not hold, it is 0."""
+    """
+    A monomial, as the module's docstring defines it.
+
+    `domain` constrains binders and free symbols; where it does not hold, the monomial is 0.
+    """
 
     coefficient: Fraction
     binders: tuple[str, ...] = ()
@@ -132,7 +137,7 @@ Form: TypeAlias = tuple[Mono, ...]
 
 
 def free_symbols(factor: MonoFactor) -> frozenset[str]:
-    """Symbols that occur freely in a factor."""
+    """Return the symbols that occur freely in a factor."""
     match factor:
         case Read(_, indices):
             return frozenset[str]().union(*(i.symbols for i in indices))
@@ -153,17 +158,19 @@ def _free_in(bound: Quantified) -> frozenset[str]:
 
 
 def constant(value: Fraction | int) -> Form:
-    """The form that is a constant."""
+    """Return the form that is a constant."""
     return (Mono(Fraction(value)),) if value else ()
 
 
 def of_poly(poly: Poly) -> Form:
-    """The form whose value is that of a polynomial."""
+    """Return the form whose value is that of a polynomial."""
     return tuple(Mono(Fraction(c), (), frozenset(), tuple(map(SymbolValue, m))) for m, c in poly.terms)
 
 
 def as_poly(form: Form) -> Poly | None:
-    """The polynomial with the value of a form; None if the form is not an integer polynomial of sizes and indices."""
+    """
+    Return the polynomial with the value of a form; None if the form is not an integer polynomial of sizes and indices.
+    """
     out = number(0)
     for m in form:
         if m.binders or m.domain or m.coefficient.denominator != 1:
@@ -178,12 +185,12 @@ def as_poly(form: Form) -> Poly | None:
 
 
 def scaled(form: Form, by: Fraction | int) -> Form:
-    """The form times a constant."""
+    """Return the form times a constant."""
     return tuple(Mono(m.coefficient * by, m.binders, m.domain, m.factors) for m in form)
 
 
 def times(left: Form, right: Form) -> Form:
-    """The product of two forms, multiplied out."""
+    """Return the product of two forms, multiplied out."""
     out: list[Mono] = []
     for a in left:
         for b in right:
@@ -195,20 +202,20 @@ def times(left: Form, right: Form) -> Form:
 
 
 def guarded(form: Form, constraints: Iterable[Constraint]) -> Form:
-    """The form that equals `form` where all constraints hold, and 0 elsewhere."""
+    """Return the form that equals `form` where all constraints hold, and 0 elsewhere."""
     extra = frozenset(constraints)
     return tuple(Mono(m.coefficient, m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -> Form:
-    """The sum of `form` over all values of `binders` that satisfy `domain`."""
+    """Return the sum of `form` over all values of `binders` that satisfy `domain`."""
     extra = frozenset(domain)
     return tuple(Mono(m.coefficient, binders + m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
-    A scalar function of forms.
+    Return a scalar function of forms.
 
     Simplifies by these laws: exp(a + b) = exp(a) exp(b), relu(relu(a)) = relu(a), the reciprocal of a product is the
     product of reciprocals. `maximum` and `minimum` become `Extreme`s of two.
@@ -229,7 +236,7 @@ def apply(function: str, arguments: tuple[Form, ...]) -> Form:
 
 
 def _exp(argument: Form) -> Form:
-    """exp(a + b) = exp(a) exp(b), where neither is a sum or guarded."""
+    """Return exp of a form, by the law exp(a + b) = exp(a) exp(b) unless a monomial is guarded."""
     if any(m.domain - _binder_boxes(m) for m in argument):
         return (Mono(Fraction(1), (), frozenset(), (Apply("exp", (argument,)),)),)
     factors = tuple(Apply("exp", ((m,),)) for m in argument)
@@ -237,7 +244,7 @@ def _exp(argument: Form) -> Form:
 
 
 def _binder_boxes(mono: Mono) -> frozenset[Constraint]:
-    """The constraints of a monomial that are about its binders."""
+    """Return the constraints of a monomial that are about its binders."""
     return frozenset(c for c in mono.domain if not c.poly.symbols.isdisjoint(mono.binders))
 
 
@@ -259,7 +266,7 @@ def _recip(argument: Form) -> Form:
 
 
 def renamed(mono: Mono) -> Mono:
-    """The same monomial with fresh symbols for its binders."""
+    """Return the same monomial with fresh symbols for its binders."""
     if not mono.binders:
         return mono
     names = {b: fresh(b) for b in mono.binders}
@@ -273,7 +280,7 @@ def renamed(mono: Mono) -> Mono:
 
 
 def renamed_bound(bound: Quantified) -> Quantified:
-    """The same quantified form with fresh symbols for its binders."""
+    """Return the same quantified form with fresh symbols for its binders."""
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
     domain = frozenset(c.substitute(values) for c in bound.domain)
@@ -281,12 +288,12 @@ def renamed_bound(bound: Quantified) -> Quantified:
 
 
 def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
-    """The form with free symbols replaced by polynomials; see `substitute_factor`."""
+    """Return the form with free symbols replaced by polynomials; see `substitute_factor`."""
     return tuple(substitute_mono(m, values) for m in form)
 
 
 def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
-    """The monomial with free symbols replaced by polynomials; see `substitute_factor`."""
+    """Return the monomial with free symbols replaced by polynomials; see `substitute_factor`."""
     used = {s: p for s, p in values.items() if s in mono.free}
     if not used:
         return mono
@@ -300,9 +307,10 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 
 def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
     """
-    The factor with free symbols replaced by polynomials. A `SymbolValue` that becomes more than one symbol is returned
-    as
-    `Apply("value", ..)`, which `multiplied_out` turns into a sum of monomials.
+    Return the factor with free symbols replaced by polynomials.
+
+    A `SymbolValue` that becomes more than one symbol is returned as `Apply("value", ..)`, which `multiplied_out` turns
+    into a sum of monomials.
     """
     match factor:
         case Read(tensor, indices):
@@ -324,7 +332,9 @@ def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFac
 
 
 def multiplied_out(form: Form) -> Form:
-    """The form without the `value` marks of `substitute_factor`: polynomials are multiplied into the monomials."""
+    """
+    Return the form without the `value` marks of `substitute_factor`: polynomials are multiplied into the monomials.
+    """
     out: list[Mono] = []
     for mono in form:
         marks = [f for f in mono.factors if isinstance(f, Apply) and f.function == "value"]
@@ -354,7 +364,7 @@ def _inner(factor: MonoFactor) -> MonoFactor:
 
 
 def text(factor: MonoFactor) -> str:
-    """A factor as text; equal factors have equal text."""
+    """Return a factor as text; equal factors have equal text."""
     match factor:
         case Read(tensor, indices):
             return f"{tensor}[{', '.join(map(str, indices))}]"
@@ -367,18 +377,18 @@ def text(factor: MonoFactor) -> str:
 
 
 def form_text(form: Form) -> str:
-    """A form as text; equal forms have equal text."""
+    """Return a form as text; equal forms have equal text."""
     return " + ".join(sorted(map(mono_text, form))) or "0"
 
 
 def mono_text(mono: Mono) -> str:
-    """A monomial as text; equal monomials have equal text."""
+    """Return a monomial as text; equal monomials have equal text."""
     factors = " ".join(text(f) for f in mono.factors)
     return f"{mono.coefficient} {_over(mono.binders, mono.domain)}{factors}"
 
 
 def bound_text(bound: Quantified) -> str:
-    """A quantified form as text; equal ones have equal text."""
+    """Return a quantified form as text; equal ones have equal text."""
     return f"{_over(bound.binders, bound.domain)}{form_text(bound.body)}"
 
 

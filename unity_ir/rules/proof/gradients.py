@@ -28,22 +28,22 @@ from unity_ir.tdl.syntax import AttrValue
 
 class SymbolicInt(int):
     """
-    A size: the integer it is in the sample, with its polynomial. Sums, differences and products keep track of
-    polynomials;
-    a comparison whose answer is not the same for all sizes raises `Undecided`, so no gradient is built for the sample
-    only.
+    A size: an integer that is its value in the sample, with its polynomial.
+
+    Sums, differences and products keep track of polynomials. A comparison whose answer is not the same for all sizes
+    raises `Undecided`, so that no gradient is built for the sample only.
     """
 
     poly: Poly
 
     @classmethod
     def at(cls, poly: Poly, sample: Mapping[str, int]) -> Self:
-        """The integer that is the value of `poly` at the sample sizes."""
+        """Return the integer that is the value of `poly` at the sample sizes."""
         return cls.of(poly, poly.at(sample))
 
     @classmethod
     def of(cls, poly: Poly, value: int) -> Self:
-        """The integer `value` with its polynomial."""
+        """Return the integer `value` with its polynomial."""
         made = cls(value)
         made.poly = poly
         return made
@@ -126,7 +126,7 @@ class SymbolicInt(int):
 
 
 def _int(value: int) -> int:
-    """The number itself, whatever is known of it."""
+    """Return the plain integer."""
     return int.__int__(value)
 
 
@@ -212,8 +212,9 @@ def products(
     rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, TensorForm], context: ProofContext, case: Case
 ) -> tuple[dict[str, Product], list[TensorForm]]:
     """
-    The gradient of each floating point input of a side (source or target), by name, and the results of the side. The
-    gradients of the results are inputs of their own. Raises `Undecided` for what forms cannot say.
+    Return the gradient of each floating point input of a side (source or target), by name, and the results of the side.
+
+    The gradients of the results are inputs of their own. Raises `Undecided` for operators that forms cannot express.
     """
     results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}

@@ -46,9 +46,10 @@ def apply_operator(
     context: ProofContext, name: str, operands: Sequence[TensorForm], attributes: Mapping[str, AttrExpr]
 ) -> list[TensorForm]:
     """
-    The results of the operator called `name` on operands of symbolic shapes, as its line defines them.
+    Return the results of the operator called `name` on operands of symbolic shapes, as its line defines them.
 
-    Raises `Undecided` for what forms cannot say, `UnityError` where the operator does not apply to these operands.
+    Raises `Undecided` for lines that forms cannot express, `UnityError` where the operator does not apply to these
+    operands.
     """
     operator = find_operator(name)
     results = _results(context, operator, operands, attributes)
@@ -72,7 +73,7 @@ def _results(
 
 
 def _moved(context: ProofContext, name: str, of: TensorForm, attributes: Mapping[str, AttrExpr]) -> TensorForm:
-    """The result of an operator whose line is written from the sizes."""
+    """Return the result of an operator whose line is written from the sizes."""
     match name, attributes.get("shape"):
         case "pad", _:
             dim, before, after, interior = (given_number(Entry(n), {n: ZERO, **attributes}) for n in PADDING)
@@ -99,8 +100,10 @@ def _at_sample(context: ProofContext, value: AttrExpr) -> AttrValue:
 
 def line_results(line: SymbolicLine, divided: Mapping[str, tuple[Poly, Poly]] | None = None) -> list[TensorForm]:
     """
-    The results of a line, in its order. `divided` maps each reduced variable of which only one piece is summed to that
-    piece's number and size; other variables run over their whole extent.
+    Return the results of a line, in its order.
+
+    `divided` maps each reduced variable of which only one piece is summed to the number and the size of that piece;
+    other variables run over their whole extent.
     """
     make = _Results(line, ExpressionForms(line, divided or {}))
     return [make.result(r) for r in line.spelled.bound.results]
@@ -114,7 +117,7 @@ class _Results:
     forms: ExpressionForms
 
     def result(self, result: syntax.Result) -> TensorForm:
-        """One result: its symbolic shape, its element at any position, and its element type."""
+        """Return one result: its symbolic shape, its element at any position, and its element type."""
         shape = tuple(self.line.extent(i) for i in result.indices)
 
         def element(at: ElementPosition) -> Form:
@@ -129,7 +132,9 @@ class _Results:
         return TensorForm(shape, element, dtype, stored)
 
     def _selects(self, expr: Expr) -> bool:
-        """Whether every element is an element of an operand as it is stored, a negated one, or a small number."""
+        """
+        Return whether every element is an element of an operand as it is stored, a negated one, or a small number.
+        """
         match expr:
             case Access(tensor):
                 return self.line.tensors[tensor].stored
@@ -152,7 +157,10 @@ class _Results:
                 return False
 
     def _element(self, result: syntax.Result, at: ElementPosition) -> Form:
-        """The element of a result at a position; where it is written through windows, the sum of what falls there."""
+        """
+        Return the element of a result at a position; of a result written through windows, the sum of what is written
+        there.
+        """
         where: dict[str, Poly] = {}
         guards: list[Constraint] = []
         bound: list[str] = []
@@ -192,7 +200,7 @@ class _Results:
         return tuple(out)
 
     def _digits(self, names: Sequence[str], position: Poly) -> dict[str, Poly]:
-        """The variables of a dim from a position in it."""
+        """Return the values of a dim's variables, given a position in the dim."""
         if len(names) == 1:
             return {names[0]: position}
         inner = product(self.line.extents[n] for n in names[1:])

@@ -44,7 +44,7 @@ CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
 
 
 def normal(form: Form, facts: Facts) -> Form:
-    """The normal form of `form` wherever `facts` hold; monomials that cancel are left out."""
+    """Return the normal form of `form` wherever `facts` hold; monomials that cancel are left out."""
     found: dict[tuple[object, ...], Mono] = {}
     for mono in multiplied_out(form):
         for m in _normal(mono, facts):
@@ -87,7 +87,7 @@ def _is_false(c: Constraint) -> bool:
 
 
 def _factor(factor: MonoFactor, facts: Facts) -> Form:
-    """The product a factor is, as one monomial without binders; a comparison of indices is a guard."""
+    """Return a factor as a form of one monomial without binders; a comparison of indices becomes a guard."""
     match factor:
         case Apply(function, arguments):
             known = tuple(normal(a, facts) for a in arguments)
@@ -113,8 +113,9 @@ def _factor(factor: MonoFactor, facts: Facts) -> Form:
 
 def _held(cast: str, form: Form) -> Form:
     """
-    What a cast leaves as it is, since every element type holds it: a condition; positions and sizes, which 64 bits
-    hold. Empty where nothing is known.
+    Return a form as the cast leaves it, if every element type holds its value; empty where nothing is known.
+
+    That is so for conditions, and for positions and sizes, which 64 bits hold.
     """
     number = _as_number(form)
     if number is not None and (number.constant in (0, 1) or (cast in ("as f64", "as i64") and _is_small(number))):
@@ -131,7 +132,9 @@ def _held(cast: str, form: Form) -> Form:
 
 
 def _is_small(number: Poly) -> bool:
-    """Whether a number is near one size or index, or the difference of two, all of which are far below 2^53."""
+    """
+    Return whether a number is one size or index, or the difference of two, up to a small constant: far below 2^53.
+    """
     return all(len(m) < 2 and abs(c) <= (1 if m else SMALL) for m, c in number.terms) and len(number.terms) <= 3
 
 
@@ -144,7 +147,7 @@ def _under_relu(form: Form) -> Form:
 
 
 def _without_repeats(factors: list[MonoFactor]) -> list[MonoFactor]:
-    """A condition is 0 or 1, so that once is as good as twice."""
+    """Return the factors without repeated conditions, which are 0 or 1, so that their powers are themselves."""
     out: list[MonoFactor] = []
     for f in factors:
         if not (isinstance(f, Apply) and f.function in CONDITIONS and f in out):
@@ -153,7 +156,7 @@ def _without_repeats(factors: list[MonoFactor]) -> list[MonoFactor]:
 
 
 def _extreme(form: Form) -> Extreme | None:
-    """The maximum or minimum a form is."""
+    """Return the maximum or minimum that a form consists of; None if it is anything else."""
     if len(form) != 1 or form[0].coefficient != 1 or form[0].binders or form[0].domain or len(form[0].factors) != 1:
         return None
     (factor,) = form[0].factors
@@ -161,7 +164,7 @@ def _extreme(form: Form) -> Extreme | None:
 
 
 def _nonempty(part: Quantified, facts: Facts) -> bool:
-    """Whether the binders have values: for each, every lower bound is below every upper one."""
+    """Return whether the binders have values: for each, every lower bound is below every upper one."""
     if not facts.imply_all(c for c in part.domain if c.poly.symbols.isdisjoint(part.binders)):
         return False
     for b in part.binders:
@@ -179,8 +182,10 @@ def _nonempty(part: Quantified, facts: Facts) -> bool:
 
 def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
     """
-    Splits a part of a maximum or minimum into several: by guards on its binders, and where it is itself a maximum. Both
-    keep the set of values, on which alone a maximum or minimum depends.
+    Yield the parts into which a part of a maximum or minimum splits: by guards on its binders, and where it is itself a
+    maximum.
+
+    The parts have the same set of values, on which alone a maximum or minimum depends.
     """
     if reducer not in ("max", "min"):
         yield Quantified(part.binders, part.domain, normal(part.body, facts.also(part.domain)))
@@ -210,14 +215,16 @@ def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantifie
 
 
 def _splits(c: Constraint, mono: Mono, part: Quantified) -> bool:
-    """Whether a guard is about the binders of the part, and not decided by its domain."""
+    """Return whether a guard is about the binders of the part, and not decided by its domain."""
     symbols = c.poly.symbols
     about = not symbols.isdisjoint(part.binders) and symbols.isdisjoint(mono.binders)
     return about and not c.equal and c not in part.domain
 
 
 def _within(body: Form, domain: frozenset[Constraint]) -> Form:
-    """The body without guards that are in the domain, and without what guards leave out whose opposite is in it."""
+    """
+    Return the body without guards that are in the domain, and without monomials with a guard whose opposite is in it.
+    """
     out: list[Mono] = []
     for m in body:
         if any(not c.equal and c.negated()[0] in domain for c in m.domain):
@@ -227,7 +234,7 @@ def _within(body: Form, domain: frozenset[Constraint]) -> Form:
 
 
 def _shifted_bound(part: Quantified) -> Quantified:
-    """Every binder that an index of the body has as binder + rest, as that index."""
+    """Return the part with each binder that is in an index of the body as binder + rest replaced by that index."""
     if len(part.body) != 1:
         return part
     (mono,) = part.body
@@ -238,7 +245,9 @@ def _shifted_bound(part: Quantified) -> Quantified:
 
 
 def _comparison(function: str, arguments: tuple[Form, ...]) -> Constraint | None:
-    """What a comparison of two numbers that are given by sizes and indices says."""
+    """
+    Return the constraint that a comparison of two numbers given by sizes and indices states; None for other calls.
+    """
     if function not in ("eq", "gt", "ge", "lt", "le"):
         return None
     left, right = map(_as_number, arguments)
@@ -249,7 +258,10 @@ def _comparison(function: str, arguments: tuple[Form, ...]) -> Constraint | None
 
 
 def _as_number(form: Form) -> Poly | None:
-    """The polynomial a form is; an index may be written as an element of the tensor of all indices."""
+    """
+    Return the polynomial that a form equals, or None; an index may be written as an element of the tensor of all
+    indices.
+    """
     if len(form) == 1 and not form[0].binders and not form[0].domain and form[0].coefficient == 1:
         match form[0].factors:
             case (Read("#", (index,)),):
@@ -260,7 +272,7 @@ def _as_number(form: Form) -> Poly | None:
 
 
 def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) -> Mono:
-    """With other binders; those that are replaced may stand anywhere in it."""
+    """Return a monomial with other binders and with symbols replaced by polynomials."""
     return Mono(
         mono.coefficient,
         binders,
@@ -270,7 +282,7 @@ def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) ->
 
 
 def _pinned(mono: Mono) -> Mono:
-    """Without binders an equation gives, or two bounds that meet."""
+    """Return a monomial without the binders whose value an equation gives, or two bounds that meet."""
     for c in mono.domain:
         opposite = Constraint(-c.poly)
         if not c.equal and opposite in mono.domain:
@@ -289,7 +301,7 @@ def _pinned(mono: Mono) -> Mono:
 
 
 def _size_of(mono: Mono, binder: str, alone: bool = True) -> Poly | None:
-    """The n of a binder with 0 <= binder < n; `alone` if nothing else constrains it."""
+    """Return the n of a binder with 0 <= binder < n, or None; with `alone`, nothing else may constrain the binder."""
     own = [c for c in mono.domain if binder in c.poly.symbols]
     if Constraint(symbol(binder)) not in own or (alone and len(own) != 2):
         return None
@@ -301,7 +313,7 @@ def _size_of(mono: Mono, binder: str, alone: bool = True) -> Poly | None:
 
 
 def _positions(factor: MonoFactor) -> list[Poly]:
-    """Every polynomial of a factor in which an index may stand."""
+    """Return every polynomial of a factor in which an index may stand."""
     match factor:
         case Read(_, indices):
             return list(indices)
@@ -318,7 +330,7 @@ def _positions(factor: MonoFactor) -> list[Poly]:
 
 
 def _form_positions(form: Form) -> list[Poly]:
-    """Of a number that is given by indices and sizes, such as where an element stands, that number."""
+    """Return the polynomials of a form in which an index may stand; the form's own if it is a number."""
     number = as_poly(form)
     return [p for m in form for p in _mono_positions(m)] if number is None else [number]
 
@@ -328,7 +340,10 @@ def _mono_positions(mono: Mono) -> list[Poly]:
 
 
 def _fused(mono: Mono) -> Mono:
-    """Pairs of binders s < d and i < m that occur as s*m + i only, as one binder below d*m."""
+    """
+    Return the monomial with pairs of binders s < d and i < m that occur only as s*m + i replaced by one binder below
+    d*m.
+    """
     for i in mono.binders:
         m = _size_of(mono, i, alone=False)
         if m is None:
@@ -363,7 +378,11 @@ def _is_radix(poly: Poly, s: str, i: str, m: Poly) -> bool:
 
 
 def _counted(mono: Mono, facts: Facts) -> list[Form]:
-    """A binder over an interval that no factor mentions, as the length of the interval."""
+    """
+    Return the form in which a binder over an interval that no factor mentions becomes the length of the interval.
+
+    Returns [] if there is no such binder.
+    """
     for b in mono.binders:
         if any(b in free_symbols(f) for f in mono.factors):
             continue
@@ -380,7 +399,9 @@ def _counted(mono: Mono, facts: Facts) -> list[Form]:
 
 
 def _length(mono: Mono, binder: str, facts: Facts) -> Poly | None:
-    """The length of the interval a binder runs over; of several bounds, one must be known to be the narrowest."""
+    """
+    Return the length of the interval a binder runs over; of several bounds, one must be known to be the narrowest.
+    """
     below: list[Poly] = []
     above: list[Poly] = []
     for c in mono.domain:
@@ -405,7 +426,7 @@ def _narrowest(bounds: list[Poly], beyond: Callable[[Poly, Poly], Poly], facts: 
 
 
 def _shifted(mono: Mono) -> Mono:
-    """Every binder b that some index has as b + rest, as that index."""
+    """Return the monomial with each binder that is in some index as binder + rest replaced by that index."""
     done: set[str] = set()
     while True:
         step = _shift(mono, done)
@@ -415,7 +436,7 @@ def _shifted(mono: Mono) -> Mono:
 
 
 def _reads(factor: MonoFactor) -> Iterator[Read]:
-    """The reads of a factor that no inner sum is over."""
+    """Yield the reads of a factor that no inner sum is over."""
     match factor:
         case Read():
             yield factor
@@ -449,7 +470,7 @@ def _shift(mono: Mono, done: set[str]) -> Mono | None:
 
 
 def _named(mono: Mono) -> Mono:
-    """Factors in order, binders named by where they first occur."""
+    """Return the monomial with its factors in order and its binders named by where they first occur."""
     factors, names = _ordered(mono.factors, mono.binders)
     values = {old: symbol(new) for old, new in names.items()}
     return Mono(
@@ -480,7 +501,7 @@ def _named_bound(bound: Quantified) -> Quantified:
 
 
 def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple[list[MonoFactor], dict[str, str]]:
-    """The factors sorted without regard to the names of binders, and new names in order of occurrence."""
+    """Return the factors sorted without regard to the names of binders, and new names in order of occurrence."""
     if not binders:
         return sorted(factors, key=text), {}
     hidden = {b: symbol("_") for b in binders}
@@ -495,7 +516,7 @@ def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple
 
 
 def depth(factors: tuple[MonoFactor, ...]) -> int:
-    """The number of nested binders in factors. Binders are named by their depth, so that nested names differ."""
+    """Return the number of nested binders in factors. Binders are named by their depth, so that nested names differ."""
     return max((_factor_depth(f) for f in factors), default=0)
 
 

@@ -63,7 +63,7 @@ class Obligation:
 
 
 def obligations(operator: Operator) -> Iterator[Obligation]:
-    """Try to prove every obligation of an operator, at symbolic sizes; yields each with its verdict."""
+    """Try to prove every obligation of an operator, at symbolic sizes; yield each with its verdict."""
     shapes, given = sample(operator)
     analysis = operator.bind(shapes, operator.attributes(given))
     for variable in analysis.splittable:
@@ -102,7 +102,7 @@ class _Symbolic:
 
 
 def _spelled(operator: Operator) -> tuple[Spelled, tuple[tuple[int, ...], ...], Mapping[str, AttrValue]]:
-    """The line at its sample; one that depends on the sizes is taken as it is there."""
+    """Return an operator's line at its sample, with the shapes and attributes of the sample."""
     shapes, given = sample(operator)
     values = dict(operator.attributes(given))
     if isinstance(operator.tdl, str):
@@ -111,7 +111,10 @@ def _spelled(operator: Operator) -> tuple[Spelled, tuple[tuple[int, ...], ...], 
 
 
 def _classes(spelled: Spelled) -> dict[str, str]:
-    """For every variable the first that indexes the same dim of some operand, and so has the same extent."""
+    """
+    Return, for every variable, the first variable that indexes the same dim of some operand, and so has the same
+    extent.
+    """
     first: dict[str, str] = {}
     places: dict[tuple[str, int], str] = {}
 
@@ -167,7 +170,10 @@ def _symbolic(operator: Operator, divided: str | None = None) -> _Symbolic:
 def _attributes(
     spelled: Spelled, values: Mapping[str, AttrValue], extents: Mapping[str, Poly], numbers: dict[str, int]
 ) -> dict[str, AttrExpr]:
-    """Attributes that give extents are those; those in windows are symbols; others are as in the sample."""
+    """
+    Return the attributes: extents for those that give extents, symbols for those in windows, the sample's values for
+    others.
+    """
     found: dict[str, AttrExpr] = {}
     sized: dict[tuple[str, int | None], Poly] = {}
     for variable, of in spelled.sizes.items():
@@ -229,7 +235,10 @@ def _facts(it: _Symbolic, *more: Constraint) -> Facts:
 
 
 def _reads(operator: Operator, variable: str) -> None:
-    """Every dim the variable indexes is read, and written, within the task's piece and halo. Raises `Undecided`."""
+    """
+    Check that every dim the variable indexes is read, and written, within the task's piece and halo. Raises
+    `Undecided`.
+    """
     it = _symbolic(operator, variable)
     local, task = symbol("local"), symbol(TASK)
     inside = [*box("local", symbol(PIECE)), *box(TASK, symbol(DEGREE))]
@@ -250,7 +259,10 @@ def _reads(operator: Operator, variable: str) -> None:
 def _interval(
     index: WrittenIndex, variable: str, at: Poly, it: _Symbolic
 ) -> tuple[Poly | None, Poly, Poly, Poly, list[Constraint]]:
-    """Where an index points with the variable at a position; its halo and step; what holds of its other variables."""
+    """
+    Return where an index points with the variable at a position, its halo and step, and constraints on its other
+    variables.
+    """
     within: list[Constraint] = []
 
     def other(name: str) -> Poly:
@@ -286,7 +298,7 @@ def _interval(
 
 
 def _sums(operator: Operator, variable: str) -> None:
-    """The line is the sum over the pieces of the line over a piece. Raises `Undecided`."""
+    """Check that the line is the sum, over the pieces, of the line over a piece. Raises `Undecided`."""
     splits: dict[Poly, Poly] = {}
     for _ in range(4):
         it = _symbolic(operator, variable)
@@ -305,7 +317,7 @@ def _sums(operator: Operator, variable: str) -> None:
 
 
 def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -> None:
-    """The line of a sum is the sum of the lines. Raises `Undecided`."""
+    """Check that the line of a sum is the sum of the lines. Raises `Undecided`."""
     splits: dict[Poly, Poly] = {}
     for _ in range(4):
         it = _symbolic(operator)
@@ -349,7 +361,7 @@ def _mentions(result: Result, variable: str) -> bool:
 
 
 def _equal_sum(it: _Symbolic, whole: TensorForm, part: TensorForm, degree: Poly) -> None:
-    """`whole` is the sum of `part` over the tasks."""
+    """Check that `whole` is the sum of `part` over the tasks. Raises `Undecided`."""
     position: list[Poly] = []
     within: list[Constraint] = []
     for size in whole.shape:

@@ -32,9 +32,8 @@ _PACK_DIM = re.compile(r"(\w+)\.(\d+)")
 
 def check_places(rule: Substitution) -> None:
     """
-    Checks that each dim a rule refers to is the same dim for every number of dims in its packs. Raises `Undecided`
-    naming
-    the operation where it is not.
+    Raise `Undecided`, with the operation, if a dim that the rule refers to is not the same dim for every number of dims
+    in its packs.
     """
     if not packs(rule):
         return
@@ -86,7 +85,9 @@ def _check_operation(operation: Operation, operands: Sequence[TensorForm], case:
 def _line_cuts(
     line: Line, operands: Sequence[TensorForm], ranks: dict[str, Entry | int], given: dict[str, AttrExpr]
 ) -> Iterator[tuple[TensorForm, Poly]]:
-    """Where a line takes the dims of its operands apart: tensors, each with a number of dims before the cut."""
+    """
+    Yield the places where a line splits the dims of its operands: tensors, each with the number of dims before the cut.
+    """
     names = [p.name for p in line.parameters]
     starred = next((i for i, p in enumerate(line.parameters) if p.variadic), len(names))
     behind = len(names) - starred - 1
@@ -105,7 +106,8 @@ def _access_cuts(
     access: Access, tensor: TensorForm, ranks: dict[str, Entry | int], given: dict[str, AttrExpr]
 ) -> Iterator[Poly]:
     """
-    The numbers of dims before each cut of one access: from the left up to a pack of any length, then from the right.
+    Yield the numbers of dims before each cut of one access: from the left up to a pack of any length, then from the
+    right.
     """
 
     def length(index: object) -> Poly | None:
@@ -129,7 +131,7 @@ def _access_cuts(
 
 
 def _count(shape: Sequence[Poly]) -> Poly:
-    """The number of dims of a shape, as a polynomial in those of its packs, each of which has `RANK` of them."""
+    """Return the number of dims of a shape, as a polynomial in those of its packs, each of which has `RANK` of them."""
     total = ZERO
     for size in shape:
         named = _packs_of(size)
@@ -162,7 +164,7 @@ def _check_cut(operation: Operation, tensor: TensorForm, place: Poly, case: Case
 
 
 def _check_alignment(operation: Operation, line: Line, operands: Sequence[TensorForm]) -> None:
-    """Broadcasting operands are aligned at their last dims: a dim of a pack there may meet only itself."""
+    """Check that broadcasting operands, aligned at their last dims, meet a dim of a pack with that same dim only."""
     spread = {
         a.tensor
         for r in line.results

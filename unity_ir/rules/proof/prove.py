@@ -7,7 +7,8 @@ graph is differentiated. The verdicts:
 
 - `proved`: values and gradients are equal, those at ties included;
 - `almost everywhere`: values are equal, and so gradients wherever they are derivatives; at ties they are not shown to
-be; - `forward only`: values are equal, gradients are not, or not shown to be;
+  be;
+- `forward only`: values are equal, gradients are not, or not shown to be;
 - `refuted`: at some sample values differ, or no degrees above 1 fit the types;
 - `undecided`: nothing is known. A proof is never guessed.
 """
@@ -51,8 +52,9 @@ DETAIL = 240
 
 def prove(rule: Substitution, seed: int = 0) -> Proof:
     """
-    Try to prove a substitution. Returns the verdict with the reason or counterexample; `seed` is that of the samples on
-    which it is first tested.
+    Try to prove a substitution, and return the verdict with the reason or counterexample.
+
+    `seed` is that of the samples on which the rule is first tested.
     """
     begin = perf_counter()
     verdict, detail, questions = _prove(rule, seed)
@@ -87,7 +89,7 @@ def _prove(rule: Substitution, seed: int) -> tuple[Verdict, str, int]:
 
 
 def _without_ties(rule: Substitution, reason: str, seed: int) -> tuple[Verdict, str]:
-    """The verdict on a rule whose values are equal, but whose gradient lines are not shown to be."""
+    """Return the verdict on a rule whose values are equal, but whose gradient lines are not shown to be."""
     different = refute_gradients(rule, seed)
     if different is not None and different[1]:
         return "forward only", different[0]
@@ -101,8 +103,9 @@ def _without_ties(rule: Substitution, reason: str, seed: int) -> tuple[Verdict, 
 
 def _has_derivatives(rule: Substitution) -> None:
     """
-    Raises `Undecided` unless the gradients of all operators are their derivatives almost everywhere, as they must be
-    for equal values to have equal gradients there.
+    Raise `Undecided` unless the gradients of all operators are their derivatives almost everywhere.
+
+    Only then do equal values have equal gradients there.
     """
     for operation in rule.operations((*rule.source, *rule.target)):
         if operation.op in NOT_DERIVATIVES:
@@ -117,14 +120,14 @@ def _has_derivatives(rule: Substitution) -> None:
 
 @dataclass(frozen=True)
 class _Values:
-    """That both sides have the same values in a case."""
+    """The claim that both sides have the same values in a case."""
 
     rule: Substitution
     case: Case
     exact: bool = False
 
     def pairs(self, context: ProofContext) -> Iterator[tuple[TensorForm, TensorForm]]:
-        """The tensors that have to be equal."""
+        """Return the tensors that have to be equal."""
         inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
         source, target = (
             tensors(self.rule, side, inputs, context, self.case.fixed)[0]
@@ -136,7 +139,8 @@ class _Values:
 @dataclass(frozen=True)
 class _Gradients:
     """
-    That both sides have the same vector-Jacobian products in a case, up to how gradients round where they are cast.
+    The claim that both sides have the same vector-Jacobian products in a case, up to the rounding of casts of
+    gradients.
     """
 
     rule: Substitution
@@ -144,7 +148,7 @@ class _Gradients:
     exact: bool = False
 
     def pairs(self, context: ProofContext) -> Iterator[tuple[TensorForm, TensorForm]]:
-        """The gradients that have to be equal. One that the source does not have asks for nothing."""
+        """Yield the gradients that have to be equal. One that the source does not have asks for nothing."""
         inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
         source, target = (
             products(self.rule, side, inputs, context, self.case)[0] for side in (self.rule.source, self.rule.target)
@@ -163,7 +167,7 @@ class _Gradients:
 
 
 def _exact(rule: Substitution, case: Case, answers: Answers) -> None:
-    """Proves that both sides have the same values and round alike. Raises `Undecided`."""
+    """Prove that both sides have the same values and round alike. Raises `Undecided`."""
     try:
         _split(_Values(rule, case, exact=True), answers)
     except (Undecided, Undivided, UnityError, KeyError) as reason:
@@ -171,7 +175,7 @@ def _exact(rule: Substitution, case: Case, answers: Answers) -> None:
 
 
 def _split(claim: _Values | _Gradients, answers: Answers) -> None:
-    """Proves a claim, taking apart the indices of those sizes that it takes. Raises `Undecided`."""
+    """Prove a claim, splitting the indices over those sizes that the proof asks for. Raises `Undecided`."""
     splits: dict[Poly, Poly] = {}
     case = claim.case
     for _ in range(SPLITS):

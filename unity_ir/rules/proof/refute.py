@@ -69,7 +69,8 @@ class Sample:
 
 def inputs(rule: Substitution, seed: int) -> Iterator[Sample]:
     """
-    The samples of a rule, the same for the same `seed`. Raises `UnityError` if it is well typed at no small sizes.
+    Yield the samples of a rule, the same for the same `seed`. Raises `UnityError` if it is well typed at no small
+    sizes.
     """
     wide = converts(rule)
     for n, (bindings, dtypes) in enumerate(typed_samples(rule, PLAIN + DIRECTED * (1 + wide), seed)):
@@ -120,7 +121,9 @@ def _integers(random: np.random.Generator, shape: tuple[int, ...], plain: bool, 
 
 def refute(rule: Substitution, seed: int = 0) -> str | None:
     """
-    A description of the first sample at which the sides differ; None if there is none. Raises `UnityError` as `inputs`.
+    Return a description of the first sample at which the sides differ; None if there is none.
+
+    Raises `UnityError` as `inputs` does.
     """
     for sample in inputs(rule, seed):
         found = _difference(sample, tuple(zip(sample.source, sample.target, strict=True)), sample.arrays)
@@ -132,9 +135,10 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 
 def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | None:
     """
-    A description of the first sample at which the vector-Jacobian products of the sides differ, and whether its values
-    are
-    generic (random normal), so that ties are not the reason. None if there is no such sample.
+    Return a description of the first sample at which the vector-Jacobian products of the sides differ; None if there is
+    none.
+
+    Also return whether the values of the sample are generic (random normal), so that ties are not the reason.
     """
     for sample in inputs(rule, seed):
         random = np.random.default_rng([seed, 1])
@@ -164,7 +168,7 @@ def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | No
 
 
 def _moved(arrays: Mapping[str, Array], random: np.random.Generator) -> dict[str, Array]:
-    """Floating point numbers, each moved by about a hundredth."""
+    """Return the arrays with floating point numbers moved by about a hundredth each."""
     noise = {name: 0.01 * random.standard_normal(a.shape) for name, a in arrays.items() if a.dtype.kind == "f"}
     return {n: (a + noise[n] * (1 + np.abs(a))).astype(a.dtype) if n in noise else a for n, a in arrays.items()}
 
@@ -174,7 +178,7 @@ def _zeros(value: Value) -> Value:
 
 
 def _products(side: Sequence[Value], cotangents: Sequence[Value], leaves: Sequence[Node]) -> dict[Value, Value]:
-    """The gradients of the leaves of a side, from those of its results."""
+    """Return the gradients of the leaves of a side, from those of its results."""
     grads: dict[Value, Value] = {}
 
     def add(value: Value, grad: Value) -> None:
@@ -200,7 +204,7 @@ def _products(side: Sequence[Value], cotangents: Sequence[Value], leaves: Sequen
 def _difference(
     sample: Sample, pairs: Sequence[tuple[Value, Value]], arrays: Mapping[str, Array], more: tuple[Node, ...] = ()
 ) -> tuple[int, list[int], float, float] | None:
-    """The first pair of values that differ by more than rounding: which, where, and both numbers there."""
+    """Return the first pair of values that differ by more than rounding: which, where, and both numbers there."""
     outputs = tuple(v for pair in pairs for v in pair)
     with np.errstate(all="ignore"):
         values = interpret(Graph("sample", (*sample.leaves, *more), outputs), dict(arrays), {})

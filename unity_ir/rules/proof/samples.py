@@ -54,13 +54,13 @@ def _extent(index: WrittenIndex) -> int:
 
 
 def analysed(operator: Operator) -> Analysis:
-    """The analysis of an operator at its sample shapes and attributes."""
+    """Return the analysis of an operator at its sample shapes and attributes."""
     shapes, given = sample(operator)
     return operator.bind(shapes, operator.attributes(given))
 
 
 def sample(operator: Operator) -> tuple[Shapes, Mapping[str, AttrValue]]:
-    """Small operand shapes, and attributes, at which no part of an operator's line drops out."""
+    """Return small operand shapes, and attributes, at which no part of an operator's line drops out."""
     if operator.name in SAMPLES:
         return SAMPLES[operator.name]
     line = operator.line

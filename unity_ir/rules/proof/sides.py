@@ -67,14 +67,14 @@ APART = "its sides are of types"
 
 
 def packs(rule: Substitution) -> list[str]:
-    """Names of the packs in a rule's inputs."""
+    """Return the names of the packs in a rule's inputs."""
     return sorted({s.name for i in rule.inputs for s in i.shape if isinstance(s, DimPack)})
 
 
 def parameters(rule: Substitution) -> dict[str, str]:
     """
-    The attribute parameters of a rule, each with an operator's attribute (`operator.attribute`) that it is the value
-    of.
+    Return the attribute parameters of a rule, each with an operator's attribute (`operator.attribute`) that it is the
+    value of.
     """
     found: dict[str, str] = {}
     for operation in rule.operations((*rule.source, *rule.target)):
@@ -85,12 +85,12 @@ def parameters(rule: Substitution) -> dict[str, str]:
 
 
 def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
-    """Bindings at which both sides are well typed, `most` at most: small sizes, mostly different ones."""
+    """Yield at most `most` bindings at which both sides are well typed: small sizes, mostly different ones."""
     yield from (bindings for bindings, _ in typed_samples(rule, most, seed))
 
 
 def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tuple[Bindings, Mapping[str, str]]]:
-    """Like `samples`, each with element types of the inputs at which both sides are well typed."""
+    """Yield bindings as `samples` does, each with element types of the inputs at which both sides are well typed."""
     found = 0
     last: UnityError | None = None
     dtypes = list(element_types(rule))
@@ -129,7 +129,9 @@ def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
 
 
 def choices(of: str) -> tuple[str, ...]:
-    """The possible values of an operator's attribute that names a function or an element type; () for a number."""
+    """
+    Return the possible values of an operator's attribute that names a function or an element type; () for a number.
+    """
     operator, _, name = of.partition(".")
     kinds = {a.name: a.kind for a in find_operator(operator).line.attributes}
     return {"name": ACTIVATIONS, "dtype": ELEMENT_TYPES}.get(kinds[name], ())
@@ -140,16 +142,19 @@ def _attribute(of: str, random: Random) -> float | str:
 
 
 def converts(rule: Substitution) -> bool:
-    """Whether an operator of the rule has an element type as an attribute, so that those of the inputs matter."""
+    """
+    Return whether an operator of the rule has an element type as an attribute, so that those of the inputs matter.
+    """
     ops = {o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys()
     return any(a.kind == "dtype" for op in ops for a in find_operator(op).line.attributes)
 
 
 def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
     """
-    Choices of element types for the inputs, by name: all that a match allows if the rule casts, else a single choice,
-    since
-    lines treat all floating point types alike. Not all choices are well typed.
+    Yield choices of element types for the inputs, by name; not all are well typed.
+
+    They are all that a match allows if the rule casts, else a single choice, since lines treat all floating point types
+    alike.
     """
     if not converts(rule):
         yield DTYPES
@@ -165,8 +170,8 @@ def sides(
     rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DTYPES
 ) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
     """
-    The input leaves, the source's values and the target's values under `bindings`.
-    Raises `UnityError` where a side is not well typed or their types differ.
+    Return the input leaves, the source's values and the target's values under `bindings`. Raises `UnityError` where a
+    side is not well typed or their types differ.
     """
     for condition in rule.conditions:
         values = {s: v for s, v in bindings.items() if isinstance(v, int)}
@@ -187,7 +192,7 @@ def sides(
 
 
 def degrees(rule: Substitution) -> frozenset[str]:
-    """The symbols of a rule that are degrees: of its inputs or of parallel operators."""
+    """Return the symbols of a rule that are degrees: of its inputs or of parallel operators."""
     found: list[Poly] = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy)]
     for operation in rule.operations((*rule.source, *rule.target)):
         if operation.op in PARALLEL_OPERATORS:
@@ -197,10 +202,10 @@ def degrees(rule: Substitution) -> frozenset[str]:
 
 def ill_typed(rule: Substitution) -> str | None:
     """
-    Why a rule is well typed at no degrees above 1, as text; None if it is at some. A rule whose sides differ in shape
-    wherever each has one is ill typed, too.
+    Return the reason, as text, why a rule is well typed at no degrees above 1; None if it is well typed at some.
 
-    Raises `UnityError` if not even the rule without its parallel operators is well typed at the sizes tried.
+    A rule whose sides differ in shape wherever each has one is ill typed, too. Raises `UnityError` if not even the rule
+    without its parallel operators is well typed at the sizes tried.
     """
     error = misfits(rule, islice(divisible(rule), TYPED))
     if not error:
@@ -217,9 +222,7 @@ def ill_typed(rule: Substitution) -> str | None:
 
 
 def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
-    """
-    The errors of typing a rule under the bindings in `tried`; empty if it is well typed under one of them.
-    """
+    """Return the errors of typing a rule under the bindings in `tried`; empty if it is well typed under one of them."""
     found: list[str] = []
     types = list(element_types(rule))
     for bindings in tried:
@@ -234,7 +237,7 @@ def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
 
 
 def divisible(rule: Substitution) -> Iterator[Bindings]:
-    """Bindings with degrees above 1; in every second one the degrees divide all sizes."""
+    """Yield bindings with degrees above 1; in every second one the degrees divide all sizes."""
     random = Random(2)
     divided = degrees(rule)
     symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
@@ -251,7 +254,7 @@ def divisible(rule: Substitution) -> Iterator[Bindings]:
 
 
 def erased(rule: Substitution) -> Substitution:
-    """The rule without parallel operators, and with all degrees 1."""
+    """Return the rule without parallel operators, and with all degrees 1."""
     inputs = {i.name: replace(i, degrees=(), sum=ONE, copy=ONE) for i in rule.inputs}
     made: dict[int, Operation] = {}
 

@@ -34,13 +34,13 @@ def _z3(poly: Poly) -> Any:
 
 @lru_cache(maxsize=4096)
 def condition(constraint: Constraint) -> Any:
-    """A constraint as a Z3 expression."""
+    """Return a constraint as a Z3 expression."""
     expression = _z3(constraint.poly)
     return expression == 0 if constraint.equal else expression >= 0
 
 
 def holds(constraint: Constraint, values: Mapping[str, int]) -> bool:
-    """Whether a constraint holds at integer values of all its symbols."""
+    """Return whether a constraint holds at integer values of all its symbols."""
     value = constraint.poly.at(values)
     return value == 0 if constraint.equal else value >= 0
 
@@ -53,7 +53,7 @@ class _Model(dict[str, int]):
 
 
 class Answers:
-    """Cache of Z3's answers within the proof of one rule."""
+    """The cache of Z3's answers within the proof of one rule."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -62,7 +62,7 @@ class Answers:
         """Values at which some question had an answer; often they are an answer to the next one."""
 
     def unsatisfiable(self, constraints: frozenset[Constraint]) -> bool:
-        """Whether no integers satisfy all constraints. False also where Z3 does not answer."""
+        """Return whether no integers satisfy all constraints. False also where Z3 does not answer."""
         known = self.known.get(constraints)
         if known is None:
             known = self.known[constraints] = not self._at_hand(constraints) and self._ask(constraints)
@@ -70,9 +70,9 @@ class Answers:
 
     def cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
         """
-        Whether for all integers that satisfy `facts` the weights of those constraint sets that hold sum to 0. False
-        also where
-        Z3 does not answer.
+        Return whether the weights of those constraint sets that hold sum to 0, for all integers that satisfy `facts`.
+
+        False also where Z3 does not answer.
         """
         known = self.known.get((weighted, facts))
         if known is None:
@@ -82,7 +82,7 @@ class Answers:
         return known
 
     def _at_hand(self, constraints: frozenset[Constraint]) -> bool:
-        """Whether a model is known already. The one found moves to the front."""
+        """Return whether a model is known already. The one found moves to the front."""
         for i, model in enumerate(self.models):
             if all(holds(c, model) for c in constraints):
                 self.models.insert(0, self.models.pop(i))
@@ -98,7 +98,9 @@ class Answers:
         return bool(answer == z3.unsat)
 
     def check(self, assertions: Sequence[Any]) -> tuple[Any, Any]:
-        """Run Z3 on assertions; returns its answer and the solver (for a model). Tries a quick solver first."""
+        """
+        Run Z3 on assertions; return its answer, and the solver, which has the model. A quick solver is tried first.
+        """
         self.questions += 1
         answer = solver = None
         for make, milliseconds in ((z3.SimpleSolver, FAST), (z3.Solver, TIMEOUT)):
@@ -112,7 +114,7 @@ class Answers:
 
 
 class Facts:
-    """Constraints taken as true: sizes and degrees are at least 1, and the assumptions of a case."""
+    """Constraints taken as true in a proof: sizes and degrees are at least 1, and the assumptions of a case."""
 
     def __init__(self, constraints: Iterable[Constraint], answers: Answers | None = None):
         self.constraints = frozenset(constraints)
@@ -120,16 +122,16 @@ class Facts:
 
     @property
     def questions(self) -> int:
-        """Number of questions put to Z3 about these facts and those derived from them."""
+        """The number of questions put to Z3 about these facts and those derived from them."""
         return self._answers.questions
 
     def also(self, constraints: Iterable[Constraint]) -> Facts:
-        """These facts and further constraints."""
+        """Return these facts together with further constraints."""
         found = frozenset(constraints)
         return self if found <= self.constraints else Facts(self.constraints | found, self._answers)
 
     def imply(self, claim: Constraint) -> bool:
-        """Whether `claim` follows. False also where Z3 does not answer."""
+        """Return whether `claim` follows. False also where Z3 does not answer."""
         if claim in self.constraints or self._trivial(claim):
             return True
         if claim.poly.constant is not None:
@@ -137,11 +139,11 @@ class Facts:
         return all(self._unsatisfiable(frozenset({case})) for case in claim.negated())
 
     def imply_all(self, claims: Iterable[Constraint]) -> bool:
-        """Whether all claims follow."""
+        """Return whether all claims follow."""
         return all(map(self.imply, claims))
 
     def contradict(self, constraints: Iterable[Constraint]) -> bool:
-        """Whether the constraints cannot hold together with the facts."""
+        """Return whether the constraints cannot hold together with the facts."""
         found = frozenset(c for c in constraints if c not in self.constraints and not self._trivial(c))
         if any(c.poly.constant is not None for c in found):
             return True
@@ -151,7 +153,9 @@ class Facts:
         return bool(found) and self._unsatisfiable(found)
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
-        """Whether for all integers that satisfy the facts the weights of those constraint sets that hold sum to 0."""
+        """
+        Return whether the weights of those constraint sets that hold sum to 0, for all integers that satisfy the facts.
+        """
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
         return self._answers.cancel(tuple(weighted), frozenset(self._about(symbols)))
 
@@ -165,7 +169,7 @@ class Facts:
         return self._answers.unsatisfiable(constraints | frozenset(self._about(symbols)))
 
     def _about(self, symbols: frozenset[str]) -> list[Constraint]:
-        """The facts that have to do with some symbols, directly or through others."""
+        """Return the facts that have to do with some symbols, directly or through others."""
         left, found = set(self.constraints), list[Constraint]()
         while True:
             near = [c for c in left if not c.poly.symbols.isdisjoint(symbols)]

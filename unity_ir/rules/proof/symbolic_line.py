@@ -22,8 +22,9 @@ class SymbolicLine:
     """
     A line bound to `operands` of symbolic sizes: tensors and attributes by name, and the extents of index variables.
 
-    `spelled` is the line spelled out at the sample sizes of `context`; attributes left out have their defaults.
-    Raises `UnityError` where sizes do not fit, `Undecided` where the extents do not follow for all sizes.
+    `spelled` is the line spelled out at the sample sizes of `context`; attributes left out have their defaults. The
+    constructor raises `UnityError` where sizes do not fit, and `Undecided` where the extents do not follow for all
+    sizes.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class SymbolicLine:
         self.extents = self._extents()
 
     def terms(self, index: Affine) -> tuple[list[tuple[Poly, str]], Poly]:
-        """The (factor, variable) pairs of a window, and its offset, with the values of attributes in their places."""
+        """
+        Return the (factor, variable) pairs of a window, and its offset, with the values of attributes in their places.
+        """
         found: list[tuple[Poly, str]] = []
         offset = ZERO
         for term in index.terms:
@@ -119,19 +122,22 @@ class SymbolicLine:
         extents[variable] = self.context.count(size, padding, factor, reach)
 
     def extent(self, index: WrittenIndex) -> Poly:
-        """The size of the dim of a result that `index` runs over."""
+        """Return the size of the dim of a result that `index` runs over."""
         return dim_size(index, self.extents, self.spelled, self.attributes)
 
 
 def _of_any_type(line: syntax.Line, bound: syntax.Bound) -> list[bool]:
-    """For every operand of a bound line, whether its parameter is of kind `any`."""
+    """Return, for every operand of a bound line, whether its parameter is of kind `any`."""
     anything = {p.name: p.kind == "any" for p in line.parameters}
     variadic = next((p for p in line.parameters if p.variadic), None)
     return [anything.get(p.name, variadic is not None and variadic.kind == "any") for p in bound.operands]
 
 
 def _is_padding(offset: Poly) -> bool | None:
-    """Whether an offset lies before the dim, `-p`, or in it; None where that depends on the sizes, all of them 1 up."""
+    """
+    Return whether an offset is at most 0, as `-p` is; None where that depends on the sizes, all of which are at least
+    1.
+    """
     before, within = (
         all(c > 0 for m, c in p.terms if m) and p.at(dict.fromkeys(p.symbols, 1)) >= 0 for p in (-offset, offset)
     )

@@ -19,7 +19,9 @@ ElementPosition: TypeAlias = tuple[Poly, ...]
 
 
 class Undivided(Exception):
-    """Raised where the quotient and remainder of a position by a size are needed, but cannot be read off it."""
+    """
+    Raised where a proof needs the quotient and remainder of a position by a size, but the position does not show them.
+    """
 
     def __init__(self, position: Poly, by: Poly):
         super().__init__(f"position {position} is not written as a quotient and remainder by {by}")
@@ -46,22 +48,24 @@ class TensorForm:
 
 
 def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> TensorForm:
-    """An input tensor: its elements are `Read`s of `name`."""
+    """Return an input tensor: its elements are `Read`s of `name`."""
     return TensorForm(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
 
 
 def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
-    """A tensor of zeros."""
+    """Return a tensor of zeros."""
     return TensorForm(shape, lambda _: (), dtype, stored=True)
 
 
 def added(one: TensorForm, other: TensorForm) -> TensorForm:
-    """The elementwise sum of two tensors of the same shape."""
+    """Return the elementwise sum of two tensors of the same shape."""
     return TensorForm(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
 
 
 def divided(size: Poly, by: Poly) -> Poly | None:
-    """The quotient `size / by`; None unless `by` is one monomial that divides every term of `size`, or is `size`."""
+    """
+    Return the quotient `size / by`; None unless `by` is one monomial that divides every term of `size`, or is `size`.
+    """
     if by == ONE:
         return size
     if len(by.terms) != 1:
@@ -86,8 +90,9 @@ PADDING = ("dim", "before", "after", "interior")
 
 def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly) -> TensorForm:
     """
-    `of` with zeros before, after and (`interior` of them) between the elements along `dim`: element i moves to position
-    `(interior + 1) * i + before`. Raises `Undecided` if `dim` is not a number.
+    Return `of` with zeros before, after and (`interior` of them) between the elements along `dim`.
+
+    Element i moves to position `(interior + 1) * i + before`. Raises `Undecided` if `dim` is not a number.
     """
     at = dim.constant
     if at is None:
@@ -105,10 +110,10 @@ def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly)
 
 def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> TensorForm:
     """
-    The elements of `of`, in row-major order, in another shape. `digits` maps (position, divisor) to known quotients and
-    remainders, and gets new ones.
+    Return the elements of `of`, in row-major order, in another shape.
 
-    Raises `Undecided` where the shapes are not products of the same polynomials.
+    `digits` maps (position, divisor) to known quotients and remainders; new ones are added to it. Raises `Undecided`
+    where the shapes are not products of the same polynomials.
     """
     groups = _groups(of.shape, shape)
 
@@ -125,8 +130,10 @@ def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Pol
 
 def unbroadcast(of: TensorForm, shape: Sequence[Poly]) -> TensorForm:
     """
-    The sums over leading dims that `shape` does not have, and over those that are 1 there. Given [2, 3, 4] to [3, 1],
-    returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1 are not the same polynomial.
+    Return the sums of `of` over leading dims that `shape` does not have, and over dims that are 1 in `shape`.
+
+    Given [2, 3, 4] to [3, 1], returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1
+    are not the same polynomial.
     """
     missing = len(of.shape) - len(shape)
     spread = [d for d, new in enumerate(shape, missing) if new == ONE != of.shape[d]]
@@ -144,7 +151,7 @@ def unbroadcast(of: TensorForm, shape: Sequence[Poly]) -> TensorForm:
 
 
 def _groups(old: Sequence[Poly], new: Sequence[Poly]) -> list[tuple[list[int], list[int]]]:
-    """Runs of old and of new dims that hold as many elements; dims of size 1 are in none."""
+    """Return runs of old dims and of new dims that hold as many elements; dims of size 1 are in none."""
     left = [i for i, size in enumerate(old) if size != ONE]
     right = [i for i, size in enumerate(new) if size != ONE]
     found: list[tuple[list[int], list[int]]] = []
@@ -163,7 +170,7 @@ def _groups(old: Sequence[Poly], new: Sequence[Poly]) -> list[tuple[list[int], l
 
 
 def _flat(position: Sequence[Poly], sizes: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> Poly:
-    """The position in dims that are one; how it is made up is remembered."""
+    """Return the row-major position in dims of these sizes, and record in `digits` how it is composed."""
     at = position[-1]
     inner = sizes[-1]
     for here, size in zip(position[-2::-1], sizes[-2::-1], strict=True):
@@ -174,7 +181,11 @@ def _flat(position: Sequence[Poly], sizes: Sequence[Poly], digits: dict[tuple[Po
 
 
 def _apart(position: Poly, sizes: Sequence[Poly], digits: Mapping[tuple[Poly, Poly], tuple[Poly, Poly]]) -> list[Poly]:
-    """The positions in several dims of a position in all of them."""
+    """
+    Return the positions in dims of these sizes, given the row-major position, which `digits` has.
+
+    Raises `Undivided` where it has not.
+    """
     if len(sizes) == 1:
         return [position]
     inner = product(sizes[1:])

@@ -38,8 +38,9 @@ from unity_ir.search.layouts.limits import limits
 
 def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Iterator[Assignment]:
     """
-    Yield assignments in which the equal axes of each group have every role as often as `counts` [group, role] says, in
-    runs.
+    Yield assignments (a role per mesh axis) in which the equal axes of each group have each role as often as counted.
+
+    `counts` is [group, role], and `names` are the roles. Axes of a group with one role are neighbours.
     """
     each: list[list[tuple[tuple[int, GridRole], ...]]] = []
     for group, row in zip(groups, counts.tolist(), strict=True):
@@ -90,10 +91,10 @@ class _MoveCosts:
 
 def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
     """
-    Return the parallel graph of a plan that counts axes, with axes named; None if it would price too many pairs of
-    orders.
+    Return the parallel graph, with axes named, of a plan that counts axes.
 
-    `graph` is the serial graph; `solver` counts axes.
+    `graph` is the serial graph; `solver` is the one over counted layouts that found `plan`. Returns None if more than
+    `limits().axis_prices` pairs of layouts would have to be priced.
     """
     try:
         return _AxisAssignment(graph, plan, solver).graph()

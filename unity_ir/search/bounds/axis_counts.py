@@ -42,7 +42,8 @@ from unity_ir.search.memory.lagrangian import needed
 @dataclass(frozen=True)
 class KnownPlan:
     """
-    A known plan of a serial graph: its seconds, its bytes per device, and the price of a byte where memory is short.
+    A known plan of a serial graph: its seconds and bytes per device, and the seconds charged per byte (`price`), which
+    is above 0 where memory is short.
     """
 
     graph: Graph
@@ -54,9 +55,10 @@ class KnownPlan:
 @dataclass
 class Bounds:
     """
-    Bounds the plans of graphs on one machine. Given a `KnownPlan`, returns a lower bound and maybe a faster plan.
+    Bounds the plans of graphs on one machine. Called with a `KnownPlan`, it returns a lower bound and maybe a faster
+    plan.
 
-    Tables are shared between graphs; the bounds do not depend on that.
+    Tables are shared between graphs; the bounds do not depend on the order of the graphs.
     """
 
     machine: Machine
@@ -64,14 +66,20 @@ class Bounds:
     _solvers: dict[tuple[int, bool], Solver] = field(default_factory=dict[tuple[int, bool], Solver])
 
     def solver(self, merge: int = 0, stepwise: bool = True) -> Solver:
-        """Return the solver over counted layouts, with dims merged to a coarseness (`space.merged_dims`)."""
+        """
+        Return the solver over counted layouts, with dims merged to the coarseness `merge` (`space.merged_dims`).
+
+        `stepwise` is that of `Solver`: messages only, without dense tables.
+        """
         if (merge, stepwise) not in self._solvers:
             spaces = Spaces(self.machine, by_count=True, merge=merge)
             self._solvers[merge, stepwise] = Solver(spaces, self.optimizer, stepwise=stepwise)
         return self._solvers[merge, stepwise]
 
     def ahead(self, graph: Graph) -> Iterator[None]:
-        """Compute the tables that bounds on graphs like this one need, a part with every `next`."""
+        """
+        Compute the tables that bounds on graphs like this one need, one table per `next`, so that the caller may stop.
+        """
         kind = _kind(graph, self.machine)
         if kind == "alone":
             return
@@ -126,9 +134,10 @@ def bounded(
     plan: tuple[Graph, PlanCost], found: tuple[float, Graph | None], optimizer: Optimizer
 ) -> tuple[Graph, PlanCost, float]:
     """
-    Return a plan, its cost, and a lower bound on all plans of its serial graph.
+    Return a plan, its cost, and a lower bound in seconds on all plans of its serial graph.
 
-    `found` is what `Bounds` returned: the bound, and maybe a plan, which replaces `plan` if it is faster and fits.
+    `plan` is a parallel graph and its cost. `found` is what `Bounds` returned: the lower bound, and maybe a parallel
+    graph, which replaces the plan if it is faster and fits the device.
     """
     (least, other), (graph, priced) = found, plan
     machine = priced.machine
@@ -148,9 +157,10 @@ def bound(
     bounds: Bounds | None = None,
 ) -> tuple[float, Graph | None]:
     """
-    Return a lower bound in seconds on every placement of a serial graph, and maybe a parallel graph.
+    Return a lower bound in seconds on every placement of a serial graph, and a parallel graph or None.
 
-    `known` is the seconds of a known plan: passes stop near it. The graph returned is not always better.
+    `known` is the seconds of a known plan: passes stop near it. `steps` limits the sums of a TRW-S pass; `bounds` has
+    tables of earlier calls. The graph returned may be slower than the known plan.
     """
     least, plan = _bound(graph, bounds or Bounds(machine, optimizer), known, steps)
     return certain(least, graph, machine), plan
@@ -302,7 +312,12 @@ def _passed(messages: Messages, known: float, coarse: bool) -> float:
 
 
 def of_kernels(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
-    """Return a lower bound in seconds on every placement of a serial graph, by its kernels alone."""
+    """
+    Return a lower bound in seconds on every placement of a serial graph: its kernels' seconds, divided over all
+    devices.
+
+    The bound is 0 on a device with a measured profile, whose times for smaller kernels may be any.
+    """
     return certain(_alone(graph, machine, optimizer), graph, machine)
 
 

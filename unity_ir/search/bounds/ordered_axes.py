@@ -32,7 +32,9 @@ from unity_ir.search.layouts.transitions import PricedMoves
 
 
 class OrderedSpace:
-    """The layouts of a value without REPEAT, by the order of axes."""
+    """
+    The layouts without REPEAT of a value, told apart by the order of axes: the states between which moves are priced.
+    """
 
     def __init__(self, on_axes: LayoutSpace, groups: Sequence[AxisGroup]):
         self.space = on_axes
@@ -55,11 +57,11 @@ class OrderedSpace:
         return out
 
     def there(self, roles: Ints) -> Ints:
-        """Return the indices of the layouts [row, axis] where the value is."""
+        """Return the index of the layout of the value, for each row of `roles` [row, axis]."""
         return self._find(roles, {COPY: COPY, SUM: SUM, REPEAT: COPY})
 
     def back(self, roles: Ints) -> Ints:
-        """Return the indices of the layouts where its gradient is."""
+        """Return the index of the layout of the value's gradient, for each row of `roles` [row, axis]."""
         return self._find(roles, {COPY: SUM, SUM: COPY, REPEAT: COPY})
 
     def _find(self, roles: Ints, to: Mapping[int, int]) -> Ints:
@@ -85,18 +87,21 @@ class OrderedSpace:
         return PricedMoves(len(self._codes), source[order], target[order], seconds[order], lie)
 
     def steps(self, sources: Ints) -> int:
-        """Estimate the additions of one round of relaxing moves from some layouts."""
+        """Return an estimate of the additions of relaxing all moves once, from the layouts `sources`."""
         return len(sources) * len(self._moves.sources)
 
     def fill(self, sources: Ints) -> None:
-        """Compute the distances from some layouts to all."""
+        """Compute the distances from the layouts `sources` to all layouts, where they are not known yet."""
         missing = np.unique(sources[~self._filled[sources]])
         if len(missing):
             self._seconds[missing] = self._moves.cheapest(missing)
             self._filled[missing] = True
 
     def least(self, sources: Ints, targets: Ints) -> Floats:
-        """Return seconds [source, target] of the cheapest moves. Call `fill` with the sources before."""
+        """
+        Return seconds [source, target] of the cheapest moves. Call `fill` with the sources first: other rows are
+        undefined.
+        """
         return self._seconds[np.ix_(sources, targets)]
 
 
@@ -311,10 +316,10 @@ def _whole(edge: Edge) -> tuple[TwoWayCost, float]:
 
 def with_axis_order(builder: FactorGraphBuilder, problem: FactorGraph) -> tuple[FactorGraph, list[Ints]] | None:
     """
-    Expand a problem over counts into one over orders; None if it would be too large.
+    Expand a problem over axis counts into one over axis orders; None if it would be too large.
 
-    `builder` is the builder of counted layouts (stepwise, `Spaces` by count). Every choice on axes costs at least its
-    order here. Also returns, for each variable, the counted row of each of its rows.
+    `builder` made the counted `problem` (stepwise, `Spaces` by count). Returns the problem over orders, in which every
+    choice costs at most what it costs with axes named, and, for each variable, the counted row of each of its rows.
     """
     found = _AxisOrders(builder, problem)
     orders = found.problem() if found.small() else None

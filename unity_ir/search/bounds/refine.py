@@ -24,7 +24,11 @@ from unity_ir.search.layouts.space import LayoutSpace
 
 
 def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: FactorGraphBuilder) -> list[Ints]:
-    """Return, per variable of the finer problem, the rows whose coarse rows are among `rows`."""
+    """
+    Return, per variable of the finer problem, the positions of the rows whose coarse rows are among `rows`.
+
+    `rows` has, per variable, rows of the problem of `coarse`; `builder` is that of the finer problem.
+    """
     above: dict[tuple[int, int], Ints] = {}
     seen: dict[tuple[int, int, bytes], Ints] = {}
     out: list[Ints] = []
@@ -44,8 +48,9 @@ def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: Facto
 
 def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     """
-    Return messages of a finer problem that start from the coarse ones: coarse messages stay feasible on the fine
-    problem, so the bound cannot drop.
+    Return messages of a finer problem that start from the coarse messages.
+
+    Coarse messages stay feasible on the finer problem, so its bound begins at no less than the coarse bound.
     """
     messages = Messages(problem)
     messages.last = messages.bound = coarse.last

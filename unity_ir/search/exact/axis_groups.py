@@ -22,9 +22,9 @@ from unity_ir.search.layouts.space import Spaces
 
 def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None) -> tuple[Solver, ExactPlan]:
     """
-    Return the fastest plan over the cuts tried, and the solver for its cuts.
+    Return the fastest plan over the cuts tried, and the solver that found it.
 
-    `like` gives the number of groups in place of `graph`, so that a rewritten graph is searched as its source.
+    The number of groups is that of `like` (by default `graph`), so that a rewritten graph is searched as its source is.
     """
     axes = len(machine.mesh.sizes)
     start = first_cuts(machine, groups_for(like or graph, axes))
@@ -54,7 +54,8 @@ def _solved(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[in
 
 def groups_for(graph: Graph, axes: int) -> int:
     """
-    Return the number of groups that keeps a graph's configurations within `limits().group_rows`; at least `exact_axes`.
+    Return the largest number of groups of `axes` mesh axes at which a graph's configurations stay within
+    `limits().group_rows`; at least `limits().exact_axes`, at most `axes`.
     """
     roles = [len(n.analysis.splittable) + len(n.analysis.carriers) + 2 for n in graph.nodes() if n.is_compute]
     groups = min(limits().exact_axes, axes)
@@ -65,7 +66,10 @@ def groups_for(graph: Graph, axes: int) -> int:
 
 def first_cuts(machine: Machine, groups: int) -> tuple[int, ...]:
     """
-    Return cuts into `groups` groups: between levels; then split the largest group, or merge the smallest neighbours.
+    Return the first cuts tried: the axis numbers where a group begins, except the first, for `groups` groups of axes.
+
+    Cuts are between levels; then the largest group is split, or the smallest neighbours are merged, until the number
+    fits.
     """
     sizes, levels = machine.mesh.sizes, machine.axis_levels
     cuts = [a for a in range(1, len(sizes)) if levels[a] != levels[a - 1]]

@@ -49,7 +49,7 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A table over variables, each seen through a projection."""
+    """A table over variables, indexed along each by the class its projection in `axes` gives."""
 
     variables: tuple[VariableId, ...]
     axes: tuple[Projection, ...]
@@ -63,7 +63,7 @@ def every(size: int) -> Projection:
 
 
 def plain(variables: tuple[VariableId, ...], table: Floats) -> Factor:
-    """Return a factor indexed by the values of its variables themselves."""
+    """Return a factor whose table is indexed by the values of its variables themselves."""
     return Factor(variables, tuple(map(every, table.shape)), table)
 
 
@@ -122,13 +122,17 @@ class Memo:
         return self.joints[key]
 
     def token(self, table: Floats) -> int:
-        """Return the token of an input table."""
+        """Return a number that stands for an input table in keys, the same for the same object."""
         self.held[id(table)] = table
         return self.tokens.setdefault(("given", id(table)), len(self.tokens))
 
 
 def minimise(sizes: Mapping[VariableId, int], factors: Sequence[Factor]) -> tuple[float, dict[VariableId, int]]:
-    """Return the minimum of the sum and an assignment that attains it. Entries of `inf` are forbidden combinations."""
+    """
+    Return the minimum of the sum of factors, and an assignment (a value per variable) that attains it.
+
+    `sizes` has the number of values of each variable. Entries of `inf` are forbidden combinations.
+    """
     found = minimise_within(float("inf"), sizes, factors)
     assert found is not None
     return found
@@ -137,7 +141,11 @@ def minimise(sizes: Mapping[VariableId, int], factors: Sequence[Factor]) -> tupl
 def minimise_within(
     limit: float, sizes: Mapping[VariableId, int], factors: Sequence[Factor], memo: Memo | None = None
 ) -> tuple[float, dict[VariableId, int]] | None:
-    """Minimise, or return None if more than `limit` table entries outside the memo would have to be looked at."""
+    """
+    Return the minimum of the sum of factors and an assignment that attains it, as `minimise` does.
+
+    Returns None if elimination would look at more than `limit` table entries, not counting tables found in `memo`.
+    """
     found = {v: 0 for v, size in sizes.items() if size == 1}
     memo = memo or Memo()
     factors = [_without(f, found, memo) for f in factors]

@@ -39,6 +39,7 @@ class Port:
 
     @property
     def at(self) -> Ints:
+        """For each row, the index of its layout."""
         return self.axis.at
 
     def least(self, of_rows: Floats) -> Floats:
@@ -46,18 +47,22 @@ class Port:
         return self.axis.least(of_rows)
 
     def of(self, rows: Ints | npt.NDArray[np.bool_]) -> Port:
-        """Return the port of a subset of the rows."""
+        """Return the port of some of the rows, given as indices or as a mask."""
         return port(self.layouts[self.at[rows]])
 
 
 def port(layouts: Ints) -> Port:
-    """Return the port of rows whose layouts are `layouts` [row]."""
+    """Return the port of rows with the layout numbers `layouts` [row]."""
     distinct, at = numbered(layouts)
     return Port(distinct, Projection(at, len(distinct)))
 
 
 def numbered(layouts: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct layouts, sorted, and the index of each; without sorting where their numbers are dense."""
+    """
+    Return the distinct layout numbers, sorted, and the index of each of `layouts` among them.
+
+    Numbers are sorted only where they are sparse in their range (`limits().sparse_layouts`).
+    """
     least, most = (int(layouts.min()), int(layouts.max())) if len(layouts) else (0, 0)
     if most - least > limits().sparse_layouts * len(layouts):
         distinct, at = np.unique(layouts, return_inverse=True)
@@ -105,7 +110,7 @@ class DenseCost:
         return (self.seconds + of_needs).min(axis=1)
 
     def of(self, made: Port, needs: Port) -> DenseCost:
-        """Return the cost restricted to ports with fewer layouts."""
+        """Return the cost restricted to ports with some of these layouts."""
         at = np.searchsorted(self.made.layouts, made.layouts), np.searchsorted(self.needs.layouts, needs.layouts)
         return DenseCost(made, needs, self.seconds[np.ix_(*at)])
 
@@ -114,10 +119,14 @@ class PairwiseCost(Protocol):
     """The pairwise cost of an edge, as far as message passing needs it."""
 
     @property
-    def made(self) -> Port: ...
+    def made(self) -> Port:
+        """The port of the source variable."""
+        ...
 
     @property
-    def needs(self) -> Port: ...
+    def needs(self) -> Port:
+        """The port of the target variable."""
+        ...
 
     def there(self, of_made: Floats) -> Floats:
         """Return min over layouts made of `of_made` + cost, for each layout needed: [layout needed]."""
@@ -128,13 +137,13 @@ class PairwiseCost(Protocol):
         ...
 
     def of(self, made: Port, needs: Port) -> PairwiseCost:
-        """Return the cost restricted to ports with fewer layouts."""
+        """Return the cost restricted to ports with some of these layouts."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """The reshard of a value between two variables, by number."""
+    """The reshard of a value between two variables: the numbers of its source and its target, and the pairwise cost."""
 
     source: int
     target: int
@@ -142,15 +151,17 @@ class Edge:
 
     @property
     def made(self) -> Port:
+        """The port of the source variable."""
         return self.between.made
 
     @property
     def needs(self) -> Port:
+        """The port of the target variable."""
         return self.between.needs
 
     @property
     def seconds(self) -> Floats:
-        """The cost [layout made, layout needed]. Raises `TypeError` where the cost is no dense table."""
+        """The cost [layout made, layout needed]. Raises `TypeError` where the cost is not a `DenseCost`."""
         if not isinstance(self.between, DenseCost):
             raise TypeError("search: this edge has no table of seconds")
         return self.between.seconds
@@ -159,8 +170,9 @@ class Edge:
 @dataclass
 class FactorGraph:
     """
-    Choose one row per variable, minimising the unary costs plus the edges' costs. Edges go from lower to higher
-    numbers.
+    The problem of choosing one row per variable so that the sum of unary and pairwise costs is least.
+
+    Every edge leads from a lower to a higher variable number.
     """
 
     rows: list[Ints]
@@ -181,7 +193,7 @@ class FactorGraph:
             self.into[edge.target].append(number)
 
     def among(self, rows: Sequence[Ints]) -> FactorGraph:
-        """Return the problem restricted to `rows`, per variable."""
+        """Return the problem restricted to `rows`: per variable, the positions of the rows to keep."""
         edges: list[Edge] = []
         for edge in self.edges:
             made, needs = self._port(edge.made, rows[edge.source]), self._port(edge.needs, rows[edge.target])
@@ -194,11 +206,11 @@ class FactorGraph:
         )
 
     def steps(self) -> int:
-        """Estimate the additions of one pass of messages."""
+        """Return an estimate of the additions of one pass of messages."""
         return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.edges)
 
     def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
-        """Drop rows of a variable."""
+        """Drop, in place, the rows of a variable where the mask `rows` is False."""
         self.rows[variable] = self.rows[variable][rows]
         self.seconds[variable] = self.seconds[variable][rows]
         self.own[variable] = every(len(self.rows[variable]))
@@ -225,7 +237,7 @@ def between(
     space: LayoutSpace, made: Port, needs: Port, training: bool, price: Price = TIME, kept: bool = True
 ) -> DenseCost:
     """
-    Return the price of resharding a value from each layout of one port to each of another; 0 to NOWHERE.
+    Return the price of resharding a value from each layout of one port to each layout of another; 0 to NOWHERE.
 
     `training` says whether the gradient is resharded back, `kept` whether the backward reads the resharded value.
     """
@@ -235,7 +247,7 @@ def between(
 
 
 class LazyRows(Protocol):
-    """A table whose rows are computed on demand."""
+    """A table [layout, layout] of costs whose rows are computed on demand."""
 
     def __getitem__(self, at: int, /) -> Floats: ...
 
@@ -244,12 +256,13 @@ def undominated(
     seconds: Floats, ends: Sequence[tuple[Ints, LazyRows | Floats]], candidates: int = 256
 ) -> npt.NDArray[np.bool_]:
     """
-    Mark the rows that no other row dominates: [row] of bool.
+    Return a mask [row], True for the rows that no other row dominates.
 
-    A row is dominated if another is cheaper even with the reshards from and to its layouts added. `ends` has, for every
-    edge of the variable, the layouts of the rows and the cost [of another, of one] of replacing one layout by another
-    at that end. This is the dead-end elimination of side-chain placement (Goldstein, 1994), with the triangle
-    inequality bounding the difference of the edges.
+    A row is dominated if another is cheaper even with the reshards from and to its layouts added. `seconds` are the
+    unary costs [row]. `ends` has, for every edge of the variable, the layout of each row and a table [layout of the
+    other row, layout of this row] of the cost of replacing one by the other at that end. At most `candidates` rows, the
+    cheapest, are tried as dominating. This is the dead-end elimination of side-chain placement (Goldstein, 1994), with
+    the triangle inequality bounding the difference of the edges.
     """
     alive = np.ones(len(seconds), dtype=bool)
     tried = 0

@@ -13,7 +13,7 @@ from unity_ir.search.layouts.axes import AxisGroup, Ints
 
 
 def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
-    """Return the parallel graph, with views, that carries out an exact plan of a serial graph."""
+    """Return the parallel graph, with views, that an exact plan of a serial graph describes."""
     assignments, rests, relays = placed(graph, plan, solver)
     return materialise(graph, assignments, solver.spaces.machine.mesh, rests, relays, plan.again)
 
@@ -21,7 +21,12 @@ def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
 def placed(
     graph: Graph, plan: ExactPlan, solver: Solver
 ) -> tuple[dict[Node, Assignment], dict[Value, Layout], dict[Value, Layout]]:
-    """Return the assignments of an exact plan, the layouts where values rest, and those where they are relayed."""
+    """
+    Return an exact plan as assignments and layouts.
+
+    The results are the assignment of every operator, the layouts in which values rest (leaves, and other values once
+    they are made), and the layouts to which leaves are brought before they are read.
+    """
     groups, with_gradient = solver.spaces.groups, trained(graph)
     assignments: dict[Node, Assignment] = {}
     for node, row in plan.rows.items():

@@ -16,7 +16,7 @@ from unity_ir.search.layouts.limits import limits
 
 
 class SavedForBackward:
-    """Which values of a serial forward graph its backward reads. Results and operands are flagged in order."""
+    """Says which values of a serial forward graph its backward reads."""
 
     def __init__(self, graph: Graph | None):
         self._keeps = None if graph is None else Keeps(graph)
@@ -46,9 +46,10 @@ ALL_SAVED = SavedForBackward(None)
 
 def may_recompute(graph: Graph, keeps: Keeps | None = None) -> frozenset[Node]:
     """
-    Return the operators whose results may be recomputed though the backward reads them; none if there is no loss.
+    Return the operators whose results may be recomputed although the backward reads them.
 
-    Recomputing them reads nothing that their own backward does not read, so nothing else has to be saved.
+    Recomputing them reads nothing that their own backward does not read, so nothing else has to be saved. `keeps` says
+    what the backward reads, by default that of `graph`. Returns the empty set if the graph has no loss.
     """
     if not graph.outputs or graph.outputs[0].shape != ():
         return frozenset()

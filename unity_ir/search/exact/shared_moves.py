@@ -50,30 +50,32 @@ class ScaledCost:
 
     @property
     def made(self) -> Port:
+        """The port of layouts made, that of the unscaled cost."""
         return self.whole.made
 
     @property
     def needs(self) -> Port:
+        """The port of layouts needed, that of the unscaled cost."""
         return self.whole.needs
 
     def there(self, of_made: Floats) -> Floats:
-        """Return min over layouts made of `of_made` + the scaled cost, for each layout needed."""
+        """Return min over layouts made of `of_made` + the scaled cost, for each layout needed: [layout needed]."""
         return self.part * self.whole.there(of_made / self.part)
 
     def back(self, of_needs: Floats) -> Floats:
-        """Return min over layouts needed of the scaled cost + `of_needs`, for each layout made."""
+        """Return min over layouts needed of the scaled cost + `of_needs`, for each layout made: [layout made]."""
         return self.part * self.whole.back(of_needs / self.part)
 
     def of(self, made: Port, needs: Port) -> ScaledCost:
-        """Return the cost restricted to ports with fewer layouts."""
+        """Return the cost restricted to ports with some of these layouts."""
         return ScaledCost(self.whole.of(made, needs), self.part)
 
 
 class SharedFactorGraphBuilder(FactorGraphBuilder):
     """
-    Build a factor graph whose sum is a lower bound on the cost of every choice.
+    Builds a factor graph whose sum is a lower bound on the cost of every choice.
 
-    It is exact for values whose needed layouts are all tracked.
+    The sum is exact for a value whose needed layouts are all tracked.
     """
 
     def __init__(self, solver: Solver, graph: Graph, tracked: Tracked | None = None):
@@ -81,25 +83,29 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         super().__init__(solver, graph)
 
     def several(self, value: Value) -> bool:
-        """Return whether readers of a value are charged only a share of a move."""
+        """Return whether each reader of a value is charged only a share of the value's moves (see `several`)."""
         return several(self.uses.get(value, ()))
 
     def part(self, value: Value) -> float:
         """
-        Return 1 / (number of possible sharers). Where all readers share, a relay there is as cheap, so one fewer
-        counts.
+        Return the share of an untracked move that each reader of a value is charged: 1 / (number of possible sharers).
+
+        A relay at a layout that all readers need costs as little as sharing, so then one sharer fewer counts.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})
         return 1 / (users - (len(uses) == users))
 
     def shared(self) -> frozenset[Value]:
+        """Return the values with tracked layouts: an operator may find them in the layout it needs."""
         return frozenset(self.tracked)
 
     def states(self, value: Value, tracked: tuple[int, ...]) -> Ints:
         """
-        Return the states [state, tracked layout] that a value's relay may have; it was brought to at most floor(uses /
-        2) layouts.
+        Return the states that the relay of a value may have: [state, tracked layout], of AWAY, THERE and BOTH.
+
+        `tracked` are layout numbers. The value is brought to at most floor(uses / 2) of them, since a shared move has
+        at least two readers.
         """
         trained = {self.training(value, [user]) for user, _ in self.uses[value]}
         may = (*([THERE] if False in trained else []), *([BOTH] if True in trained else []))
@@ -113,14 +119,19 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         return np.array(out, dtype=np.int64).reshape(-1, len(tracked))
 
     def ways_to_be_there(self, value: Value, tracked: int) -> int:
-        """Return the number of states for `tracked` layouts."""
+        """Return the number of states (see `states`) of a value with `tracked` layouts tracked."""
         trainings = len({self.training(value, [user]) for user, _ in self.uses[value]})
         return sum(comb(tracked, count) * trainings**count for count in range(len(self.uses[value]) // 2 + 1))
 
     def found(self, value: Value, row: int) -> int:
+        """Return the relay's layout, given its row: rows of tracked values are [layout, state], flat."""
         return row // len(self.states(value, self.tracked[value])) if value in self.tracked else row
 
     def relay(self, value: Value) -> Variable:
+        """
+        Return the variable of a relay; of a tracked value, a row per layout and state, which pays for the moves of its
+        state.
+        """
         plain = super().relay(value)
         if value not in self.tracked:
             return plain
@@ -142,6 +153,17 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         return variables[key]
 
     def pairwise(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
+        """
+        Return the seconds [layout made, layout needed] that one reader is charged for the reshard of a value.
+
+        `source` is the number of the variable that provides the value: its producer, or its relay, which makes the
+        layouts `made`. The reader needs the layouts `needs`. `training` says whether the reader returns a gradient,
+        `kept` whether the backward reads the resharded value.
+
+        From the relay of a value with several readers, a reader is charged its share (`part`) of a move to an untracked
+        layout; nothing to a tracked layout to which the relay has brought the value, and the whole move to one to which
+        it has not. Any other edge costs what it costs in the plain factor graph.
+        """
         if self.numbers.get(value) != source or not self.several(value):
             return super().pairwise(value, source, made, needs, training, kept)
         part, tracked = self.part(value), self.tracked.get(value, ())
@@ -174,24 +196,27 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
 
 def shares(graph: Graph) -> bool:
-    """
-    Return whether some value has more than two uses, by at least two operators, so that only some of them may share one
-    reshard. (Two uses share it or not; a relay covers that.)
-    """
+    """Return whether some value of a graph has more than two uses, by at least two operators (see `several`)."""
     return any(several(uses) for uses in graph.users().values())
 
 
 def several(uses: Sequence[tuple[Node, int]]) -> bool:
-    """Return whether some, but not all, of a value's users may share a move; of two uses, a relay covers that."""
+    """
+    Return whether some, but not all, of a value's users may share a move. Two users share it or not; a relay covers
+    that.
+
+    `uses` are (user, operand index) pairs.
+    """
     return len(uses) > 2 and len({user for user, _ in uses}) > 1
 
 
 def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPlan:
     """
-    Improve a plan that charges every reader for shared moves, and bound all plans.
+    Return a plan in which shared moves are charged once, with a lower bound on the seconds of all plans.
 
-    `plan` is the minimum where each operator pays. `seconds` of the result are those of `cost.plan`, up to the cost of
-    free moves. Returns `plan` itself unless only time is minimised.
+    `plan` is the solver's plan in which each operator pays for its moves; it is the first incumbent. `seconds` of the
+    result are those of `cost.plan`, up to the seconds charged for free moves (see `certain`). Returns `plan` itself if
+    no moves can be shared, if the solver's price is not seconds alone, or on a machine of one device.
     """
     builder = SharedFactorGraphBuilder(solver, graph)
     values = [v for v in builder.uses if builder.several(v)]
@@ -220,13 +245,19 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPla
 
 
 def certain(bound: float, graph: Graph, machine: Machine) -> float:
-    """Return a bound less rounding errors and what free moves cost in the search but not in a plan."""
+    """
+    Return a lower bound on the seconds of every plan of a serial graph, as `cost.plan` counts them; at least 0.
+
+    `bound` is the search's lower bound in seconds. It is lowered by the rounding error of sums, and by an upper bound
+    on the `FREE_MOVE` seconds that only the search charges for free moves (moves that change a role but neither copy
+    nor send anything), four per mesh axis of `machine` for each operand and result.
+    """
     ends = sum(len(n.operands) + len(n.results) for n in graph.nodes())
     return max(0.0, bound * (1 - ROUNDED) - FREE_MOVE * 4 * len(machine.mesh.sizes) * ends)
 
 
 def bounded(solver: Solver, graph: Graph) -> float:
-    """Return a lower bound on every choice for a serial graph, in the solver's price."""
+    """Return a lower bound on the cost of every choice for a serial graph, in the solver's price (`Solver.price`)."""
     return SharedFactorGraphBuilder(solver, graph).solve().bound
 
 
@@ -300,7 +331,10 @@ class _Readers:
         return self.arriving + sum(self._from(relays, need, any(each)) for need, each in self.needs.items())
 
     def charged(self, tracked: tuple[int, ...] | None) -> float:
-        """Return what the sum charges for the value with the chosen relay."""
+        """
+        Return the seconds that the factor graph charges for the value with the chosen relay; None: each reader pays in
+        full.
+        """
         total = float(self.arriving[self.at])
         for need, each in self.needs.items():
             if tracked is not None and need in tracked:

@@ -71,9 +71,9 @@ class ExactPlan:
     bound: float = 0.0
     """Lower bound in seconds; equal to `seconds` if this plan is optimal."""
     rows_before: int = 0
-    """Rows of all variables before pruning, ..."""
+    """Number of rows of all variables before pruning."""
     rows_left: int = 0
-    """... and after it."""
+    """Number of rows of all variables after pruning."""
 
 
 @dataclass
@@ -121,7 +121,9 @@ class _IdentityRows:
 
 @dataclass
 class Solver:
-    """Finds the optimal plans of graphs on one machine; memoises tables of operators, ports and costs across graphs."""
+    """
+    Finds the optimal plans of graphs on one machine, and memoises tables of operators, ports and costs across graphs.
+    """
 
     spaces: Spaces
     optimizer: Optimizer
@@ -137,14 +139,14 @@ class Solver:
     _rests: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
     _aparts: dict[tuple[object, ...], LazyRows] = field(default_factory=dict[tuple[object, ...], LazyRows])
     price: Price = TIME
-    """What is minimised; plans' `seconds` and `bound` are in it."""
+    """The price that is minimised; plans' `seconds` and `bound` are in its unit."""
 
     def at(self, price: Price) -> Solver:
-        """Return a solver for another price that shares the operators' tables."""
+        """Return a solver that minimises another price and shares the operators' tables."""
         return Solver(self.spaces, self.optimizer, _tables=self._tables, price=price, stepwise=self.stepwise)
 
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
-        """Return the table of a serial compute node."""
+        """Return the table of a serial compute node. `with_gradient` are the nodes whose values have a gradient."""
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         weights = tuple(v.node.op == "weight" for v in node.operands)
         key = (node.op, node.attributes, tuple(v.type for v in node.operands), weights, repeats(node), needs)
@@ -153,11 +155,15 @@ class Solver:
         return self._tables[key]
 
     def space(self, value: Value) -> LayoutSpace:
-        """Return the layouts of a value."""
+        """Return the space of layouts of a value."""
         return self.spaces.of_value(value)
 
     def solve(self, graph: Graph) -> ExactPlan:
-        """Return the optimal plan of a serial forward graph."""
+        """
+        Return the best plan found for a serial forward graph; it is optimal if its `bound` equals its `seconds`.
+
+        Raises `OutOfBudget` if the budget ends before there is a plan.
+        """
         return FactorGraphBuilder(self, graph).solve()
 
     def variable(
@@ -171,11 +177,12 @@ class Solver:
         shared: frozenset[Value] = frozenset(),
     ) -> Variable:
         """
-        Return the variable of an operator: the rows that some optimum may need.
+        Return the variable of an operator, with the rows that some optimum may need.
 
-        `single` are the leaves that only it reads; `results` says of each result whether a gradient comes back to it,
-        or None if nobody reads it; `whole` keeps every row. Operands in `shared` may be found where another operator
-        needs them, so only a row that needs the same layout dominates.
+        `with_gradient` are the nodes whose values have a gradient; `single` are the leaves that only this operator
+        reads; `results` says for each result whether a gradient comes back to it, or None if nobody reads it; `keeps`
+        says which values the backward reads (None: all); `whole` keeps every row. Operands in `shared` may be found
+        where another operator needs them, so only a row that needs the same layouts of them dominates.
         """
         table = self.table(node, with_gradient)
         user = node in with_gradient
@@ -230,7 +237,12 @@ class Solver:
         )
 
     def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Variable:
-        """Return the variable of a relay: the layouts in which users may find a shared value or a leaf."""
+        """
+        Return the variable of a relay: the layouts in which users may find a shared value or a leaf.
+
+        `with_gradient` are the nodes whose values have a gradient; `kept` says whether the backward reads the relayed
+        value.
+        """
         key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient, kept)
         if key not in self.variables:
             rows = np.arange(len(self.space(value)))
@@ -241,7 +253,11 @@ class Solver:
         return self.variables[key]
 
     def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
-        """Return the pairwise cost between two ports of a value."""
+        """
+        Return the cost of resharding a value between two ports, in the solver's price, memoised.
+
+        `training` says whether the gradient is resharded back, `kept` whether the backward reads the resharded value.
+        """
         key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
         if key not in self.pairwise:
             space = self.space(value)
@@ -253,7 +269,13 @@ class Solver:
         return self.pairwise[key]
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
-        """Return, by the layout in which users find a leaf, its cost and the best layout to rest in."""
+        """
+        Return, per layout in which users find a leaf, the cost of the leaf and the number of the best layout to rest
+        in.
+
+        The cost is that of resting (`rest`) and of the reshard to the users. `user` says whether a user has a gradient,
+        `kept` whether the backward reads the resharded leaf.
+        """
         training = user and value.node in with_gradient
         key = (value.type, value.node.op, training, kept)
         if key not in self._leaves:
@@ -277,7 +299,12 @@ class Solver:
         return self._aparts[key]
 
     def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
-        """Return the cost of a leaf by resting layout: the update of a weight; copies and partial sums never rest."""
+        """
+        Return the cost [resting layout] of a leaf, in the solver's price: its memory and, of a trained weight, its
+        update.
+
+        It is infinite for layouts with copies or partial sums, in which no leaf rests.
+        """
         (type,) = node.types
         updated = node.op == "weight" and node in with_gradient
         key = (type, node.op, updated)
@@ -286,7 +313,11 @@ class Solver:
         return self._rests[key]
 
     def resting(self, node: Node, updated: bool) -> tuple[Floats, Floats]:
-        """Return seconds and bytes of a leaf by resting layout; infinite where it cannot rest."""
+        """
+        Return seconds [layout] of a leaf's update and bytes [layout] of its tensors; infinite where it cannot rest.
+
+        `updated` says whether the leaf is a trained weight; otherwise the seconds are 0.
+        """
         space = self.space(node.result)
         (type,) = node.types
         barred = space.degrees[:, space.rank] * space.degrees[:, space.rank + 1] > 1
@@ -303,9 +334,9 @@ class Solver:
 
 def layouts_needed(node: Node, table: OperatorTable, operand: int) -> Ints:
     """
-    Return, per row of an operator's table, the layout in which it needs an operand: [row].
+    Return the number of the layout in which each row of an operator's table needs an operand: [row].
 
-    NOWHERE where an earlier operand is the same value in the same layout: it is brought there once.
+    The layout is NOWHERE where an earlier operand is the same value in the same layout, since one reshard serves both.
     """
     needed, value = table.operands[operand].copy(), node.operands[operand]
     for earlier in (i for i in range(operand) if node.operands[i] == value):
@@ -349,7 +380,13 @@ def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]
 
 
 def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
-    """Return the best choice among the `few` rows of least slack per variable, and how many rows fitted the limit."""
+    """
+    Return the best choice among the rows of least slack, as (cost, row of each variable), and the rows kept per
+    variable.
+
+    `slack` is [row] for each variable. `few` rows of each are kept; the number is halved until elimination looks at no
+    more than `limits().pruned_entries` entries. The second result is the number that was used.
+    """
     while True:
         spend(2 * limits().work_port * len(problem.edges))
         among = [np.sort(np.argsort(s, kind="stable")[:few]) for s in slack]
@@ -396,20 +433,25 @@ class FactorGraphBuilder:
                 self._relay(node.result)
 
     def problem(self) -> FactorGraph:
-        """Return the factor graph."""
+        """Return the factor graph, unpruned."""
         of = self.variables
         return FactorGraph([v.rows for v in of], [v.seconds for v in of], [v.own for v in of], [*self.edges])
 
     def solve(self) -> ExactPlan:
-        """Return the best plan found, with its bound."""
+        """Return the best plan found for the graph, with its lower bound."""
         return self.plan(self.problem())
 
     def plan(self, problem: FactorGraph) -> ExactPlan:
-        """Return the best plan among the rows left in a factor graph of this graph."""
+        """Return the best plan found among the rows left in `problem`, a factor graph of this graph."""
         return self.chosen(problem, *_minimum(problem, self.solver.memo))
 
     def chosen(self, problem: FactorGraph, seconds: float, chosen: Sequence[int], bound: float) -> ExactPlan:
-        """Return the plan of the chosen rows of a factor graph of this graph."""
+        """
+        Return the plan of a choice of rows.
+
+        `chosen` has a row per variable of `problem`, a factor graph of this graph; `seconds` is the choice's cost, and
+        `bound` a lower bound on all choices.
+        """
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
         layouts = {key: self.found(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
         rests = {
@@ -431,7 +473,8 @@ class FactorGraphBuilder:
 
     def shared(self) -> frozenset[Value]:
         """
-        Return the values that an operator may find in the layout it needs because another one has brought it there.
+        Return the values that an operator may find in the layout it needs because another operator has brought them
+        there.
         """
         return frozenset()
 
@@ -440,11 +483,11 @@ class FactorGraphBuilder:
         return bool(self.solver.price.recomputes(table, self.keeps.results(node))[row])
 
     def relayed(self, value: Value) -> bool:
-        """Return whether a value's layout is a variable of its own: not with one user, who decides it."""
+        """Return whether a value has a relay variable: it has several uses, or is a leaf that nobody reads."""
         return len(self.uses.get(value, ())) > 1 or (value.node.is_leaf and value not in self.uses)
 
     def training(self, value: Value, users: Iterable[Node]) -> bool:
-        """Return whether a gradient comes back from these users."""
+        """Return whether any of these users of a value returns a gradient to it."""
         return value.node in self.with_gradient and not self.with_gradient.isdisjoint(users)
 
     def _enter(self, key: Node | Value, variable: Variable) -> int:
@@ -483,11 +526,17 @@ class FactorGraphBuilder:
         self.edges.append(Edge(source, target, self.pairwise(value, source, made, needs, training, kept)))
 
     def pairwise(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
-        """Return the pairwise cost between the variable where a value is found and another."""
+        """
+        Return the cost [layout made, layout needed] of the reshard of a value along one edge.
+
+        `source` is the number of the variable that provides the value: its producer, or its relay, which makes the
+        layouts `made`. The variable at the other end needs the layouts `needs`. `training` says whether a gradient
+        comes back along the edge, `kept` whether the backward reads the resharded value.
+        """
         return self.solver.between(value, made, needs, training, kept)
 
     def relay(self, value: Value) -> Variable:
-        """Return the variable of a relay."""
+        """Return the relay variable of a value."""
         return self.solver.relay(value, self.with_gradient, self.keeps.value(value))
 
     def _relay(self, value: Value) -> int:

@@ -48,7 +48,7 @@ class Messages:
 
     def forward(self, known: float = np.inf) -> float:
         """
-        Pass messages from the first variable to the last; return the lower bound after it.
+        Pass messages from the first variable to the last; return the lower bound after the pass.
 
         Drops rows that occur only in choices costing more than `known`.
         """
@@ -66,7 +66,11 @@ class Messages:
         return bound
 
     def backward(self, known: float = np.inf) -> float:
-        """Pass messages from the last variable to the first; return the lower bound after it."""
+        """
+        Pass messages from the last variable to the first; return the lower bound after the pass.
+
+        Drops rows that occur only in choices costing more than `known`.
+        """
         bound, limit = 0.0, self._limit(known)
         for variable in reversed(range(len(self.problem.rows))):
             self._spend(self.problem.into[variable])
@@ -107,7 +111,7 @@ class Messages:
         return (known - self.last) * (1 + 2 * edges * ROUNDED) + 2 * edges * GRAIN
 
     def prune(self, limit: float) -> int:
-        """Drop rows with more slack than `limit`; return the number of rows left."""
+        """Drop rows with more slack than `limit`; return the number of rows left in all variables."""
         for variable, slack in enumerate(self.slack):
             rows = slack <= limit
             if not rows.all():

@@ -74,7 +74,9 @@ class _End:
         return least
 
     def least_there(self, of_layouts: Singles, other: _End, out: Singles) -> Singles:
-        """Return the same minimum for values whose gradient is not needed."""
+        """
+        Return, for each layout of the other end, the minimum of `of_layouts` + out[there, there], without a gradient.
+        """
         alone = np.full(len(out), np.inf, dtype=np.float32)
         np.minimum.at(alone, self.there, of_layouts)
         return (out + alone[:, None]).min(axis=0)[other.there]
@@ -82,7 +84,10 @@ class _End:
 
 @dataclass(frozen=True, eq=False)
 class TwoWayCost:
-    """A pairwise cost for messages only: no dense table is made."""
+    """
+    A pairwise cost, of a value's reshard and (in training) its gradient's, that computes messages without a dense
+    table.
+    """
 
     made: Port
     needs: Port
@@ -91,7 +96,7 @@ class TwoWayCost:
     _seen: dict[tuple[bool, bytes], Floats] = field(default_factory=dict[tuple[bool, bytes], Floats])
 
     def of(self, made: Port, needs: Port) -> TwoWayCost:
-        """Return the cost restricted to ports with fewer layouts."""
+        """Return the cost restricted to ports with some of these layouts."""
         return TwoWayCost(made, needs, self.space, self.training)
 
     def ready(self) -> None:
@@ -131,11 +136,11 @@ class TwoWayCost:
         return self.space.least(needs.backs, made.backs)
 
     def there(self, of_made: Floats) -> Floats:
-        """Return min over layouts made of `of_made` + cost, rounded down, for each layout needed."""
+        """Return min over layouts made of `of_made` + cost, rounded down, for each layout needed: [layout needed]."""
         return self._kept(True, of_made)
 
     def back(self, of_needs: Floats) -> Floats:
-        """Return min over layouts needed of cost + `of_needs`, rounded down, for each layout made."""
+        """Return min over layouts needed of cost + `of_needs`, rounded down, for each layout made: [layout made]."""
         return self._kept(False, of_needs)
 
     def _kept(self, there: bool, given: Floats) -> Floats:

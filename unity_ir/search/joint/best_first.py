@@ -33,7 +33,9 @@ Rewrite = tuple[list[RuleApplication], Graph]
 
 @dataclass(frozen=True)
 class JointPlan:
-    """The result of the joint search."""
+    """
+    The result of the joint search: the parallel graph, the rewrites that led to it, and the number of graphs explored.
+    """
 
     graph: Graph
     bound: float | None
@@ -145,7 +147,7 @@ class PricedGraph:
 
 class BestFirst:
     """
-    State of a best-first search over graphs, and its steps; `joint` says in which order.
+    The state of a best-first search over graphs, and its steps, which `joint` puts in order.
 
     `best` is the incumbent. The queue holds graphs whose rewrites are to be priced, cheapest first. `seen` has the
     outputs of all graphs priced, so that each is priced once: nodes are hash-consed, so equal graphs have equal
@@ -163,7 +165,11 @@ class BestFirst:
         """Entered later is later in the queue, where seconds are equal."""
 
     def enter(self, graph: Graph, derivation: tuple[RuleApplication, ...]) -> PricedGraph | None:
-        """Price a graph, and queue it if it is within alpha of the incumbent; return None if it was priced before."""
+        """
+        Price a graph, and queue it if it is within alpha of the incumbent.
+
+        `derivation` are the rewrites that led to the graph. Returns None if it was priced before.
+        """
         if graph.outputs in self.seen:
             return None
         self.seen.add(graph.outputs)
@@ -179,7 +185,9 @@ class BestFirst:
 
     def enter_alone(self, machine: Machine, optimizer: Optimizer) -> PricedGraph | None:
         """
-        Enter the graph that is fastest on one device. Raises `KeyboardInterrupt` if the search for it was interrupted.
+        Enter the graph that is fastest on one device.
+
+        Returns None if it was priced before. Raises `KeyboardInterrupt` if the search for it was interrupted.
         """
         alone = self.memo.alone or joint(self.best.graph, one_device(machine), self.rules, optimizer)
         if alone.interrupted:
@@ -189,7 +197,9 @@ class BestFirst:
 
     def enter_everywhere(self) -> None:
         """
-        Enter the incumbent with each rule applied everywhere; of large graphs, `expand` enters no rewrites of rewrites.
+        Enter the incumbent with each rule, in turn, applied wherever it matches.
+
+        In large graphs this is needed because `expand` enters no rewrites of rewrites.
         """
         for rule in self.rules:
             best = self.best
@@ -220,7 +230,7 @@ class BestFirst:
 
 
 def one_device(machine: Machine) -> Machine:
-    """Return a machine of one of the devices."""
+    """Return a machine that has one of the machine's devices."""
     return replace(machine, levels=(), links=())
 
 

@@ -42,11 +42,12 @@ class AxisGroup:
 
     @property
     def size(self) -> int:
+        """The number of devices along the group; of a counted group, along one of its axes."""
         return prod(n for _, n in self.levels)
 
 
 def group_axes(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
-    """Return the machine's axes, outermost first, in groups that end before the axes `cuts`."""
+    """Return the machine's axes, outermost first, in groups; a group begins at axis 0 and at each axis in `cuts`."""
     edges = (0, *cuts, len(machine.mesh.sizes)) if machine.mesh.sizes else ()
     out: list[AxisGroup] = []
     for start, stop in pairwise(edges):
@@ -68,7 +69,7 @@ def count_equal_axes(machine: Machine) -> tuple[AxisGroup, ...]:
 
 @lru_cache(maxsize=16)
 def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
-    """Return every way to give the axes of all groups roles: [ways, group, role], the number of axes with the role."""
+    """Return every way to give the axes of all groups one of `roles` roles each: counts [way, group, role]."""
     each = [_compositions(group.count, roles) for group in groups]
     at = np.indices(tuple(map(len, each))).reshape(len(each), prod(map(len, each)))
     out = np.zeros((at.shape[1], len(groups), roles), dtype=np.int8)
@@ -80,14 +81,14 @@ def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
 
 @lru_cache(maxsize=16)
 def role_degrees(groups: tuple[AxisGroup, ...], roles: int) -> Ints:
-    """Return the degree of every role in each of `role_counts`: [ways, role]."""
+    """Return the degree of every role in each way of `role_counts`: [way, role]."""
     out = degrees_of(role_counts(groups, roles), groups)
     out.setflags(write=False)
     return out
 
 
 def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
-    """Return the degree of every role: [ways, role]."""
+    """Return the degree of every role in counts [way, group, role]: [way, role]."""
     out = np.ones((len(counts), counts.shape[2]), dtype=np.int64)
     for i, group in enumerate(groups):
         out *= np.array([group.size**n for n in range(group.count + 1)], dtype=np.int64)[counts[:, i]]

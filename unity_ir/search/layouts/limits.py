@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """What each search may take, and where it changes its algorithm."""
+    """The limits of every search, and the thresholds at which it changes its algorithm."""
 
     # search/layouts
     exact_axes: int = 3

@@ -27,31 +27,46 @@ class Price:
     hidden: float = 0.0
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
+        """Return the price of seconds and bytes, elementwise."""
         if self.byte == 0 or self == SPACE:
             return bytes if self == SPACE else self.second * seconds
         return self.second * seconds + self.byte * bytes
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
-        """Return, per row, whether recomputing the results is cheaper than saving those that `kept` flags."""
+        """
+        Return, per row, whether recomputing the results is cheaper than saving those flagged in `kept`: [row] of bool.
+        """
         none = np.zeros(len(table))
         return self.of(table.again, none) < self.of(none, table.bytes(kept))
 
     def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool) -> Floats:
-        """Return the price [row] of an operator's table, given which results are saved for the backward."""
+        """
+        Return the price [row] of an operator's table; `kept` flags the results that are saved for the backward.
+
+        With `may_recompute`, a row costs no more than with its results recomputed.
+        """
         if self.byte == 0:
             return self.second * table.seconds
         whole = self.of(table.seconds, table.halos + table.bytes(kept))
         return np.minimum(whole, self.of(table.seconds + table.again, table.halos)) if may_recompute else whole
 
     def reshard(self, space: LayoutSpace, sources: Ints, targets: Ints, training: bool, kept: bool) -> Floats:
-        """Return the price [source, target] of moving a value between layouts, and of saving it there if `kept`."""
+        """
+        Return the price [source, target] of moving a value between layouts, given by number.
+
+        `training` adds the gradient's moves back; `kept` adds the bytes of saving the moved value for the backward.
+        """
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
             return seconds if self.second == 1 else self.second * seconds
         return self.of(seconds, space.arriving(sources, targets) * kept)
 
     def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
-        """Return the price [rest, layout] of moving a leaf from where it rests to every layout."""
+        """
+        Return the price [rest, layout] of moving a leaf from each of the layouts `rests` to every layout.
+
+        `training` and `kept` are as in `reshard`; of a `weight`, the hidden share of the seconds is not charged.
+        """
         if self.byte == 0 and self.second == 1 and weight:
             seconds = space.of_few(rests, training)
         else:

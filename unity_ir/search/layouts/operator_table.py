@@ -43,15 +43,15 @@ class OperatorTable:
         return len(self.seconds)
 
     def bytes(self, kept: Sequence[bool]) -> Floats:
-        """Return bytes [row] of the results saved for the backward."""
+        """Return bytes [row] of the results that `kept` flags as saved for the backward."""
         return sum((m for m, k in zip(self.made, kept, strict=True) if k), np.zeros(len(self)))
 
 
 def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> OperatorTable:
     """
-    Return every configuration of a serial compute node on the machine, dominated ones dropped.
+    Return the table of every configuration of a serial compute node on the machine, dominated ones dropped.
 
-    `needs` says which operands' gradients the backward computes.
+    `needs` says, per operand, whether the backward computes its gradient.
     """
     # However large a table is, time may be up before it is made.
     spend(0)
@@ -92,7 +92,7 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
 
 
 def kernels_found(graph: Graph) -> None:
-    """Compute the kernels of a graph's operators, which tables on all machines share, once."""
+    """Compute and cache the kernels of a graph's operators, which tables on all machines share."""
     with_gradient = trained(graph)
     for node in graph.nodes():
         if node.is_compute:

@@ -43,9 +43,9 @@ def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
 
 class LayoutSpace:
     """
-    The layouts a value of one shape may have on a machine, and the cost of moving between any two.
+    The layouts a value of one shape may have on a machine, by number, and the cost of moving between any two.
 
-    Roles are numbered: dims, then COPY, SUM, REPEAT.
+    Roles are columns: dims, then COPY, SUM, REPEAT.
     """
 
     def __init__(
@@ -77,30 +77,30 @@ class LayoutSpace:
         self._number[code(self.groups, self.counts)] = np.arange(len(self.counts))
 
     def role(self, role: int) -> int:
-        """Return the column of a role."""
+        """Return the column of a role: a dim, COPY, SUM or REPEAT."""
         return self.merged[role] if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def find(self, counts: Counts) -> Ints:
-        """Return the layout numbers of counts [ways, group, role]; -1 where the shape does not divide."""
+        """Return the layout number of each row of counts [way, group, role]; -1 where the shape does not divide."""
         return self._number[code(self.groups, counts)]
 
     @cached_property
     def elements(self) -> Floats:
-        """Elements of a piece, per layout."""
+        """Elements of a piece: [layout]."""
         total = float(np.prod([float(s) for s in self.shape]))
         return total / np.prod(self.degrees[:, : self.rank], axis=1)
 
     @cached_property
     def bytes(self) -> Floats:
-        """Bytes of a piece, per layout."""
+        """Bytes of a piece: [layout]."""
         return self.elements * self.item
 
     @cached_property
     def duals(self) -> Ints:
-        """The number of each layout's dual."""
+        """The number of the dual of each layout, in which the gradient is: [layout]."""
         swapped = self.counts.copy()
         c, s = self.role(COPY), self.role(SUM)
         swapped[:, :, [c, s]] = swapped[:, :, [s, c]]
@@ -108,19 +108,23 @@ class LayoutSpace:
 
     @cached_property
     def forward(self) -> Floats:
-        """Seconds [from, to] of the cheapest moves."""
+        """Seconds [from, to] of the cheapest moves between all layouts."""
         every = np.arange(len(self))
         return self.reshard(every, every, False)
 
     @cached_property
     def training(self) -> Floats:
-        """Seconds [from, to] of the cheapest moves, and of the gradient back between the duals."""
+        """
+        Seconds [from, to] of the cheapest moves between all layouts, and of the gradient back between their duals.
+        """
         every = np.arange(len(self))
         return self.reshard(every, every, True)
 
     def reshard(self, sources: Ints, targets: Ints, training: bool) -> Floats:
         """
-        Return seconds [source, target] of the cheapest moves; in training also of the gradient back between the duals.
+        Return seconds [source, target] of the cheapest moves between layouts given by number.
+
+        `training` adds the seconds of the gradient's moves back, between the duals.
         """
         there, back = self._there, self._back
         seconds = _columns(self._cheapest, there[sources], there[targets])
@@ -141,7 +145,10 @@ class LayoutSpace:
         return seconds
 
     def of_few(self, sources: Ints, training: bool) -> Floats:
-        """Return `reshard` from a few layouts to every layout, without computing distances from any other."""
+        """
+        Return seconds [source, layout] as `reshard` does, to every layout, without computing distances from other
+        layouts.
+        """
         some, at = np.unique(self._there[sources], return_inverse=True)
         own, back = np.unique(self._back[sources], return_inverse=True)
         n = len(self._stays)
@@ -166,7 +173,10 @@ class LayoutSpace:
         return {}
 
     def apart(self, layout: int, training: bool, there: bool) -> Floats:
-        """Return `reshard` from one layout to every layout or, if not `there`, to it from every one."""
+        """
+        Return seconds [layout] as `reshard` does, from one layout to every layout, or to it from every one if not
+        `there`.
+        """
         at, back = int(self._there[layout]), self._back
         seconds = np.take((self._cheapest if there else self._home)[at], self._there)
         if training:
@@ -196,12 +206,12 @@ class LayoutSpace:
 
     @cached_property
     def _there(self) -> Ints:
-        """For each layout its representative in `_stays`, ..."""
+        """The index in `_stays` of each layout's representative."""
         return self._standing_for(self.counts.copy())
 
     @cached_property
     def _back(self) -> Ints:
-        """... and that of its dual."""
+        """The index in `_stays` of the representative of each layout's dual."""
         return self._standing_for(self.counts[self.duals].copy())
 
     @cached_property
@@ -212,17 +222,22 @@ class LayoutSpace:
 
     @property
     def stands(self) -> tuple[Ints, Ints]:
-        """For each layout the index, among those without REPEAT, of its representative and of its dual's."""
+        """
+        Two arrays [layout] of indices in `stays`: where the value of each layout is, and where its gradient is.
+
+        A layout with REPEAT has the index of the layout with COPY instead, between which moves are free; the gradient's
+        is that of the layout's dual.
+        """
         return self._there, self._back
 
     @property
     def stays(self) -> Ints:
-        """The layouts without REPEAT, ..."""
+        """The numbers of the layouts without REPEAT."""
         return self._stays
 
     @property
     def moves(self) -> tuple[Ints, Ints, Floats]:
-        """... and the moves between them: source and target index, and seconds."""
+        """The moves between layouts without REPEAT: indices in `stays` of source and target, and seconds."""
         return self._moves.sources, self._moves.targets, self._move_seconds
 
     def least(self, sources: Ints, targets: Ints) -> Singles:
@@ -230,8 +245,8 @@ class LayoutSpace:
         Return float32 lower bounds on the seconds [source, target] of the cheapest moves between layouts without
         REPEAT.
 
-        Where most pairs are asked for, the whole table [layout, layout] is returned; entries not asked for are
-        undefined.
+        `sources` and `targets` are indices in `stays`. Where these are most of the pairs (`mostly`), the whole table
+        [layout, layout] is returned; entries not asked for are undefined.
         """
         filled, seconds = self._least
         n = len(filled)
@@ -244,11 +259,13 @@ class LayoutSpace:
 
     @property
     def steps(self) -> int:
-        """Estimate the additions of relaxing all moves from all layouts once."""
+        """An estimate of the additions of relaxing all moves from all layouts once."""
         return len(self._moves.sources) * len(self._stays)
 
     def mostly(self, sources: int, targets: int) -> bool:
-        """Return whether these are most of the pairs of layouts without REPEAT."""
+        """
+        Return whether `sources` times `targets` pairs are more than a third of all pairs of layouts without REPEAT.
+        """
         return 3 * sources * targets > len(self._stays) ** 2
 
     @cached_property
@@ -258,7 +275,7 @@ class LayoutSpace:
 
     @cached_property
     def _least(self) -> tuple[npt.NDArray[np.bool_], Singles]:
-        """Which rows of the float32 table are filled, and the table."""
+        """A mask of the rows of the float32 table that are filled, and the table."""
         n = len(self._stays)
         return np.zeros(n, dtype=bool), np.zeros((n, n), dtype=np.float32)
 
@@ -281,8 +298,11 @@ class LayoutSpace:
 
     def from_layouts(self, sources: Ints, single: bool = False, home: bool = False) -> Floats:
         """
-        Return seconds [source, layout] of the cheapest moves from some layouts without REPEAT to all of them; if
-        `home`, to them from all. `single`: in float32 (see `PricedMoves.cheapest`).
+        Return seconds [source, layout] of the cheapest moves from some layouts without REPEAT, by index, to all of
+        them.
+
+        With `home`, the moves are in the other direction: from all layouts to the sources. With `single`, sums are in
+        float32 (see `PricedMoves.cheapest`).
         """
         moves = self._moves.home if home else self._moves
         precision: Any = np.float32 if single else np.float64
@@ -322,8 +342,10 @@ class LayoutSpace:
 
 def merged_dims(rank: int, merge: int) -> tuple[int, ...]:
     """
-    Return the class of each dim at a coarseness: 0, each its own; 1, channels of images or the last dim, and the rest;
-    2, one.
+    Return the class of each dim of a value of this rank; dims of one class are merged.
+
+    The coarseness `merge` is 0 (each dim is its own class), 1 (the channels of images, or else the last dim, and the
+    rest) or 2 (one class).
     """
     if merge == 0 or (merge == 1 and rank <= 2):
         return tuple(range(rank))
@@ -337,7 +359,7 @@ class Spaces:
 
     machine: Machine
     cuts: tuple[int, ...] | None = None
-    """Where the machine's axes are cut into groups with one role; None for every axis on its own."""
+    """The axes at which a new group begins, all axes of a group having one role; None for every axis on its own."""
     by_count: bool = False
     """Whether equal axes of a level are counted instead: a relaxation, whose costs bound those of the axes' layouts."""
     merge: int = 0
@@ -350,6 +372,7 @@ class Spaces:
 
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
+        """The groups of mesh axes that have one role each, or are counted."""
         if self.by_count:
             return count_equal_axes(self.machine)
         axes = len(self.machine.mesh.sizes)
@@ -365,6 +388,10 @@ class Spaces:
         return {}
 
     def of(self, shape: tuple[int, ...], dtype: str, merge: int | None = None) -> LayoutSpace:
+        """
+        Return the layouts of a value of this shape and element type; `merge` replaces the coarseness of dims of this
+        `Spaces`.
+        """
         merged = merged_dims(len(shape), self.merge if merge is None else merge)
         key = (shape, dtype, merged)
         if key not in self._made:
@@ -373,8 +400,10 @@ class Spaces:
 
     def of_value(self, value: Value) -> LayoutSpace:
         """
-        Return the layouts of a value. Where dims are merged, all dims of weights are: a weight may rest sharded along
-        the dim in which it is needed sharded, so hardly anything is lost.
+        Return the layouts of a value.
+
+        Where dims are merged, all dims of a weight are: a weight may rest sharded along the dim in which it is needed
+        sharded, so hardly anything is lost.
         """
         weight = self.merge > 0 and value.node.op == "weight"
         return self.of(value.type.shape, value.type.dtype, 2 if weight else None)

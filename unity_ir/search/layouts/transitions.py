@@ -40,17 +40,17 @@ class Moves:
     lie: tuple[slice, ...]
     """The slice of each set."""
     before: Ints
-    """Per set, the factor by which a piece grows by leaving its dim, ..."""
+    """Per set, the factor by which a piece grows as the axes leave their dim; 1 if they shard none."""
     after: Ints
-    """... and shrinks by entering another."""
+    """Per set, the factor by which a piece shrinks as the axes enter another dim; 1 if they enter none."""
 
     @property
     def home(self) -> Moves:
-        """Return the moves reversed."""
+        """The same moves, reversed."""
         return replace(self, sources=self.targets, targets=self.sources)
 
     def among(self, layouts: npt.NDArray[np.bool_]) -> Moves:
-        """Return the moves between some of the layouts, renumbered."""
+        """Return the moves between the layouts where the mask is True, with these layouts renumbered."""
         number = np.cumsum(layouts) - 1
         kept = layouts[self.sources] & layouts[self.targets]
         ends = np.cumsum(kept)
@@ -80,10 +80,10 @@ class PricedMoves:
 
     def cheapest(self, starts: Ints) -> Floats:
         """
-        Return seconds [start, state] of the cheapest moves from some states, at least one, to all.
+        Return seconds [start, state] of the cheapest moves from the states `starts`, at least one, to all states.
 
-        Bellman-Ford: relax all moves, set by set, until few sums improve; then only moves from the states that did. In
-        float32 each sum along a path may be too large by a factor of 1 + 2**-24.
+        Bellman-Ford: relax all moves, set by set, until few sums improve; then only moves from the states that
+        improved. In float32 each sum along a path may be too large by a factor of 1 + 2**-24.
         """
         # [target, start]: rows, which are copied, lie together.
         to_all: Floats = np.full((self.count, len(starts)), np.inf, dtype=self.seconds.dtype)
@@ -123,8 +123,9 @@ class PricedMoves:
 @lru_cache(maxsize=256)
 def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
     """
-    Return all moves between layouts of values of rank `len(single)`; `single` says, per dim, that it is not merged with
-    others.
+    Return all moves between layouts of values of rank `len(single)`.
+
+    `single` says, per dim, whether the dim is not merged with others.
     """
     rank = len(single)
     every = role_counts(groups, rank + 2)

@@ -69,9 +69,9 @@ def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[
     """
     Return the views with these degrees on a share, at most `limits().unity_views`; () if none fits.
 
-    `sizes` and `levels` are those of each mesh axis. Axes that the share has whole are used, or repeat if left over;
-    the others are pinned at 0. Views differ in which levels provide how much of each degree, and in the order of roles
-    on a level's axes; axes of one role are contiguous.
+    `sizes` and `levels` are the size and the machine level of each mesh axis. Axes that the share has whole are used,
+    or repeat if left over; the others are pinned at 0. Views differ in which levels provide how much of each degree,
+    and in the order of roles on a level's axes; axes of one role are contiguous.
     """
     classes: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(levels, sizes, strict=True)):
@@ -132,9 +132,9 @@ def whole(machine: Machine) -> Share:
 
 def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterator[tuple[int, Share, Share]]:
     """
-    Yield every split of a share in two along one axis: the axis, and both parts. Of equal axes, one stands for all.
+    Yield every split of a share in two along one axis, as (axis, first part, second part).
 
-    The second part's coordinates come after those of the first.
+    The second part's coordinates come after those of the first. Of axes with equal size and level, only one is split.
     """
     tried: set[tuple[int, int, int]] = set()
     for axis, (count, size, level) in enumerate(zip(share, sizes, levels, strict=True)):

@@ -38,10 +38,10 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True, eq=False)
 class Subgraph:
     """
-    A serial graph to map to a machine, maybe cut out of a larger one.
+    A serial graph to map to a machine; it may be cut out of a larger graph.
 
-    Of a cut graph, `entry` is the leaf that stands for the value flowing in, which has one of the layouts `entries`;
-    its first output leaves in one of the layouts `exits`. Both are empty where it is not cut.
+    The value that flows into a cut graph is the leaf `entry`, in one of the layouts `entries`; the first output leaves
+    in one of the layouts `exits`. `entries` and `exits` are empty at an end that is not cut.
     """
 
     graph: Graph
@@ -51,19 +51,25 @@ class Subgraph:
 
     @cached_property
     def numbers(self) -> dict[Node | DirectEdge, int]:
-        """Numbers of its operators and edges; a subgraph belongs to one mapper."""
+        """
+        The structure number of each operator and edge that a `Mapper` has seen: the key of the mapper's memoised views
+        and tables. It is empty at first and filled by the mapper; one subgraph may be given to one mapper only.
+        """
         return {}
 
     @cached_property
     def flow(self) -> Flow:
+        """The operators of the graph in order, and their users."""
         return Flow(self.graph, self.entry)
 
     @cached_property
     def region(self) -> Region:
+        """The decomposition of the graph into sequences and branches."""
         return series_parallel.decompose(self.flow)
 
     @cached_property
     def trained(self) -> set[Node]:
+        """The nodes whose values have a gradient."""
         return trained(self.graph)
 
     @cached_property
@@ -78,8 +84,9 @@ class Subgraph:
 
     def wires(self, edge: DirectEdge) -> tuple[tuple[Value, int], ...]:
         """
-        Return the values an edge carries and to which operand; the first output, to operand 0, at the exit of a cut
-        subgraph.
+        Return the values that an edge carries, each with the index of the operand of the target that reads it.
+
+        At the exit of a cut subgraph this is the first output, as operand 0.
         """
         if edge.target is None:
             value = self.graph.outputs[0] if self.exits else None
@@ -123,7 +130,7 @@ NO_VIEWS = Views(((),), np.zeros(1), (), ())
 
 @dataclass
 class Mapper:
-    """Maps candidates on one machine. Without `cache`, nothing is kept from one candidate to the next."""
+    """Maps candidates to one machine. Without `cache`, nothing is kept from one candidate to the next."""
 
     prices: ViewCosts
     cache: bool = True
@@ -132,7 +139,7 @@ class Mapper:
     tables: dict[Hashable, Floats] = field(default_factory=dict[Hashable, Floats])
 
     def number(self, key: Hashable) -> int:
-        """Return a number for a structure; equal structures have equal ones."""
+        """Return a number for the structure `key`; equal structures have equal numbers."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def number_of(self, piece: Subgraph, node: Node) -> int:
@@ -142,7 +149,11 @@ class Mapper:
         return piece.numbers[node]
 
     def costs(self, piece: Subgraph, degrees: Mapping[Node, Degrees]) -> Floats:
-        """Return the seconds [entry, exit] of the fastest mapping; [1, 1] where the subgraph is not cut."""
+        """
+        Return the seconds of the fastest mapping for each layout at the entry and the exit: [entry, exit].
+
+        The array is [1, 1] for a subgraph that is not cut.
+        """
         if not self.cache:
             self.tables.clear()
             self._views.clear()
@@ -151,11 +162,14 @@ class Mapper:
     def views(
         self, piece: Subgraph, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
     ) -> dict[Node, Assignment]:
-        """Return the fastest mapping for one entry and one exit."""
+        """
+        Return the view of every operator in the fastest mapping, for one layout at the entry and one at the exit, by
+        index.
+        """
         return _Mapping(self, piece, degrees).chosen(entry, exit)
 
     def of(self, piece: Subgraph, node: Node, degrees: Degrees, share: Share) -> Views:
-        """Return the views of an operator on a share."""
+        """Return the views of an operator with these degrees on a share of the machine, and their costs."""
         key = (self.number_of(piece, node), degrees, share)
         if key not in self._views:
             machine = self.prices.machine
@@ -186,6 +200,7 @@ class _Mapping:
         self._ids: dict[Region, int] = {}
 
     def costs(self) -> Floats:
+        """Return the seconds of the fastest mapping, [entry, exit]."""
         return self.table(self.piece.region, self.share, self.share, self.share)
 
     # -- what things are
@@ -228,17 +243,21 @@ class _Mapping:
         return value.node in self.piece.trained and (target is None or target in self.piece.trained)
 
     def views(self, node: Node | None, share: Share, of_end: Views) -> Views:
+        """Return the views of an operator on a share; for an end of the graph (None), `of_end`."""
         if node is not None:
             return self.mapper.of(self.piece, node, self.degrees.get(node, ()), share)
         return of_end if len(of_end) else NO_VIEWS
 
     def source(self, region: Region, share: Share) -> Views:
+        """Return the views of the operator before a region, on a share."""
         return self.views(region.source, share, self.entry)
 
     def target(self, region: Region, share: Share) -> Views:
+        """Return the views of the operator after a region, on a share."""
         return self.views(region.target, share, self.exit)
 
     def inside(self, node: Node, share: Share) -> Views:
+        """Return the views of an operator inside a region, on a share."""
         return self.views(node, share, NO_VIEWS)
 
     def fits(self, region: Region, share: Share) -> bool:
@@ -307,8 +326,9 @@ class _Mapping:
 
     def _block(self, region: Block, before: Share, share: Share, after: Share) -> tuple[Ints, Floats]:
         """
-        Return the best partial mappings by beam search: a view per column (source first, target last), and their
-        seconds.
+        Return the best partial mappings by beam search, and their seconds.
+
+        A mapping is a row with a view per column: the source first, the target last.
         """
         order = (*region.inner, region.target)
         column: dict[Node | None, int] = {n: i + 1 for i, n in enumerate(region.inner)}

@@ -44,9 +44,9 @@ class Options:
     """
     The options of Unity's search.
 
-    `alpha`: a candidate is rewritten further if it costs at most `alpha` times the best. `budget`: candidates priced
-    per operator of a part; by default as many as make `limits().unity_candidates` for a whole graph. `split` and
-    `cache` are what Table 2 of the paper switches off.
+    A candidate is rewritten further if it costs at most `alpha` times the best. `budget` is the number of candidates
+    priced per operator of a part; by default such that a whole graph has `limits().unity_candidates`. Without `split`
+    graphs are not cut into parts, and without `cache` no costs are kept between candidates (Table 2 of the paper).
     """
 
     alpha: float = 1.05
@@ -66,8 +66,9 @@ class Options:
 @dataclass(frozen=True)
 class UnityPlan:
     """
-    The result of Unity's search; `seconds` is its own estimate, in which parallel branches on disjoint devices cost
-    their maximum.
+    The result of Unity's search.
+
+    `seconds` is the search's own estimate, in which parallel branches on disjoint devices cost their maximum.
     """
 
     graph: Graph

@@ -19,6 +19,8 @@ from unity_ir.pcg.graph import Graph, Node
 
 @dataclass(frozen=True, eq=False)
 class DirectEdge:
+    """A region without operators: the values that `source` passes to `target`."""
+
     source: Node | None
     target: Node | None
     inner: tuple[Node, ...] = ()
@@ -26,6 +28,8 @@ class DirectEdge:
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
+    """A region split at `middle`, an operator that all paths go through; `inner` are all its operators."""
+
     left: Region
     middle: Node
     right: Region
@@ -33,30 +37,38 @@ class Sequence:
 
     @property
     def source(self) -> Node | None:
+        """The operator before the region; None for the first region."""
         return self.left.source
 
     @property
     def target(self) -> Node | None:
+        """The operator after the region; None for the last region."""
         return self.right.target
 
 
 @dataclass(frozen=True, eq=False)
 class Parallel:
+    """A region of two independent parts between the same ends; `inner` are all its operators."""
+
     first: Region
     rest: Region
     inner: tuple[Node, ...]
 
     @property
     def source(self) -> Node | None:
+        """The operator before the region; None for the first region."""
         return self.first.source
 
     @property
     def target(self) -> Node | None:
+        """The operator after the region; None for the last region."""
         return self.first.target
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
+    """A region that is not series-parallel, with its operators `inner` in graph order."""
+
     source: Node | None
     target: Node | None
     inner: tuple[Node, ...]
@@ -68,7 +80,7 @@ Region = DirectEdge | Sequence | Parallel | Block
 
 
 class Flow:
-    """The operators of a graph in order, and their users. None stands before and after all."""
+    """The operators of a graph in order, and their users. None stands for the start and the end of the graph."""
 
     def __init__(self, graph: Graph, boundary: Node | None = None):
         """Treat the leaf `boundary` as an operator: it is what flows in."""
@@ -86,7 +98,10 @@ class Flow:
                 self.users[value.node][None] = None
 
     def cuts(self, source: Node | None, inner: SequenceOf[Node], target: Node | None) -> list[Node]:
-        """Return the operators of `inner` on every path between two ends (direct edges left out), in order."""
+        """
+        Return the operators of `inner` that are on every path from `source` to `target` (direct edges left out), in
+        order.
+        """
         place: dict[Node | None, int] = {n: i for i, n in enumerate((*inner, target))}
         # Nothing is reached where there are no operators.
         reach = max((place[u] for u in self.users[source] if u in place and u is not target), default=len(inner))
@@ -98,7 +113,7 @@ class Flow:
         return found
 
     def branches(self, inner: SequenceOf[Node]) -> list[list[Node]]:
-        """Return the connected components of some operators, by their first ones."""
+        """Return the connected components of some operators, each in graph order, sorted by their first operator."""
         group = {n: [n] for n in inner}
         for node in inner:
             for user in self.users[node]:
@@ -115,7 +130,7 @@ class Flow:
 
 
 def decompose(flow: Flow) -> Region:
-    """Return the region of a whole graph, between None and None."""
+    """Return the region of a whole graph, from its start to its end."""
     return _region(flow, None, flow.nodes, None)
 
 

@@ -27,7 +27,10 @@ ENTRY = "what flows in"
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The best candidate of a part for each [entry][exit] partitioning, and its seconds [entry, exit]."""
+    """
+    The best candidate of a part for each pair of layouts at its ends: `candidates` [entry][exit], `seconds` [entry,
+    exit].
+    """
 
     seconds: Floats
     candidates: list[list[CandidatePCG]]
@@ -45,7 +48,11 @@ class Chosen:
 
 
 def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Subgraph]:
-    """Return the parts of a graph, in order; the whole as one where it cannot be cut."""
+    """
+    Return the parts of a graph, in order; one part, the whole, if it cannot be cut.
+
+    Every part has at least `least` operators; cuts are where they disrupt the fewest of `rules`.
+    """
     cuts = _cuts(graph, rules, least)
     if not cuts:
         return [Subgraph(graph)]
@@ -106,10 +113,10 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
 
 def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
     """
-    Return the partitionings of a tensor between parts, without replicas, each with one view.
+    Return the layouts that a tensor between parts may have, without replicas, each with one view.
 
-    They are: whole; one dim by any degree; two dims that together take all devices. The mapping of the whole chooses
-    views again.
+    They are: whole; one dim by any degree; two dims that together take all devices. The mapping of the whole graph
+    chooses the views again.
     """
     found: dict[tuple[tuple[int, int], ...], None] = {(): None}
     for degree in divisors(machine.devices)[1:]:
@@ -130,8 +137,10 @@ def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
 
 def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, Degrees]]:
     """
-    Join the chosen candidates' graphs in sequence, each part's entry becoming the output of the one before. Also return
-    the degrees of each operator, by its node in the joined graph; () where the candidate gives none.
+    Return the chosen candidates' graphs joined in sequence, and the degrees of each operator of the joined graph.
+
+    Each part's entry becomes the output of the part before. Degrees are () for operators without degrees in the
+    candidate.
     """
     whole, degrees = _joined(graph, [(c.piece, c.candidate.piece.graph) for c in chosen])
     return whole, {
@@ -163,8 +172,9 @@ def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Gra
 
 def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[RuleApplication, ...] | None:
     """
-    Return the parts' derivations as one of the whole graph, whose operators are numbered otherwise; None if there is
-    none.
+    Return the parts' derivations as one derivation of the whole graph, in which operators have other numbers.
+
+    Returns None if the rewrites cannot be replayed on the whole graph.
     """
     known = {rule.name: rule for rule in rules}
     now = [(c.piece, c.piece.graph) for c in chosen]
@@ -207,7 +217,7 @@ def structure(piece: Subgraph) -> object:
 
 
 def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
-    """Return the selection of an equal part, carried over to this one."""
+    """Return the selection of an equal part, with its candidates rebuilt for this part."""
     known = {rule.name: rule for rule in rules}
     done: dict[CandidatePCG, CandidatePCG] = {}
 

@@ -20,7 +20,7 @@ from unity_ir.search.unity.machine_mapping import Subgraph
 
 @dataclass(frozen=True, eq=False)
 class CandidatePCG:
-    """A PCG, and the algebraic rules that led to it."""
+    """A PCG (a serial graph and the degrees of its operators), and the algebraic rewrites that led to it."""
 
     piece: Subgraph
     degrees: Mapping[Node, Degrees]
@@ -34,7 +34,9 @@ class CandidatePCG:
 
 @dataclass(frozen=True, eq=False)
 class Substitutions:
-    """The substitutions: algebraic rules, and each operator sharded along each index variable by each degree."""
+    """
+    The substitutions for a number of devices: algebraic rules, and each operator sharded along each index variable.
+    """
 
     rules: Sequence[Rule]
     devices: int
@@ -43,7 +45,7 @@ class Substitutions:
     )
 
     def of(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
-        """Yield the candidates made by every substitution at every place."""
+        """Yield the candidates that one substitution makes of a candidate, for every substitution and every place."""
         yield from self._algebraic(candidate)
         for node in candidate.piece.flow.nodes:
             for degrees in self.degrees(node, candidate.degrees.get(node, ())):
@@ -54,15 +56,16 @@ class Substitutions:
                     yield CandidatePCG(candidate.piece, {**alone, **onwards}, candidate.steps)
 
     def degrees(self, node: Node, now: Degrees) -> tuple[Degrees, ...]:
-        """Return the degrees that parallelization rules lead to, from an operator's current ones."""
+        """Return the degrees that one parallelization rule makes of an operator's current ones, `now`."""
         if (node, now) not in self._ways:
             self._ways[node, now] = tuple(self._degrees(node, now))
         return self._ways[node, now]
 
     def _degrees(self, node: Node, now: Degrees) -> Iterator[Degrees]:
         """
-        Yield degrees with another degree for one variable: op -> combine(op(partition)), and back. Where both old and
-        new do not fit together, only the new one remains.
+        Yield degrees with another degree for one variable: op -> combine(op(partition)), and back.
+
+        Where the new degree does not fit with the others, only the new one remains.
         """
         known, tried = roles(node), {now}
         for role in known:
@@ -78,10 +81,11 @@ class Substitutions:
 
     def _onwards(self, piece: Subgraph, node: Node, degrees: Mapping[Node, Degrees]) -> dict[Node, Degrees]:
         """
-        Return new degrees of an operator, and of those after it that follow its sharding, up to where partial sums are
-        reduced: between them combine and partition cancel.
+        Return new degrees of an operator and of the operators after it that follow its sharding.
 
-        matmul; relu; matmul  ->  partition; matmul; relu; matmul; reduce
+        The operators end where partial sums are reduced. Between them, combine and partition cancel:
+
+            matmul; relu; matmul  ->  partition; matmul; relu; matmul; reduce
         """
         found = {node: degrees[node]}
         dims = {v: made(v, degrees[node]) for v in node.results}
@@ -108,8 +112,10 @@ class Substitutions:
 
     def _rewritten(self, candidate: CandidatePCG, after: Graph, steps: Sequence[RuleApplication]) -> CandidatePCG:
         """
-        Return the rewritten candidate: remaining operators keep their degrees; new ones take those of one replaced, or
-        follow.
+        Return the rewritten candidate.
+
+        Remaining operators keep their degrees; new ones take those of a replaced operator of the same name, or else
+        follow their operands.
         """
         piece = candidate.piece
         same = corresponding(piece.graph, after)
@@ -131,10 +137,10 @@ class Substitutions:
 
     def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
         """
-        Return the candidate in which all operators follow how the given values are partitioned (the degree of each
-        dim).
+        Return the candidate in which all operators follow the sharding of the given values.
 
-        Single substitutions get there, too, one operator per round.
+        `dims` has the degree of each dim of these values. Single substitutions lead to the same candidate, one operator
+        per round.
         """
         known: dict[Value, Sequence[int]] = dict(dims)
         degrees: dict[Node, Degrees] = {}
@@ -145,13 +151,18 @@ class Substitutions:
 
 
 def made(value: Value, degrees: Degrees) -> Sequence[int]:
-    """Return the degree of each dim of an operator's result."""
+    """Return the degree of each dim of `value`, a result of an operator with these degrees."""
     by = {role: d for role, d in degrees if isinstance(role, str)}
     return [by.get(v, 1) if v is not None else 1 for v in value.node.analysis.result_dims[value.index]]
 
 
 def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> Degrees:
-    """Return the degrees of an operator that follows its operands' sharding; none where they disagree."""
+    """
+    Return the degrees of an operator that follows its operands' sharding; () where they do not fit.
+
+    `dims` has the degree of each dim of the sharded operands, `devices_of` is the number of devices of the machine. Of
+    operands that disagree, the first decides.
+    """
     analysis, known = node.analysis, roles(node)
     wanted: dict[str, int] = {}
     for parameter, value in zip(analysis.bound.operands, node.operands, strict=True):
@@ -164,7 +175,9 @@ def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> 
 
 
 def corresponding(before: Graph, after: Graph) -> dict[Node, Node]:
-    """Map operators after a rewrite to those before it, on the same or other operands."""
+    """
+    Return the operator before a rewrite for each operator after it that is the same, on the same or other operands.
+    """
     found: dict[Node, Node] = {}
     existed = {n for n in before.nodes() if n.is_compute}
     stack = [(a.node, b.node) for a, b in zip(after.outputs, before.outputs, strict=True)]

@@ -25,7 +25,7 @@ FREE = 1e-12
 
 @dataclass
 class ViewCosts:
-    """Memo of costs on one machine."""
+    """Prices operators and moves on one machine, memoised."""
 
     machine: Machine
     optimizer: Optimizer
@@ -33,10 +33,13 @@ class ViewCosts:
 
     @cached_property
     def planned(self) -> int:
+        """The number of axes of a mesh up to which the planner is asked, on this machine (`limits().planned_axes`)."""
         return next(n for most, n in limits().planned_axes if len(self.machine.mesh.sizes) <= most)
 
     def move(self, shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, gradient: bool) -> float:
-        """Return the seconds of moving a value between layouts and, if it has one, its gradient back."""
+        """
+        Return the seconds of moving a value of this shape between two layouts; with `gradient`, also its gradient back.
+        """
         if source == target:
             return 0.0
         key = (shape, dtype, source, target, gradient)
@@ -87,10 +90,11 @@ class ViewCosts:
         self, node: Node, view: Assignment, trained: bool, gradients: tuple[bool, ...], uses: Mapping[Value, int]
     ) -> float:
         """
-        Return the seconds of an operator under a view: kernels and halos both ways, moves of its leaves, and their
-        updates.
+        Return the seconds of an operator under a view: kernels and halos, moves of its leaves, and their updates.
 
-        A leaf rests where each of its users wants it, and each pays its part; that is exact when all want the same.
+        `trained` says whether the operator has a backward, `gradients` which operands get a gradient. `uses` has the
+        number of operators that read each leaf: a leaf rests where each of its users wants it, and each user pays its
+        part, which is exact when all want the same.
         """
         machine = self.machine
         needs = tuple(trained and g for g in gradients)

@@ -24,9 +24,10 @@ from unity_ir.rules.research.foreign.terms import substitution
 @dataclass(frozen=True, slots=True)
 class ImportedRule:
     """
-    A rule, and what became of it: a verdict of the prover (`rules.proof.prove`), `ill-typed`, `disconnected` (its
-    source is two patterns), `unbound` (its target has an input that its source has not) or `unsupported`; `detail`
-    says why.
+    A rule of a collection, and its verdict; `detail` gives the reason.
+
+    The verdict is one of the prover's (`rules.proof.prove`), `ill-typed`, `disconnected` (its source is two patterns),
+    `unbound` (its target has an input that its source has not) or `unsupported`.
     """
 
     name: str
@@ -38,23 +39,25 @@ class ImportedRule:
 
 @dataclass(frozen=True, slots=True)
 class CollectionReport:
-    """All rules of a collection, in its order."""
+    """The rules of a collection with their verdicts, in the collection's order."""
 
     rules: tuple[ImportedRule, ...]
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rules per verdict, most of them first."""
+        """The number of rules per verdict, most frequent first."""
         return dict(Counter(r.verdict for r in self.rules).most_common())
 
 
 def import_rules(path: Path | str, seed: int = 0) -> CollectionReport:
-    """Every rule of a collection with its verdict. Raises `UnityError` (one line) where the file is no collection."""
+    """
+    Return every rule of a collection with its verdict. Raises `UnityError` (one line) where the file is no collection.
+    """
     return CollectionReport(tuple(import_rule(rule, seed) for rule in read_rules(path)))
 
 
 def import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
-    """A rule with its verdict."""
+    """Return a rule with its verdict."""
     bound = {i for op in foreign.source for i, _ in op.inputs if i < 0}
     unbound = sorted({i for op in foreign.target for i, _ in op.inputs if i < 0} - bound, reverse=True)
     if unbound:
@@ -74,7 +77,7 @@ def import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
 
 
 def _connected(side: Sequence[ForeignOp]) -> bool:
-    """Whether operations hang together through results or inputs."""
+    """Return whether the operations of a side are connected through results or inputs."""
     groups: list[set[object]] = []
     for at, op in enumerate(side):
         own: set[object] = {("op", at), *(("op", i) if i >= 0 else ("input", i) for i, _ in op.inputs)}

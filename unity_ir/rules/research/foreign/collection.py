@@ -13,7 +13,11 @@ from unity_ir.errors import UnityError
 
 @dataclass(frozen=True, slots=True)
 class ForeignOp:
-    """One operation of a side; `inputs` are (operation, result) pairs."""
+    """
+    One operation of a side of a foreign rule.
+
+    `inputs` are (operation, result) pairs of indices; an operation below 0 stands for an input of the rule.
+    """
 
     type: str
     inputs: tuple[tuple[int, int], ...]
@@ -22,7 +26,7 @@ class ForeignOp:
 
 @dataclass(frozen=True, slots=True)
 class ForeignRule:
-    """A rule as it stands; `outputs` pair (operation, result) of the source with those of the target."""
+    """A rule as its file has it; `outputs` pair each (operation, result) of the source with one of the target."""
 
     name: str
     source: tuple[ForeignOp, ...]
@@ -31,7 +35,9 @@ class ForeignRule:
 
 
 def read_rules(path: Path | str) -> list[ForeignRule]:
-    """The rules of a collection. Raises `UnityError` (one line) where the file is no collection."""
+    """
+    Return the rules of a collection in a JSON file. Raises `UnityError` (one line) where the file is no collection.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
@@ -45,7 +51,7 @@ def read_rules(path: Path | str) -> list[ForeignRule]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; one that has a key twice says two things."""
+    """Return a JSON object as a dict. Raises `ValueError` for a key given twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError(f"{next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))!a} is given twice")

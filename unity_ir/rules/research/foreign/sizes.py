@@ -10,30 +10,37 @@ from unity_ir.rules.poly import Poly, number, symbol
 
 
 class Unsupported(Exception):
-    """What no substitution here can say."""
+    """Raised for a foreign rule that no substitution can express; the message is the reason."""
 
 
 @dataclass
 class SizeEquations:
-    """Equations of sizes. Every unknown is a symbol; those that are solved for are in `values`."""
+    """Equations of sizes. Every unknown is a symbol; the solved unknowns are in `values`."""
 
     fixed: bool = False
-    """Degrees are numbers, as where a concatenation has made so many addends."""
+    """Whether degrees are numbers rather than symbols, as where a concatenation makes a fixed number of addends."""
     values: dict[str, Poly] = field(default_factory=dict[str, Poly])
     made: int = 0
 
     def unknown(self) -> Poly:
+        """Return a new unknown size."""
         self.made += 1
         return symbol(f"n{self.made}")
 
     def degree(self, by: int) -> Poly:
+        """Return the degree `by` of the foreign rule: a symbol, or the number itself if degrees are `fixed`."""
         return number(by) if self.fixed else symbol(f"d{by}")
 
     def now(self, size: Poly) -> Poly:
+        """Return a size with all solved unknowns replaced by their values."""
         return size.substitute(self.values)
 
     def equate(self, where: str, left: Poly, right: Poly) -> None:
-        """Raises `UnityError` where no positive sizes are equal so."""
+        """
+        Add that two sizes are equal, and solve for one unknown. `where` begins the messages.
+
+        Raises `UnityError` where no positive sizes are equal so, `Unsupported` where no unknown can be solved for.
+        """
         difference = _primitive(self.now(left) - self.now(right))
         if difference == number(0):
             return
@@ -53,7 +60,7 @@ class SizeEquations:
 
 
 def _primitive(poly: Poly) -> Poly:
-    """Without the factors that all terms have."""
+    """Return a polynomial without the factors that all its terms have."""
     if not poly.terms:
         return poly
     common = list(poly.terms[0][0])

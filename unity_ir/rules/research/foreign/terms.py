@@ -47,11 +47,15 @@ class _Typed:
     shape: tuple[Poly, Poly]
     cuts: Mapping[int, tuple[Poly, Poly]] = field(default_factory=dict[int, tuple[Poly, Poly]])
     divided: tuple[int, int] = (0, 0)
-    """How many times rows and columns have been divided."""
+    """The number of times that rows, and columns, have been divided."""
 
 
 def substitution(foreign: ForeignRule) -> Substitution:
-    """A rule over the operators here. Raises `Unsupported`, or `UnityError` where no sizes fit."""
+    """
+    Return a foreign rule as a substitution over the operators of TDL.
+
+    Raises `Unsupported` for a rule that these cannot express, `UnityError` where no sizes fit.
+    """
     ops = (*foreign.source, *foreign.target)
     sizes = SizeEquations(fixed=any(op.type == "OP_CONCAT" and op.parameters.get("PM_AXIS") == REPLICA for op in ops))
     inputs: dict[tuple[int, int], _Typed] = {}
@@ -94,7 +98,7 @@ def _operand(
 
 
 def _apply(op: ForeignOp, operands: Sequence[_Typed], sizes: SizeEquations) -> Iterator[_Typed]:
-    """The results of an operation."""
+    """Yield the results of an operation."""
     count = OPERANDS.get(op.type, 1)
     if len(operands) != count:
         raise Unsupported(f"{op.type} of {len(operands)} operands")
@@ -126,7 +130,7 @@ def _alike(where: str, one: _Typed, other: _Typed, sizes: SizeEquations) -> None
 
 
 def _common(operands: Sequence[_Typed]) -> dict[int, tuple[Poly, Poly]]:
-    """The cuts that all operands have."""
+    """Return the cuts that all operands have."""
     first, *others = operands
     return {dim: cut for dim, cut in first.cuts.items() if all(o.cuts.get(dim) == cut for o in others)}
 
@@ -204,14 +208,14 @@ def _parallel(name: str, op: ForeignOp, x: _Typed, sizes: SizeEquations) -> _Typ
 
 
 def _divide(name: str, x: _Typed, dim: int, by: Poly) -> _Typed:
-    """Partitioned or combined."""
+    """Return a tensor partitioned or combined along a dim."""
     divided = [*x.divided]
     divided[dim] += 1 if name == "partition" else -1
     return replace(x, term=_op(name, (x,), dim=number(dim), by=by), divided=(divided[0], divided[1]))
 
 
 def _tiled(x: _Typed, dim: int, by: Poly) -> _Typed:
-    """The tensor several times, one after the other."""
+    """Return a tensor repeated `by` times along a dim."""
     shape = [*x.shape]
     shape[dim] = by * x.shape[dim]
     wide = replace(x, term=_op("expand", (x,), dim=number(dim), sizes=(by,), degrees=(ONE,)))
@@ -219,7 +223,9 @@ def _tiled(x: _Typed, dim: int, by: Poly) -> _Typed:
 
 
 def _folded(x: _Typed, dim: int, by: Poly, sizes: SizeEquations) -> _Typed:
-    """The sum of the parts of a dim; where they are pieces, they are addends first."""
+    """
+    Return the sum of the `by` parts of a dim; if the dim is divided, the pieces become addends, which are reduced.
+    """
     part = sizes.unknown()
     sizes.equate("OP_REDUCE", x.shape[dim], by * part)
     shape = [*x.shape]
@@ -243,7 +249,7 @@ def _resolved(
     sides: Sequence[tuple[Term, ...]],
     sizes: SizeEquations,
 ) -> Substitution:
-    """The rule with all sizes put in."""
+    """Return the rule with all sizes replaced by their solved values."""
     new: dict[int, Term] = {id(inputs[i].term): plain[i] for i in inputs}
     source, target = (_rebuilt(side, new, sizes.now) for side in sides)
     differences = [s for i in plain.values() for s in i.shape if isinstance(s, Poly) and any(c < 0 for _, c in s.terms)]
@@ -284,9 +290,9 @@ TRIED = 3
 
 def _divided(rule: Substitution, degrees: Sequence[Poly]) -> Substitution:
     """
-    The rule with its inputs divided, if it is not well typed otherwise: what a combine or a reduce of an input needs.
+    Return the rule with its inputs divided if it is not well typed otherwise, as a combine or reduce of an input needs.
 
-    Fewest degrees come first. Where none fit both sides, those that fit the source.
+    Fewest degrees are tried first. Where none fit both sides, those that fit the source are taken.
     """
     kinds = [(i.name, kind) for i in rule.inputs for kind in ("sum", "copy", "0", "1")]
     choices = [c for most in range(MOST_DIVIDED + 1) for c in combinations(kinds, most)]

@@ -1,4 +1,4 @@
-"""Which attributes to try for an operator: what its line uses them for says it."""
+"""Choose the attributes to try for an operator, from the uses of each attribute in the operator's line."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SizeAt: TypeAlias = tuple[int, ...]
 """A size at each set of sizes."""
 
 NUMBER = 3.0
-"""For attributes of kind `float`, of which a rule takes whatever it is given."""
+"""The value of attributes of kind `float`, for which a rule takes whatever the match gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttributeRoles:
-    """What a line uses an attribute for."""
+    """The uses of an attribute in an operator's line."""
 
     axis: bool = False
     """The rank of a pack: the number of a dim."""
@@ -48,7 +48,7 @@ class AttributeRoles:
 
 
 def roles(line: Line, attribute: str) -> AttributeRoles:
-    """What a line uses an attribute for."""
+    """Return the uses of an attribute in a line."""
     clauses = [c for c in line.clauses if c.value == Entry(attribute) or str(c.value).split(".")[0] == attribute]
     axis = any(c.kind == "rank" for c in clauses)
     pieces = any(c.kind == "size" and isinstance(c.index, Starred) for c in clauses)
@@ -71,7 +71,7 @@ def roles(line: Line, attribute: str) -> AttributeRoles:
 
 
 def reads(expr: Expr) -> Iterator[Access]:
-    """Every access of a written expression."""
+    """Yield every access of a written expression."""
     if isinstance(expr, Access):
         yield expr
     for child in children(expr):
@@ -82,10 +82,10 @@ def steps(
     op: str, operands: tuple[Type, ...], sizes: Sequence[SizeAt], functions: frozenset[str]
 ) -> Iterator[TermStep]:
     """
-    An operator with every combination of attributes to try on operands of these types.
+    Yield an operator with every combination of attributes to try on operands of these types.
 
-    `sizes` are those a dim may be taken apart into, `functions` the names an attribute may have beside its default.
-    Not every combination is well typed; each stands for its first result.
+    `sizes` are those into which a dim may be split, `functions` the names an attribute may have beside its default. Not
+    every combination is well typed; each step takes the operator's first result.
     """
     line = find_operator(op).line
     choices = [[(a.name, v) for v in _values(line, a, operands, sizes, functions)] for a in line.attributes]
@@ -97,7 +97,7 @@ def steps(
 def _values(
     line: Line, attribute: Attribute, operands: tuple[Type, ...], sizes: Sequence[SizeAt], functions: frozenset[str]
 ) -> Iterator[tuple[AttrValue, ...]]:
-    """Values of an attribute at each set of sizes."""
+    """Yield the values to try for an attribute, at each set of sizes."""
     sets = len(operands[0])
     role = roles(line, attribute.name)
     rank = max(len(t[0].shape) for t in operands)

@@ -30,10 +30,10 @@ BATCH = 1 << 13
 """Terms computed at once: their values should fit into a processor's cache."""
 
 MOST_VARIABLES = 15
-"""Four bits tell variables apart, one value being none."""
+"""Most variables: four bits tell them apart, and one value stands for none."""
 
 Tick = Callable[[int, int, int], None]
-"""Is told the size, what is done of it and what there is to do."""
+"""Called with the size, the number of steps of this size that are done, and the number of all of them."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _Level:
 
 @dataclass
 class _Made:
-    """What was made of one type at one size, in order."""
+    """The terms made of one type at one size, in order."""
 
     prints: list[Fingerprints] = field(default_factory=list[Fingerprints])
     steps: list[Ids] = field(default_factory=list[Ids])
@@ -63,11 +63,11 @@ class _Work:
     operands: tuple[tuple[int, int], ...]
     """Size and type of each."""
     alike: bool
-    """It commutes, so operands are taken in one order only."""
+    """Whether the step commutes, so that operands are taken in one order only."""
 
 
 class Enumeration:
-    """Classes and candidates."""
+    """Enumerates the terms of a space: their classes, and the candidates for equations."""
 
     def __init__(self, space: Space):
         self.space, self._most = space, space.most_elements
@@ -90,15 +90,18 @@ class Enumeration:
 
     @property
     def classes(self) -> int:
+        """The number of classes of equal terms."""
         return len(self._step)
 
     @property
     def kept(self) -> int:
-        """Candidates but for renamings of others."""
+        """The number of candidates that are no renamings of others."""
         return sum(len(made_by) for made_by, _, _ in self._pairs)
 
     def run(self, tick: Tick = lambda size, done, total: None) -> None:
-        """Enumerates every size of the space."""
+        """
+        Enumerate every size of the space; `tick` is called with the size, and the numbers of steps done and in all.
+        """
         for size in range(1, self.space.size + 1):
             last = size == self.space.size
             pending: dict[int, _Made] = {}
@@ -150,7 +153,7 @@ class Enumeration:
                         yield _Work(step, self._type(result), tuple(zip(sizes, ids, strict=True)), alike)
 
     def _steps_for(self, name: str, types: tuple[Type, ...]) -> list[tuple[TermStep, Type]]:
-        """The steps of an operator that are well typed, with small results in few pieces, and their types."""
+        """Return the steps of an operator that are well typed, with small results in few pieces, and their types."""
         if (name, types) not in self._steps_on:
             found: list[tuple[TermStep, Type]] = []
             for step in self._tried(name, types):
@@ -170,7 +173,7 @@ class Enumeration:
             yield from steps(name, types, self.space.sizes, frozenset(self.space.operators))
 
     def _commutes(self, step: TermStep, types: tuple[Type, ...]) -> bool:
-        """Whether two operands may change places, as far as random ones tell."""
+        """Return whether the operands may be exchanged, judged by random operands."""
         if len(types) != 2 or types[0][0].shape != types[1][0].shape:
             return False
         if result_types(step.op, step.attributes, types) != result_types(step.op, step.attributes, types[::-1]):
@@ -211,7 +214,7 @@ class Enumeration:
                 made.values.append(value)
 
     def _close(self, pending: dict[int, _Made], keep: bool) -> None:
-        """Sorts what was made into classes."""
+        """Sort the terms that were made into classes."""
         level = _Level()
         for type, made in pending.items():
             if not made.prints:
@@ -256,7 +259,7 @@ class Enumeration:
         self._levels.append(level)
 
     def _uses_of(self, made_by: Ids, operands: Ids) -> npt.NDArray[np.uint64]:
-        """The variables of terms in order of first use."""
+        """Return the variables of terms in order of first use."""
         uses = np.where(made_by < 0, (-made_by).astype(np.uint64), np.uint64(0))
         for i in range(ARITY):
             there = operands[:, i] >= 0
@@ -267,7 +270,9 @@ class Enumeration:
     # -- terms
 
     def candidates(self, terms: Terms) -> Iterator[tuple[TypedTerm, TypedTerm]]:
-        """Pairs that should be equal, smaller sizes first: a term, and the representative of its class."""
+        """
+        Yield pairs of terms that should be equal, smaller sizes first: a term, and the representative of its class.
+        """
         made: dict[int, TypedTerm] = {}
 
         def of_class(number: int) -> TypedTerm:

@@ -45,14 +45,19 @@ Batch = npt.NDArray[np.int64]
 
 
 def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Splitmix64's finaliser: a bijection of 64-bit words that looks random (Steele et al., OOPSLA'14)."""
+    """
+    Return Splitmix64's finaliser of each word: a bijection of 64-bit words that looks random (Steele et al.,
+    OOPSLA'14).
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def oracle(function: str, args: Sequence[Batch]) -> Batch:
-    """A function of which nothing is known but that it is one."""
+    """
+    Return a random function of residues, elementwise: the same for the same name and arguments, unrelated otherwise.
+    """
     state = np.asarray(crc32(function.encode()) + 1, dtype=np.uint64)
     for a in args:
         state = mixed(state * np.uint64(0x9E3779B97F4A7C15) + a.astype(np.uint64))
@@ -60,7 +65,11 @@ def oracle(function: str, args: Sequence[Batch]) -> Batch:
 
 
 def residue(value: float) -> int:
-    """A number of a line, as the rational that it stands for."""
+    """
+    Return the residue of a number: that of the rational with a denominator of at most 10^6 that is nearest to it.
+
+    Infinities and NaN have a fixed residue each.
+    """
     if not isfinite(value):
         return crc32(str(value).encode()) % P
     fraction = Fraction(value).limit_denominator(10**6)
@@ -68,7 +77,7 @@ def residue(value: float) -> int:
 
 
 def inverse(x: Batch) -> Batch:
-    """1/x, and 0 for 0."""
+    """Return 1/x modulo the prime for each residue, and 0 for 0."""
     out, power, left = np.ones_like(x), x, P - 2
     while left:
         if left & 1:
@@ -79,7 +88,9 @@ def inverse(x: Batch) -> Batch:
 
 
 class ResidueLine:
-    """A bound line, to be evaluated many times. Raises `UnityError` for functions that TDL cannot say."""
+    """
+    A bound line, to be evaluated on residues many times. Raises `UnityError` for functions that TDL expressions lack.
+    """
 
     def __init__(self, bound: Bound):
         self.bound = bound
@@ -87,7 +98,7 @@ class ResidueLine:
         self._reads: dict[tuple[Access, tuple[str, ...]], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]] = {}
 
     def __call__(self, operands: Sequence[Batch]) -> list[Batch]:
-        """The results, from operands with one axis for the batch before their own."""
+        """Return the results, given operands with a first axis for the batch."""
         self.tensors = {p.name: a for p, a in zip(self.bound.operands, operands, strict=True)}
         self.count = len(operands[0])
         with np.errstate(over="ignore"):
@@ -119,7 +130,9 @@ class ResidueLine:
         return (out % P).reshape((self.count, *shape))
 
     def _value(self, expr: Expr, order: tuple[str, ...]) -> Batch:
-        """An expression with one axis for the batch and one for each variable, of size 1 where it does not occur."""
+        """
+        Return an expression with one axis for the batch and one for each variable, of size 1 where it does not occur.
+        """
         match expr:
             case Const(value):
                 return np.full((1,) * (len(order) + 1), residue(value), dtype=np.int64)
@@ -183,7 +196,9 @@ class ResidueLine:
     def _positions(
         self, indices: Sequence[Index], shape: Sequence[int], order: tuple[str, ...]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Row-major positions over the variables, 0 where they lie outside, and where they lie inside."""
+        """
+        Return row-major positions over the variables (0 where they lie outside), and a mask of those that lie inside.
+        """
         flat = np.zeros((1,) * len(order), dtype=np.int64)
         inside = np.ones((1,) * len(order), dtype=np.bool_)
         for index, size in zip(indices, shape, strict=True):

@@ -23,7 +23,10 @@ def _salt(elements: int) -> Fingerprints:
 
 
 def fingerprints(values: Batch) -> Fingerprints:
-    """One for each value of a batch: the sum over its elements of a hash of the element and its position."""
+    """
+    Return one 64-bit fingerprint for each value of a batch: the sum over its elements of a hash of element and
+    position.
+    """
     flat = values.reshape(len(values), -1).astype(np.uint64)
     with np.errstate(over="ignore"):
         words = flat + np.uint64(0x9E3779B97F4A7C15)
@@ -35,7 +38,11 @@ def fingerprints(values: Batch) -> Fingerprints:
 
 
 def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
-    """The value of a variable at a set of sizes, the same at every call; integers are 0 or 1."""
+    """
+    Return the random value of a variable at set of sizes number `at`, as a batch of one; integers are 0 or 1.
+
+    It depends only on the name, the shape, `seed` and `at`.
+    """
     random = np.random.default_rng([seed, at, crc32(name.encode()), prod(type.shape)])
     high = 2 if type.is_integer or type.dtype == "bool" else P
     return random.integers(0, high, size=(1, *type.shape), dtype=np.int64)
@@ -43,13 +50,17 @@ def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
 
 @cache
 def line(step: TermStep, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], at: int) -> ResidueLine:
-    """A compute step, to be evaluated at one set of sizes. Raises `UnityError` where shapes do not fit."""
+    """
+    Return a compute step as a line to be evaluated at set of sizes number `at`.
+
+    Raises `UnityError` where the operands' shapes do not fit.
+    """
     operator = find_operator(step.op)
     return ResidueLine(operator.bind(shapes, operator.attributes(dict(step.attributes[at])), dtypes).bound)
 
 
 class Values:
-    """Values of terms at one set of sizes, each computed once."""
+    """The values of terms at one set of sizes, each computed once. Called with a term, it returns the value."""
 
     def __init__(self, seed: int, at: int):
         self.seed, self.at = seed, at
@@ -72,5 +83,5 @@ class Values:
         return apply(operands)[term.step.result]
 
     def equal(self, left: TypedTerm, right: TypedTerm) -> bool:
-        """Whether two terms have the same value."""
+        """Return whether two terms have the same value."""
         return left.type[self.at] == right.type[self.at] and np.array_equal(self(left), self(right))

@@ -1,6 +1,6 @@
 """
-From two equal terms to a substitution: sizes become symbols, shared subterms and repeated variables become variables
-of their own wherever the two stay equal.
+Make a substitution of two equal terms: sizes become symbols, and shared subterms and repeated variables become
+variables of their own wherever the two stay equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Sides: TypeAlias = tuple[TypedTerm, ...]
 """Equal terms: each of the first half is equal to its counterpart in the second."""
 
 OCCURRENCES = 6
-"""Of a variable on all sides together; beyond them it is not taken apart."""
+"""Most occurrences of a variable, on all sides together, at which it is still split."""
 
 _NAMES = [*"nkmpqrstbcefghijluvwxyz", *(f"n{i}" for i in range(100))]
 
@@ -33,11 +33,11 @@ def most_general(
     sides: Sides, terms: Terms, values: Values, allowed: Callable[[Sides], bool] = lambda sides: True
 ) -> Sides:
     """
-    The same with variables in the place of subterms, and several in the place of one, wherever sides stay equal;
-    variables are numbered in order of use.
+    Return the most general form of equal terms, with variables numbered in order of use.
 
-    Given `add(relu(x), y)` and `add(y, relu(x))`, returns `add(x, y)` and `add(y, x)`; given `matmul(add(x, x), w)` and
-    `add(matmul(x, w), matmul(x, w))`, returns both over `add(x, y)`.
+    Variables take the place of subterms, and several variables the place of one, wherever both sides stay equal (by
+    `values`) and `allowed` holds. Given `add(relu(x), y)` and `add(y, relu(x))`, returns `add(x, y)` and `add(y, x)`;
+    given `matmul(add(x, x), w)` and `add(matmul(x, w), matmul(x, w))`, returns both over `add(x, y)`.
     """
     for more_general in (_without_subterm, _split_variables):
         while True:
@@ -54,7 +54,7 @@ def _hold(sides: Sides, values: Values) -> bool:
 
 
 def _without_subterm(sides: Sides, terms: Terms) -> Iterator[Sides]:
-    """With a variable in the place of one subterm, the largest first."""
+    """Yield the sides with a variable in the place of one subterm, the largest subterm first."""
     used = {v for side in sides for v in leaves(side)}
     inner = {t for side in sides for t in subterms(side) if not t.is_variable and t not in sides}
     for term in sorted(inner, key=lambda t: (-t.size, t.text)):
@@ -65,7 +65,9 @@ def _without_subterm(sides: Sides, terms: Terms) -> Iterator[Sides]:
 
 
 def _split_variables(sides: Sides, terms: Terms) -> Iterator[Sides]:
-    """With a new variable in the place of some occurrences of one; the first stays."""
+    """
+    Yield the sides with a new variable in the place of some occurrences of a variable; its first occurrence stays.
+    """
     used = dict.fromkeys(v for side in sides for v in leaves(side))
     for v in used:
         counts = [sum(x is v for x in leaves(side)) for side in sides]
@@ -91,14 +93,18 @@ def _chosen(term: TypedTerm, old: TypedTerm, new: TypedTerm, choice: Iterator[bo
 
 @dataclass(frozen=True)
 class General:
-    """A substitution for all sizes, and the shapes of its terms."""
+    """A substitution for all sizes, and the function that gives the shapes of its terms."""
 
     rule: Substitution
     shape: Callable[[Pattern], tuple[Poly, ...]]
 
 
 def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm], degree: int) -> General | None:
-    """The substitution of some terms by others, for all sizes and degrees; None where sizes have no general form."""
+    """
+    Return the substitution of `sources` by `targets`, for all sizes and degrees; None where sizes have no general form.
+
+    `degree` is the degree of the parallel operators in the terms.
+    """
     sizes = TermSizes(degree)
     try:
         for source, target in zip(sources, targets, strict=True):
@@ -138,7 +144,7 @@ def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm
 
 
 def _input_names(variables: Mapping[TypedTerm, None]) -> dict[TypedTerm, str]:
-    """x, y, z, .. in order of use."""
+    """Return the names of variables: x, y, z, .. in order of use."""
     letters = [*"xyzwvuts", *(f"x{i}" for i in range(len(variables)))]
     return dict(zip(variables, letters, strict=False))
 
@@ -167,6 +173,7 @@ class _Names:
         return poly.substitute(self.letters)
 
     def attribute(self, value: AttrExpr) -> AttrExpr:
+        """Return an attribute expression with letters for its symbols."""
         match value:
             case Poly():
                 return self(value)

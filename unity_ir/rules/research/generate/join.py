@@ -20,7 +20,7 @@ from unity_ir.rules.research.generate.sizes import AppliedStep, application
 from unity_ir.rules.research.generate.terms import Terms, TermStep, Type, TypedTerm, leaves, result_types
 
 Joined = tuple[tuple[TypedTerm, ...], tuple[TypedTerm, ...]]
-"""What stands for the results, and the results."""
+"""The terms equal to the results of one operator, and the results."""
 
 
 MOST = 60
@@ -31,13 +31,13 @@ NEAR = 30
 
 
 class Join:
-    """Collects equations of results of one operator."""
+    """Collects equations about the results of one operator into equations for all its results."""
 
     def __init__(self) -> None:
         self._found: dict[AppliedStep, dict[int, TypedTerm]] = {}
 
     def add(self, pair: Pair) -> None:
-        """An equation, of which the first side may be a result of an operator that has several."""
+        """Add an equation, whose first side may be a result of an operator that has several."""
         term, other = pair
         if term.step is not None and not term.step.is_parallel:
             key = application(term)
@@ -45,7 +45,7 @@ class Join:
                 self._found.setdefault(key, {}).setdefault(term.step.result, other)
 
     def joined(self, terms: Terms, values: Values) -> list[Joined]:
-        """The most general ones, renamed; small ones first."""
+        """Return the most general joined equations, with variables renamed; small ones first."""
         found: dict[Joined, None] = {}
         for (step, operands), results in self._found.items():
             if len(results) < len(_types((step, operands))):
@@ -63,7 +63,7 @@ class Join:
 
 
 def has_several(op: str) -> bool:
-    """Whether an operator may have several results."""
+    """Return whether an operator may have several results."""
     if op in PARALLEL_OPERATORS:
         return False
     results = find_operator(op).line.results
@@ -72,9 +72,10 @@ def has_several(op: str) -> bool:
 
 def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) -> bool:
     """
-    Whether the target is reached by smaller rules of several results, one after the other, and rules of one result.
+    Return whether a joined equation follows from smaller ones.
 
-    Given rules that take `relu` and `matmul` out of `split`, says so of one that takes both out at once.
+    It does if its target is reached by `rules` of several results, one after the other, and by `single`, the rules of
+    one result. Given rules that take `relu` and `matmul` out of `split`, it is true of one that takes both out at once.
     """
     sources, targets = joined
     largest = max(t.size for t in (*sources, *targets))
@@ -97,7 +98,7 @@ def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) 
 def _replaced_below(
     terms: Sequence[TypedTerm], rule: Substitution, single: Rewriting
 ) -> Iterator[tuple[TypedTerm, ...]]:
-    """Terms alike down to some place, with a rule of several results applied there to all of them together."""
+    """Yield the terms with a rule of several results applied at one place, above which all terms are alike."""
     if len(rule.source) != len(terms) or not all(isinstance(t, ResultOf) for t in rule.source):
         return
     here = single.replaced(rule, terms)
@@ -119,7 +120,7 @@ def _replaced_below(
 
 
 def _is_joined(sides: tuple[TypedTerm, ...]) -> bool:
-    """Whether the second half are the results of one operator."""
+    """Return whether the second half are the results of one operator."""
     results = sides[len(sides) // 2 :]
     return all(t.step is not None and application(t) == application(results[0]) for t in results)
 
@@ -136,7 +137,7 @@ def _order(joined: Joined) -> tuple[object, ...]:
 
 
 def _is_instance(special: Joined, general: Joined) -> bool:
-    """Whether one is the other with terms in the place of variables, sizes aside."""
+    """Return whether `special` is `general` with terms in place of variables, sizes aside."""
     if [len(s) for s in special] != [len(s) for s in general]:
         return False
     values: dict[TypedTerm, TypedTerm] = {}
@@ -157,7 +158,7 @@ def _instance(pairs: Iterable[tuple[TypedTerm, TypedTerm]], values: dict[TypedTe
 
 
 def _kind(step: TermStep) -> tuple[object, ...]:
-    """A step but for its sizes."""
+    """Return a step without its sizes."""
     given: Mapping[str, object] = dict(step.attributes[0])
     if not step.is_parallel:
         line = find_operator(step.op).line

@@ -1,4 +1,4 @@
-"""Which equations follow from others: a bounded search for a chain of rewrites, from both ends."""
+"""Decide which equations follow from others: a bounded search for a chain of rewrites, from both ends."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from unity_ir.rules.research.generate.rewrite import Rewriting
 from unity_ir.rules.research.generate.terms import Terms, TypedTerm, leaves
 
 MOST = 200
-"""Terms looked at for one equation."""
+"""Most terms looked at for one equation."""
 
 SLACK = 2
-"""Operators a term on the way may have more than either end."""
+"""Number of operators that a term on the way may have more than either end."""
 
 
 def order(pair: Pair) -> tuple[object, ...]:
     """
-    Small equations first, and of equally small ones those that say most: of many variables, in few pieces, and alike
-    (rather than broadcast).
+    Return the key by which equations are sorted.
+
+    Small equations come first; of equally small ones, the more general: with many variables, in few pieces, of few
+    types.
     """
     left, right = pair
     variables = {*leaves(left), *leaves(right)}
@@ -30,7 +32,11 @@ def order(pair: Pair) -> tuple[object, ...]:
 
 
 def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
-    """Whether one side can be rewritten to the other. False may also mean that the search was given up."""
+    """
+    Return whether one side of an equation can be rewritten to the other by the rules.
+
+    False may also mean that the search was given up after `most` terms.
+    """
     sides = [dict.fromkeys([rules.normal(t)]) for t in pair]
     if not sides[0].keys().isdisjoint(sides[1].keys()):
         return True
@@ -54,7 +60,12 @@ def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
 
 
 def superfluous(rules: Sequence[tuple[Pair, Substitution]], terms: Terms, sets: int, degree: int) -> set[int]:
-    """Rules that all the others imply, which may have come later; those of repeated variables go first."""
+    """
+    Return the indices of the rules that all other rules imply, which may have been found later.
+
+    `rules` are equations with their substitutions; `sets` is the number of sets of sizes of `terms`, `degree` that of
+    the parallel operators. Rules with repeated variables are dropped first.
+    """
 
     def special(i: int) -> int:
         return sum(len(list(leaves(t))) - len(set(leaves(t))) for t in rules[i][0])

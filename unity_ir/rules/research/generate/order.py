@@ -13,7 +13,7 @@ _DIGIT, _BITS = np.uint64(15), np.uint64(4)
 
 
 def merged(first: Uses, second: Uses) -> Uses:
-    """The variables of first, then those of second that are not among them."""
+    """Return the variables of each entry of `first`, followed by those of `second` that are not among them."""
     out, length = first.copy(), np.zeros(len(first), dtype=np.uint64)
     rest = first.copy()
     while rest.any():
@@ -34,7 +34,12 @@ def merged(first: Uses, second: Uses) -> Uses:
 
 
 def canonical(uses: Uses, groups: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Whether the variables of each group (`groups[v - 1]`) are used in order, beginning with its first."""
+    """
+    Return, per entry, whether the variables of each group are used in ascending order, beginning with the group's
+    first.
+
+    `groups[v - 1]` is the group of variable v.
+    """
     kinds = list(dict.fromkeys(groups))
     group = np.array([-1, *(kinds.index(g) for g in groups)])
     rank = np.array([-1, *(list(groups[:i]).count(g) for i, g in enumerate(groups))])

@@ -23,7 +23,12 @@ ShapeOf = Callable[[Term], PolyShape]
 
 
 def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
-    """The rule with a pack for all dims of its inputs, and with one for the leading ones; those that can be written."""
+    """
+    Yield the rule with a pack for all dims of its inputs, and with a pack for each leading size, where these can be
+    written.
+
+    `shape` gives the sizes of the rule's terms.
+    """
     terms = list(_terms(rule))
     shapes = {shape(t) for t in terms}
     plain = not any(i.degrees for i in rule.inputs)
@@ -87,7 +92,7 @@ class _Packing:
         return replace(of, shape=(DimPack(PACK), *rest))
 
     def rule(self) -> Substitution | None:
-        """None where an attribute numbers a dim of the pack."""
+        """Return the rule with the pack; None where an attribute numbers a dim of the pack."""
         rule = self.source
         try:
             sides = [tuple(map(self._term, side)) for side in (rule.source, rule.target)]
@@ -108,7 +113,11 @@ class _Packing:
         return replace(term, operation=self.made[key])
 
     def _attribute(self, op: str, name: str, value: AttrExpr) -> AttrExpr:
-        """The number of a dim, counted from the pack's end; raises `ValueError` for one of its own."""
+        """
+        Return an attribute with the number of a dim counted from the pack's end.
+
+        Raises `ValueError` for a dim of the pack.
+        """
         if op in ("partition", "combine"):
             axis = name == "dim"
         elif op in ("replicate", "reduce", "pick", "zero_pad"):

@@ -13,7 +13,7 @@ from unity_ir.rules.proof.prove import Proof, prove
 
 
 class Provers:
-    """`jobs` processes that prove; one job needs none. A context manager."""
+    """A pool of `jobs` processes that prove substitutions; one job is run in this process. A context manager."""
 
     def __init__(self, jobs: int, seed: int = 0):
         self.seed = seed
@@ -30,6 +30,6 @@ class Provers:
             self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, rules: Sequence[Substitution]) -> list[Proof]:
-        """The proof of each rule."""
+        """Return the proof of each rule, in order."""
         seeds = [self.seed] * len(rules)
         return list((map if self._pool is None else self._pool.map)(prove, rules, seeds))

@@ -1,4 +1,4 @@
-"""What a run of the generator reports, beside what is published."""
+"""Report the counts of a run of the generator, beside the published ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.research.generate.run import GenerationReport
 
 TASO = {"candidates": 28744, "canonical": 17346, "general": 743}
-"""Candidates, those left after renaming, and after common subgraphs too (Jia et al., SOSP'19)."""
+"""Candidates; those left after renaming; those left without common subgraphs, too (Jia et al., SOSP'19)."""
 
 UNITY = {"parallel": 651}
-"""What parallel operators add to them, found and verified in 30 minutes (Unger et al., OSDI'22, section 4)."""
+"""
+The substitutions that parallel operators add, found and verified in 30 minutes (Unger et al., OSDI'22, section 4).
+"""
 
 
 def rows(report: GenerationReport) -> list[tuple[str, str, str, str]]:
-    """Stage, count here, TASO's count, Unity's count, as text."""
+    """Return a report's table as text: stage, count in this run, TASO's count, Unity's count."""
     counts, taso = report.counts, {n: f"{c:,}" for n, c in TASO.items()}
     serial = sum(not _is_parallel(r) for r in report.rules)
     found: list[tuple[str, int, str, str]] = [
@@ -50,7 +52,7 @@ def _is_parallel(rule: Substitution) -> bool:
 
 
 def summary(report: GenerationReport) -> dict[str, Any]:
-    """The same as what `json.dump` writes, with seconds."""
+    """Return the report as data for `json.dump`, with the seconds of each stage."""
     proofs = sorted(report.proofs)
     times = {"total": sum(proofs), "median": median(proofs), "slowest": proofs[-1]} if proofs else {}
     return {

@@ -20,7 +20,7 @@ AttrSamples = list[tuple[AttrExpr, tuple[AttrValue, ...]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rewrite:
-    """One direction of a rule."""
+    """One direction of a rule: result number `index` of `source` is rewritten to `target`."""
 
     source: Operation
     index: int
@@ -30,7 +30,7 @@ class Rewrite:
 
 
 def commutes(rule: Substitution) -> str | None:
-    """The operator a rule says to be commutative, if it says just that."""
+    """Return the operator that a rule declares commutative; None if the rule says anything else."""
     match rule.source, rule.target:
         case (ResultOf(Operation(op, (Input() as a, Input() as b), p)),), (ResultOf(Operation(other, operands, q)),):
             if op == other and p == q and operands == (b, a) and a is not b:
@@ -41,7 +41,7 @@ def commutes(rule: Substitution) -> str | None:
 
 
 class Rewriting:
-    """The rules accepted so far, and what they make of terms."""
+    """Rewrites terms with the rules accepted so far; operands of commutative operators are kept in a fixed order."""
 
     def __init__(self, terms: Terms, sets: int, degree: int):
         self.terms, self.sets, self.degree = terms, sets, degree
@@ -54,7 +54,7 @@ class Rewriting:
         self._kept: list[Pattern] = []
 
     def add(self, rule: Substitution) -> None:
-        """Adds both directions of a rule of one result."""
+        """Add both directions of a rule of one result."""
         self._version += 1
         op = commutes(rule)
         if op is not None:
@@ -71,13 +71,15 @@ class Rewriting:
     # -- terms
 
     def make(self, step: TermStep, operands: list[TypedTerm]) -> TypedTerm | None:
-        """A step applied, operands of commutative operators in a fixed order."""
+        """
+        Return a step applied, with operands of commutative operators in a fixed order; None where it is not well typed.
+        """
         if step.op in self.commutative and len(operands) == 2 and operands[0].text > operands[1].text:
             operands = operands[::-1]
         return self.terms.make(step, operands)
 
     def normal(self, term: TypedTerm) -> TypedTerm:
-        """The term with operands of commutative operators in a fixed order."""
+        """Return the term with operands of commutative operators in a fixed order."""
         if term.step is None:
             return term
         made = self.make(term.step, [self.normal(o) for o in term.operands])
@@ -85,7 +87,9 @@ class Rewriting:
         return made
 
     def near(self, term: TypedTerm) -> dict[TypedTerm, None]:
-        """What one rewrite makes of a term."""
+        """
+        Return the terms of the same type that one rewrite makes of a term, at any place in it, as the keys of a dict.
+        """
         known = self._near.get(term)
         if known is not None and known[0] == self._version:
             return known[1]
@@ -111,7 +115,11 @@ class Rewriting:
         return found
 
     def replaced(self, rule: Substitution, terms: Sequence[TypedTerm]) -> list[TypedTerm] | None:
-        """Terms that are the source of a rule of several results, as its target."""
+        """
+        Return the targets of a rule of several results, given terms that match its sources, one for each result.
+
+        None when the terms do not match, or when the targets would not be well typed or would have other types.
+        """
         found: list[tuple[Mapping[Input, TypedTerm], AttrSamples]] = [({}, [])]
         for pattern, term in zip(rule.source, terms, strict=True):
             found = [new for inputs, sized in found for new in self._match(pattern, term, inputs, sized)]
@@ -172,7 +180,7 @@ class Rewriting:
             yield from self._match_all(rest, found, own)
 
     def _sizes(self, inputs: Mapping[Input, TypedTerm], sized: AttrSamples) -> list[dict[str, int]] | None:
-        """The symbols of a rule at each set of sizes."""
+        """Return the values of a rule's symbols at each set of sizes; None where they do not fit."""
         found: list[dict[str, int]] = []
         for i in range(self.sets):
             equations = Equations({DEGREE: self.degree})

@@ -38,29 +38,29 @@ SAVE = 10.0
 """Seconds between two states of minimising."""
 
 StageProgress = Callable[[str, int, int], None]
-"""Is told the stage, what is done and what there is to do."""
+"""Called with the stage, the number of steps done and the number of all of them."""
 
 
 @dataclass
 class StageCounts:
-    """What is left after each step, in order."""
+    """The number of equations, or rules, that are left after each step, in order."""
 
     terms: int = 0
-    """Computed."""
+    """Terms computed."""
     candidates: int = 0
-    """Terms equal to one there already was."""
+    """Terms equal to an earlier term."""
     compared: int = 0
-    """Candidates but for renamings of others."""
+    """Candidates that are no renamings of others."""
     other_sizes: int = 0
-    """Of them equal at the other sets of sizes, too."""
+    """Those that are equal at the other sets of sizes, too."""
     canonical: int = 0
-    """Variables numbered in order of use, each once."""
+    """Those with variables numbered in order of use, each once."""
     general: int = 0
-    """Without common subgraphs and repeated variables that need not be the same, each once."""
+    """Those without common subgraphs, and without repeated variables that need not be the same, each once."""
     minimal: int = 0
-    """Not implied by smaller ones that are proved."""
+    """Those that smaller proved ones do not imply."""
     generalised: int = 0
-    """With symbols for sizes."""
+    """Those that have a form with symbols for sizes."""
     proved: int = 0
     almost_everywhere: int = 0
     """Values are proved equal; gradients are, but perhaps at ties."""
@@ -71,19 +71,19 @@ class StageCounts:
     superfluous: int = 0
     """Proved, but implied by others that were found later."""
     joined: int = 0
-    """Of several results, proved."""
+    """Proved rules of several results."""
     ranks: int = 0
-    """Of all rules, those that hold for any number of leading dims."""
+    """Rules that hold for any number of leading dims."""
 
     def add(self, proof: Proof) -> None:
-        """Counts a verdict."""
+        """Count the verdict of a proof."""
         name = proof.verdict.replace(" ", "_")
         setattr(self, name, getattr(self, name) + 1)
 
 
 @dataclass
 class GenerationReport:
-    """The rules, those of one result first, and how many there were on the way."""
+    """The rules found, those of one result first, and the counts and seconds of the stages."""
 
     space: Space
     rules: list[Substitution] = field(default_factory=list[Substitution])
@@ -98,9 +98,10 @@ def generate(
     space: Space, state: Path | None = None, jobs: int = 1, progress: StageProgress = lambda stage, done, total: None
 ) -> GenerationReport:
     """
-    Every rule over a space that is needed to imply all others, proved for all sizes and degrees.
+    Return a report with every rule over a space that is needed to imply all others, proved for all sizes and degrees.
 
-    The same for the same space, whatever `jobs` is. Raises `UnityError` for a state file of another space.
+    `state` is the file in which the outcome of each stage is kept, `jobs` the number of processes that prove. The rules
+    are the same for the same space, whatever `jobs` is. Raises `UnityError` for a state file of another space.
     """
     return _Run(space, state, jobs, progress).report()
 
@@ -116,6 +117,7 @@ class _Run:
         self.proofs: list[float] = self.stages.get("proofs", [])
 
     def report(self) -> GenerationReport:
+        """Run all stages, and return the report."""
         if "rules" not in self.stages:
             pairs, joined = self._timed("enumerate", self._candidates)
             with Provers(self.jobs, self.space.seed) as provers:
@@ -182,7 +184,7 @@ class _Run:
     # -- the minimal set
 
     def _minimal(self, pairs: list[Pair], provers: Provers) -> list[tuple[Pair, General]]:
-        """The pairs that earlier ones do not imply, proved."""
+        """Return the pairs that earlier ones do not imply, proved."""
         rules = Rewriting(self.terms, len(BASES), self.space.degree)
         kept: list[tuple[Pair, General]] = []
         accepted: list[tuple[int, float]] = [(int(n), float(s)) for n, s in self.stages.get("accepted", [])]
@@ -228,7 +230,9 @@ class _Run:
     # -- what is handed out
 
     def _finished(self, kept: list[tuple[Pair, General]], joined: list[Joined], provers: Provers) -> list[Substitution]:
-        """Without rules that others imply, with those of several results, for any number of dims where possible."""
+        """
+        Return the rules that others do not imply, with those of several results, for any number of dims where possible.
+        """
         self.progress("superfluous rules", 0, 1)
         drop = superfluous([(p, g.rule) for p, g in kept], self.terms, len(BASES), self.space.degree)
         self.counts.superfluous = len(drop)
@@ -241,7 +245,7 @@ class _Run:
         return list(self._any_rank([*made, *proved], provers))
 
     def _not_composite(self, joined: list[Joined], rules: list[Substitution]) -> list[General]:
-        """Rules of several results that smaller ones do not make up."""
+        """Return the rules of several results that smaller rules do not compose."""
         single = Rewriting(self.terms, len(BASES), self.space.degree)
         for rule in rules:
             if not any(has_several(o.op) for o in rule.operations((*rule.source, *rule.target))):
@@ -255,7 +259,7 @@ class _Run:
         return wide
 
     def _any_rank(self, rules: Sequence[General], provers: Provers) -> Iterator[Substitution]:
-        """Each rule for any number of leading dims, where that is proved, too."""
+        """Yield each rule, in its form for any number of leading dims where that is proved, too."""
         tried = [(i, r) for i, g in enumerate(rules) for r in packed(g.rule, g.shape)]
         self.progress("any number of dims", 0, len(tried))
         found: dict[int, Substitution] = {}
@@ -267,7 +271,7 @@ class _Run:
 
 
 def _record(proof: Proof) -> ProofRecord:
-    """The record of a proof; what it is of is said once the rule has its last form."""
+    """Return the record of a proof; its digest is added once the rule has its last form."""
     return ProofRecord(proof.verdict, round(proof.seconds, 3))
 
 
@@ -277,8 +281,9 @@ def _proved(of: General, proof: Proof) -> General:
 
 def _named(rules: Sequence[Substitution]) -> list[Substitution]:
     """
-    Rules named after their operators, outermost first: `relu-concat`, `relu-concat-2`. Attributes at their defaults are
-    left out.
+    Return the rules named after their operators, outermost first: `relu-concat`, `relu-concat-2`.
+
+    Attributes at their defaults are left out.
     """
     counts: dict[str, int] = {}
     out: list[Substitution] = []
@@ -293,7 +298,9 @@ def _named(rules: Sequence[Substitution]) -> list[Substitution]:
 
 
 def _directed(rule: Substitution) -> Substitution:
-    """A rule from a side that a match can find, which is no input and has all inputs of the other side."""
+    """
+    Return the rule from the side that a match can find: one that is no input and has all inputs of the other side.
+    """
     if any(isinstance(t, Input) for t in rule.source) or not _inputs(rule.target) <= _inputs(rule.source):
         return replace(rule, source=rule.target, target=rule.source)
     return rule

@@ -30,11 +30,15 @@ AppliedStep: TypeAlias = tuple[TermStep, tuple[TypedTerm, ...]]
 
 
 class Special(Exception):
-    """Sizes that hold only as they are."""
+    """Raised where sizes of a term have no general form."""
 
 
 class TermSizes:
-    """The shapes and attributes of terms over the same variables. Raises `Special` where there is no general form."""
+    """
+    The shapes and attributes of terms over the same variables, as polynomials.
+
+    Methods raise `Special` where there is no general form.
+    """
 
     def __init__(self, degree: int):
         self.values: dict[str, SizeAt] = {}
@@ -50,23 +54,25 @@ class TermSizes:
     # -- symbols
 
     def fresh(self, values: SizeAt) -> Poly:
+        """Return a new symbol, given its value at each set of sizes."""
         # In order of creation, so that sums are compared term by term.
         name = f"s{len(self.values):04}"
         self.values[name] = values
         return symbol(name)
 
     def known(self, poly: Poly) -> Poly:
-        """With all that is known of its symbols."""
+        """Return a polynomial with the symbols that are solved for replaced by their values."""
         while not poly.symbols.isdisjoint(self.bindings):
             poly = poly.substitute(self.bindings)
         return poly
 
     def value(self, poly: Poly) -> SizeAt:
+        """Return the value of a polynomial at each set of sizes."""
         sets = len(next(iter(self.values.values())))
         return tuple(poly.at({DEGREE: self.degree, **{s: v[i] for s, v in self.values.items()}}) for i in range(sets))
 
     def unify(self, a: Poly, b: Poly) -> None:
-        """Makes two sizes the same."""
+        """Make two sizes the same. Raises `Special` where they cannot be."""
         a, b = self.known(a), self.known(b)
         if a == b:
             return
@@ -103,7 +109,7 @@ class TermSizes:
             self.bindings[name] = to
 
     def _pair(self, a: Poly, b: Poly) -> None:
-        """Unifies sums term by term: in order where values agree, else any two terms of the same value."""
+        """Unify sums term by term: in order where values agree, else any two terms of the same value."""
         left, right = (
             [Poly(((m, 1),)) for m, c in sorted(p.terms, key=lambda t: t[0]) for _ in range(c)] for p in (a - b, b - a)
         )
@@ -120,7 +126,7 @@ class TermSizes:
             self.unify(x, y)
 
     def divide(self, size: Poly) -> Poly:
-        """Makes a size a multiple of the degree; returns the quotient."""
+        """Make a size a multiple of the degree; return the quotient."""
         size = self.known(size)
         for m, _ in size.terms:
             if DEGREE in m:
@@ -138,14 +144,14 @@ class TermSizes:
     # -- terms
 
     def shape(self, term: TypedTerm) -> PolyShape:
-        """The sizes of a term."""
+        """Return the sizes of a term."""
         found = self._shapes.get(term)
         if found is None:
             found = self._shapes[term] = self._variable(term) if term.step is None else self._result(term.step, term)
         return tuple(map(self.known, found))
 
     def results(self, of: AppliedStep) -> list[PolyShape]:
-        """The sizes of all results of an operator."""
+        """Return the sizes of all results of an operator applied to terms."""
         return [tuple(map(self.known, shape)) for shape in self._results[of]]
 
     def _variable(self, term: TypedTerm) -> PolyShape:
@@ -190,7 +196,9 @@ class TermSizes:
         return _Line(self, spelled, shapes, attributes).results()
 
     def _attributes(self, step: TermStep) -> dict[str, AttrExpr]:
-        """An operator's attributes: what the line uses as sizes, as symbols; numbers, as the match gives them."""
+        """
+        Return an operator's attributes: symbols for those that the line uses as sizes, the given numbers for others.
+        """
         line = find_operator(step.op).line
         found: dict[str, AttrExpr] = {}
         for a in line.attributes:
@@ -213,18 +221,21 @@ class TermSizes:
         return found
 
     def _entry(self, values: SizeAt) -> Poly:
-        """A symbol for a number that is a size, or, where it is 0, one less."""
+        """Return a symbol for a number that is a size, or, where it is 0, one less."""
         return self.fresh(values) if min(values) > 0 else self.fresh(tuple(v + 1 for v in values)) - 1
 
 
 def application(term: TypedTerm) -> AppliedStep:
-    """What all results of one operator have in common."""
+    """
+    Return a term's operator, attributes and operands without the number of the result: equal for all results of one
+    operator.
+    """
     assert term.step is not None
     return TermStep(term.step.op, term.step.attributes), term.operands
 
 
 def _bare(poly: Poly) -> str | None:
-    """The symbol a polynomial is, other than the degree."""
+    """Return the symbol a polynomial is, other than the degree."""
     if len(poly.terms) == 1 and poly.terms[0][1] == 1 and len(poly.terms[0][0]) == 1:
         (name,) = poly.terms[0][0]
         return None if name == DEGREE else name
@@ -266,7 +277,7 @@ class _Line:
         return dim_size(index, self.extents, self.first, self.attributes)
 
     def _window(self, index: Affine, size: Poly) -> None:
-        """The first variable of a window whose size nothing else gives has as many values as windows fit."""
+        """Give the first variable of a window whose size is not known as many values as windows fit."""
         names = [t.variable for t in index.terms if t.variable in self.extents]
         open_ = [n for n in names if _bare(self.sizes.known(self.extents[n])) is not None and n not in self.first.sizes]
         if len(names) < 2 or not open_:
@@ -284,4 +295,5 @@ class _Line:
         self.sizes.windows[name] = args
 
     def results(self) -> list[PolyShape]:
+        """Return the sizes of all results of the line."""
         return [tuple(map(self._extent, r.indices)) for r in self.first.bound.results]

@@ -1,4 +1,4 @@
-"""What to enumerate: operators, sizes, and the variables that terms are over."""
+"""The space of terms to enumerate: operators, sizes, and variables."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _SHAPES = {
 """Shapes of variables by rank; n and k differ between sets of sizes."""
 
 ARITY = 3
-"""Operands of an operator at most."""
+"""Most operands of an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The terms to enumerate."""
+    """The terms to enumerate: their operators, their most operators (`size`), and their variables."""
 
     operators: tuple[str, ...]
     parallel: tuple[str, ...] = PARALLEL
     size: int = 3
-    """Operators of a term."""
+    """Most operators of a term."""
     variables: int = 3
-    """Of each type."""
+    """Number of variables of each type."""
     degree: int = 2
     seed: int = 0
     elements: int = 100
-    """Of a value at the first set of sizes, at most; two of the largest variables together are always allowed."""
+    """Most elements of a value at the first set of sizes; two of the largest variables together are always allowed."""
 
     def __post_init__(self):
         if not self.operators:
@@ -62,7 +62,9 @@ class Space:
 
     @property
     def inputs(self) -> tuple[Type, ...]:
-        """The types of variables: matrices, square ones, and of what other ranks and elements operators need."""
+        """
+        The types of variables: matrices, square matrices, and the other ranks and element types that operators need.
+        """
         kinds = dict.fromkeys([(2, "f64"), *(k for name in self.operators for k in _needs(name))])
         found: list[Type] = []
         for rank, dtype in kinds:
@@ -73,17 +75,17 @@ class Space:
 
     @property
     def most_elements(self) -> int:
-        """Of a value at the first set of sizes, at most."""
+        """The most elements that a value may have at the first set of sizes."""
         return max(self.elements, 2 * max(type[0].elements for type in self.inputs))
 
     @property
     def sizes(self) -> tuple[SizeAt, ...]:
-        """The sizes a dim may be taken apart into: those of dims, and their halves."""
+        """The sizes into which a dim may be split: those of dims, and their halves."""
         halves = tuple(zip(*BASES, strict=True))
         return (*(tuple(2 * n for n in base) for base in halves), *halves)
 
     def arity(self, name: str) -> int:
-        """The operands an operator is applied to: two, where it takes any number."""
+        """Return the number of operands an operator is applied to: two for an operator that takes any number."""
         if name in PARALLEL:
             return 1
         parameters = find_operator(name).line.parameters
@@ -91,7 +93,7 @@ class Space:
 
 
 def _needs(name: str) -> Iterator[tuple[int, str]]:
-    """Ranks and element types of an operator's operands; one that has packs takes matrices."""
+    """Yield the ranks and element types of an operator's operands, except for those that take matrices of floats."""
     line = find_operator(name).line
     kinds = {p.name: p.kind for p in line.parameters}
     for result in line.results:

@@ -18,7 +18,12 @@ VERSION = 2
 
 
 def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
-    """The state of a run of these parameters; empty where there is none. Raises `UnityError` for another run's."""
+    """
+    Return the stages of the run saved at `path`; empty where there is no file.
+
+    `of` has the parameters of the run. Raises `UnityError` for the state of a run with other parameters, and for a file
+    that is no state.
+    """
     if path is None or not path.exists():
         return {}
     try:
@@ -34,7 +39,11 @@ def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(path: Path | None, of: dict[str, Any], stages: dict[str, Any]) -> None:
-    """Writes the state whole or not at all."""
+    """
+    Write the state of a run to a file, whole or not at all; do nothing without a path.
+
+    `of` has the parameters of the run, `stages` the outcome of each stage, both as data for JSON.
+    """
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,12 +55,12 @@ def save(path: Path | None, of: dict[str, Any], stages: dict[str, Any]) -> None:
 
 
 def _digest(stages: dict[str, Any]) -> str:
-    """What a file must say of its stages, since numbers in them stand for one another."""
+    """Return a hash of the stages, by which a file that was changed is recognised."""
     return sha256(json.dumps(stages).encode()).hexdigest()
 
 
 def pack_terms(groups: Sequence[Sequence[TypedTerm]]) -> dict[str, Any]:
-    """Groups of terms as JSON: types, steps and terms in tables, each before what uses it."""
+    """Return groups of terms as data for JSON: tables of types, steps and terms, each entry before its users."""
     types: dict[Type, int] = {}
     steps: dict[TermStep, int] = {}
     numbers: dict[TypedTerm, int] = {}
@@ -77,7 +86,11 @@ def pack_terms(groups: Sequence[Sequence[TypedTerm]]) -> dict[str, Any]:
 
 
 def unpack_terms(data: dict[str, Any], terms: Terms) -> list[tuple[TypedTerm, ...]]:
-    """The groups `pack_terms` was given."""
+    """
+    Return the groups of terms that `pack_terms` was given, made by `terms`.
+
+    Raises `UnityError` where a term is not well typed.
+    """
     types: list[Type] = [tuple(map(_type, own)) for own in data["types"]]
     steps = [_step(*row) for row in data["steps"]]
     made: list[TypedTerm] = []
@@ -104,7 +117,7 @@ def _step(op: str, attributes: list[list[tuple[str, Any]]], result: int) -> Term
 
 
 def _value(value: Any) -> AttrValue:
-    """JSON has lists for tuples."""
+    """Return an attribute's value read from JSON, with tuples for lists."""
     match value:
         case [*entries]:
             return tuple(int(str(e)) for e in entries)

@@ -24,7 +24,7 @@ Type: TypeAlias = tuple[TensorType, ...]
 
 @dataclass(frozen=True, slots=True)
 class TermStep:
-    """An operator with its attributes at each set of sizes, of which one result is taken."""
+    """An operator with its attributes at each set of sizes, and the number of the result that is taken."""
 
     op: str
     attributes: tuple[Attributes, ...]
@@ -32,17 +32,18 @@ class TermStep:
 
     @property
     def is_parallel(self) -> bool:
+        """Whether the operator is a parallel operator."""
         return self.op in PARALLEL_OPERATORS
 
 
 def parallel_step(op: str, sets: int, **attributes: int) -> TermStep:
-    """A parallel operator, whose attributes are alike at all sets of sizes."""
+    """Return a parallel operator whose attributes are the same at all `sets` sets of sizes."""
     return TermStep(op, (tuple(sorted(attributes.items())),) * sets)
 
 
 @cache
 def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Type, ...]) -> tuple[Type, ...]:
-    """The types of an operator's results; none where it is not well typed at every set of sizes."""
+    """Return the types of an operator's results; () where it is not well typed at every set of sizes."""
     found: list[tuple[TensorType, ...]] = []
     try:
         for i, given in enumerate(attributes):
@@ -58,7 +59,7 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
 
 
 def result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
-    """The type of the result a step takes, None where it is not well typed."""
+    """Return the type of the result that a step takes; None where it is not well typed."""
     found = result_types(step.op, step.attributes, operands)
     return found[step.result] if step.result < len(found) else None
 
@@ -69,21 +70,22 @@ class TypedTerm:
     __slots__ = ("index", "name", "number", "operands", "size", "step", "text", "type", "weight")
 
     name: str
-    """Of a variable."""
+    """The name of a variable; empty for other terms."""
     index: int
-    """Of a variable among those of its type."""
+    """The number of a variable among those of its type; 0 for other terms."""
     step: TermStep | None
     operands: tuple[TypedTerm, ...]
     type: Type
     size: int
-    """Operators, those of shared subterms counted as often as they occur."""
+    """Number of operators, those of shared subterms counted as often as they occur."""
     weight: int
-    """The same, but a fused operator counts as the two it is, so that it may be written out."""
+    """As `size`, but a fused operator counts as the two it stands for, so that it may be written out."""
     number: int
     text: str
 
     @property
     def is_variable(self) -> bool:
+        """Whether the term is a variable."""
         return self.step is None
 
     def __repr__(self) -> str:
@@ -91,7 +93,7 @@ class TypedTerm:
 
 
 class Terms:
-    """Makes terms, equal ones once."""
+    """Makes terms; equal terms are one object."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], TypedTerm] = {}
@@ -100,7 +102,7 @@ class Terms:
         return len(self._made)
 
     def variable(self, index: int, type: Type) -> TypedTerm:
-        """Variable number `index` of a type."""
+        """Return variable number `index` of a type."""
         key = (index, type)
         if key not in self._made:
             name = f"x{index}{'|'.join(map(_type_text, type))}"
@@ -109,7 +111,7 @@ class Terms:
         return self._made[key]
 
     def make(self, step: TermStep, operands: Sequence[TypedTerm]) -> TypedTerm | None:
-        """A step applied; None where it is not well typed."""
+        """Return a step applied to terms; None where it is not well typed."""
         key = (step, *(o.number for o in operands))
         found = self._made.get(key)
         if found is None:
@@ -131,7 +133,7 @@ class Terms:
         return term
 
     def replaced(self, term: TypedTerm, values: Mapping[TypedTerm, TypedTerm]) -> TypedTerm | None:
-        """A term with others in the place of some of its subterms; None where that is not well typed."""
+        """Return a term with the subterms in `values` replaced by others; None where that is not well typed."""
         found = values.get(term)
         if found is not None or term.step is None:
             return found or term
@@ -144,7 +146,7 @@ class Terms:
         return self.make(term.step, operands)
 
     def renamed(self, *terms: TypedTerm) -> tuple[TypedTerm, ...]:
-        """Terms with their variables numbered, for each type, in the order in which they occur."""
+        """Return terms with their variables numbered, for each type, in the order in which they occur."""
         counts: dict[Type, int] = {}
         values: dict[TypedTerm, TypedTerm] = {}
         for term in terms:
@@ -159,7 +161,7 @@ class Terms:
 
 @cache
 def _fused(step: TermStep) -> int:
-    """How many functions other than the default an operator's attributes name."""
+    """Return the number of functions other than the default that an operator's attributes name."""
     if step.is_parallel:
         return 0
     given = dict(step.attributes[0])
@@ -167,14 +169,14 @@ def _fused(step: TermStep) -> int:
 
 
 def _type_text(type: TensorType) -> str:
-    """`[4:2, 6]`, with the pieces a value has beside."""
+    """Return a type as text: `[4:2, 6]`, followed by its addends and copies."""
     dims = ", ".join(f"{n}:{d}" if d > 1 else str(n) for n, d in zip(type.shape, type.degrees, strict=True))
     pieces = f"+{type.sum}" * (type.sum > 1) + f"={type.copy}" * (type.copy > 1)
     return f"[{dims}]{pieces}{'' if type.is_floating else type.dtype}"
 
 
 def _step_text(step: TermStep) -> str:
-    """`concat{dim=1}`, `split{dim=1 sizes=(4, 6)}.0`."""
+    """Return a step as text: `concat{dim=1}`, `split{dim=1 sizes=(4, 6)}.0`."""
     known = dict(step.attributes[0])
     if not step.is_parallel:
         defaults = {a.name: a.default for a in find_operator(step.op).line.attributes}
@@ -185,7 +187,7 @@ def _step_text(step: TermStep) -> str:
 
 
 def leaves(term: TypedTerm) -> Iterator[TypedTerm]:
-    """The variables of a term, as often as and in the order in which they occur."""
+    """Yield the variables of a term in the order in which they occur, with repetitions."""
     if term.step is None:
         yield term
     for o in term.operands:
@@ -193,7 +195,7 @@ def leaves(term: TypedTerm) -> Iterator[TypedTerm]:
 
 
 def subterms(term: TypedTerm) -> Iterator[TypedTerm]:
-    """A term and all below it, outermost first."""
+    """Yield a term and all terms below it, outermost first."""
     yield term
     for o in term.operands:
         yield from subterms(o)
