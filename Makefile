@@ -44,11 +44,12 @@ fuzz: setup ## random wrong inputs for every tool, for an hour; those that end a
 	python test/fuzz/fuzz.py --seconds 3600 --seed "$$(date +%s)" --save out/fuzz
 
 # The families of which `make test` runs a sample.
-ZOO := test/programs/test_zoo.py test/programs/test_every_collective.py test/programs/test_programs.py \
-	test/programs/test_mutations.py test/programs/test_optimizer_mutants.py test/programs/test_aot.py \
-	test/programs/test_check_rounding.py test/unit/lowering/test_aot.py test/unit/lowering/test_calls.py \
-	test/unit/lowering/test_lines.py test/unit/lowering/test_same_text.py test/unit/lowering/test_scatter.py \
-	test/unit/ops/test_operators.py test/unit/search/test_brute.py
+ZOO := test/programs/test_aot.py test/programs/test_check_rounding.py test/programs/test_checkpoints.py \
+	test/programs/test_every_collective.py test/programs/test_mutations.py test/programs/test_optimizer_mutants.py \
+	test/programs/test_programs.py test/programs/test_zoo.py test/unit/lowering/test_aot.py \
+	test/unit/lowering/test_calls.py test/unit/lowering/test_kernels.py test/unit/lowering/test_lines.py \
+	test/unit/lowering/test_same_text.py test/unit/lowering/test_scatter.py test/unit/ops/test_operators.py \
+	test/unit/rules/proof/test_library.py test/unit/search/test_brute.py
 
 zoo: setup ## programs of every model of the zoo on 2, 4 and 8 ranks, and every move of some done wrong
 	ZOO=all pytest -n 2 $(ZOO)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from operator_cases import DTYPES
 from torch import Tensor
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 from unity_ir.ops import operator
 from unity_ir.pcg.differentiate import differentiate
@@ -20,6 +18,9 @@ from unity_ir.pcg.graph import Graph, Optimizer, Value, leaf
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.syntax import AttrValue
+
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 SINGLE = ("float", "nn.functional.hardsigmoid")
 """Where PyTorch's own backward is of single precision: the conversion to it, and the 1/6 of hardsigmoid."""
@@ -36,7 +37,7 @@ class Use:
     build: Callable[..., tuple[Value, ...]]
 
 
-Convert = Callable[[SampleInput], Use | None]
+Convert = Callable[["SampleInput"], Use | None]
 
 
 def use(name: str, *operands: Tensor, **attributes: AttrValue) -> Use:
@@ -53,6 +54,9 @@ def one(name: str, *operands: Value, **attributes: AttrValue) -> Value:
 @cache
 def infos(variant: str | None = None) -> Mapping[str, OpInfo]:
     """PyTorch's descriptions by name; the first of each where no variant is asked for."""
+    # Takes seconds, which only who runs these tests should wait for.
+    from torch.testing._internal.common_methods_invocations import op_db
+
     found: dict[str, OpInfo] = {}
     for info in op_db:
         if variant in (None, info.variant_test_name):

@@ -30,17 +30,22 @@ from unity_ir.pcg.collectives import AMONG_ALL
 from unity_ir.pcg.graph import Optimizer
 
 SAMPLE = [
-    ("mlp", "joint", 8),
+    ("mlp", "joint", 2),
     ("mlp", "random-0", 4),
     ("mlp", "pinned-0", 4),
-    ("mlp", "recompute-1", 4),
     ("lenet", "spatial", 2),
     ("bert_large", "data-parallel", 4),
 ]
 MORE = [
     *((model, "joint", 4) for model in ("bert_large", "dlrm", "llama3_8b", "moe", "resnext50", "rnntc")),
     *(("dlrm", "random-1", 4), ("lenet", "random-0", 4), ("lenet", "spatial", 8), ("moe", "random-2", 2)),
-    *(("rnntc", "random-3", 2), ("dlrm", "pinned-2", 4), ("lenet", "pinned-1", 4), ("mlp", "joint", 2)),
+    *(
+        ("rnntc", "random-3", 2),
+        ("dlrm", "pinned-2", 4),
+        ("lenet", "pinned-1", 4),
+        ("mlp", "joint", 8),
+        ("mlp", "recompute-1", 4),
+    ),
 ]
 CASES = [*SAMPLE, *MORE] if os.environ.get("ZOO") == "all" else SAMPLE
 NUMERICAL = ("idle: all_reduce of batch_mean", "same: all_reduce of batch_stats")

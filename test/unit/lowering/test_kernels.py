@@ -9,6 +9,7 @@ import pytest
 import torch
 from case import Case
 from covered import NO_EXPRESSION, bound_of, operand_dtypes, refusal
+from extent import examples
 from hypothesis import HealthCheck, given, settings
 from kernel_checks import check, random_operands
 from lowered import LOWERED, WITHOUT_GRADIENT
@@ -44,7 +45,7 @@ def check_case(name: str, case: Case, impl: str, runner: Any, dtype: str = "f32"
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize("name", LOWERED)
 def test_random_shapes(name: str, impl: str, runner: Any) -> None:
-    @settings(max_examples=6, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(15), database=None, suppress_health_check=list(HealthCheck))
     @given(CASES[name])
     def property(case: Case) -> None:
         check_case(name, case, impl, runner)
@@ -268,7 +269,7 @@ def test_equal_names_mean_equal_texts(drawn: Any) -> None:
     kernels: dict[str, str] = {}
     sources: dict[str, str] = {}
     for name in LOWERED:
-        for case in drawn(name, 12):
+        for case in drawn(name, examples(12)):
             bound = bound_of(name, case)
             if refusal(bound, "triton") is not None:
                 continue
@@ -426,7 +427,7 @@ def test_gradients(name: str, drawn: Any) -> None:
     one = operator(name)
     assert one.gradient is not None
     rng = np.random.default_rng(2)
-    for number, case in enumerate(drawn(name, 8)):
+    for number, case in enumerate(drawn(name, examples(15))):
         full = one.attributes(case.attributes)
         bound = one.bind(case.shapes, full, case.dtypes).bound
         arrays = random_operands(bound, case, number)

@@ -7,16 +7,19 @@ Operators against PyTorch's own samples of its operators (OpInfo): shapes, value
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from opinfo import MOST, Convert, Use, check, infos, one, use
 from torch import Tensor
-from torch.testing._internal.opinfo.core import SampleInput
 
 from unity_ir.ops import operator
 from unity_ir.pcg.graph import Value
 from unity_ir.tdl.syntax import AttrValue
+
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import SampleInput
 
 
 def plain(sample: SampleInput, arguments: int = 0) -> bool:

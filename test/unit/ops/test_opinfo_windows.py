@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from opinfo import MOST, Use, check, infos, one, use
 from torch import Tensor
-from torch.testing._internal.opinfo.core import SampleInput
 
 from unity_ir.pcg.graph import Value
+
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import SampleInput
 
 Pair = tuple[int, int]
 
