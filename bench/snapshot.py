@@ -65,11 +65,14 @@ def digest(path: Path, said: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return a program without docstrings and comments."""
+    """Return a program without docstrings, strings below constants, and comments."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
-            node.body[:1] = [ast.Pass()]
+        match node:
+            case ast.Expr(ast.Constant(str())):
+                node.value = ast.Constant("")
+            case _:
+                pass
     return ast.dump(tree)
 
 
