@@ -7,7 +7,7 @@ from pathlib import Path
 from unity_ir.ops import operators
 from unity_ir.ops.operator import Operator
 from unity_ir.rules.proof.samples import analysed
-from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.regions import halo, leading, region
 from unity_ir.tdl.syntax import (
     Window,

@@ -49,7 +49,7 @@ class Budget:
         return self.deadline is not None and perf_counter() >= self.deadline
 
     def spend(self, work: float) -> None:
-        """Count work that is about to be done. Raises `OutOfBudget` where there is none left."""
+        """Count work (see `WORK`) that is about to be done. Raises `OutOfBudget` where there is none left."""
         self.done += work
         if self.done > self.work or self.is_late:
             self.ended = True

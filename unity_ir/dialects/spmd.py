@@ -47,7 +47,7 @@ from unity_ir.pcg.collectives import HALO_EXCHANGES, PLANNED
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, pinned_at, pins, role_class, role_name
 from unity_ir.pcg.types import tensor_type
-from unity_ir.tdl.analysis import Halos
+from unity_ir.tdl.divisibility import Halos
 
 MAX_DEVICES = 2**20
 """Maximum number of devices of a mesh, more than any cluster has."""

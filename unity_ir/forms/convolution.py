@@ -294,7 +294,10 @@ def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Slid
 
 
 def plain_names(access: Access) -> tuple[str, ...] | None:
-    """Return the variables of an access outside of windows; None if one occurs twice, or there are segments."""
+    """
+    Return the variables of an access outside of windows; None if one occurs twice, or an index is of several
+    segments, as of concatenated tensors.
+    """
     names: list[str] = []
     for index in access.indices:
         if isinstance(index, Segments):

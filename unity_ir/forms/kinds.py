@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.counts import products
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.gather import pick
 from unity_ir.tdl.syntax import Expr, Opaque, Reduce, children
 

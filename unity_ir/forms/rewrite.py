@@ -76,7 +76,7 @@ def reductions(expr: Expr) -> list[Reduce]:
 
 
 def outermost(expr: Expr) -> list[Reduce]:
-    """Return the reductions in `expr` that are not inside of another, without gathers."""
+    """Return the reductions in `expr` that are not inside of another; those that are gathers are left out."""
     if isinstance(expr, Reduce) and gather(expr) is None:
         return [expr]
     return [r for child in children(expr) for r in outermost(child)]

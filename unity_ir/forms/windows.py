@@ -7,7 +7,7 @@ from functools import reduce
 from math import inf
 
 from unity_ir.forms.rewrite import map_children
-from unity_ir.tdl.analysis import uses_as_value
+from unity_ir.tdl.divisibility import uses_as_value
 from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Const, Expr, Name, Reduce, Window, accesses, index_names
 
 NEUTRAL: Mapping[str, float] = {"sum": 0.0, "max": -inf, "min": inf, "prod": 1.0}

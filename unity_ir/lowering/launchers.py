@@ -35,7 +35,7 @@ from unity_ir.lowering.triton.results import Results
 from unity_ir.lowering.triton.scatter import scatter_launches
 from unity_ir.lowering.triton.tiling import have_rows_in_common
 from unity_ir.lowering.triton.window_writes import window_write_launch
-from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
     Access,

@@ -154,7 +154,12 @@ class Machine:
         return Topology.of(self.name, self.levels, self.links)
 
     def collective_time(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
-        """Return the seconds of a collective: the least over its algorithms and protocols; arguments as of `lines`."""
+        """
+        Return the seconds of a collective: the least over its algorithms and protocols.
+
+        `kind` is a row of `pcg.collectives`, `sizes` the devices of a group along each level of the machine, `bytes`
+        the size of a device's piece before it.
+        """
         return min(a + b * bytes for a, b in self.lines(kind, sizes))
 
     def least_seconds(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:

@@ -9,9 +9,9 @@ from functools import cached_property, lru_cache
 from typing import Protocol, TypeAlias
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.attributes import check_attributes
 from unity_ir.tdl.bind import bind
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Bound, Entry, Line
 

@@ -20,7 +20,7 @@ from unity_ir.ops.operator import Attributes, Operator, Tensor
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType, divided_type
 from unity_ir.pcg.view import View
-from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.parallel import Configuration, infer_configuration, result_degrees
 from unity_ir.tdl.syntax import AttrValue, Bound
 

@@ -17,7 +17,7 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import Piece, TensorType
-from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.elements import NUMPY
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import Array

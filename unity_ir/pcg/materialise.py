@@ -22,7 +22,7 @@ from unity_ir.pcg.sharding import (
 )
 from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
-from unity_ir.tdl.analysis import Halos
+from unity_ir.tdl.divisibility import Halos
 from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 

@@ -22,7 +22,7 @@ from unity_ir.pcg.graph import Graph, Node, Value, grid, rebuild, rewrite
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, STAYING
 from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.pcg.view import View
-from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.parallel import Carriers
 
 COPY, SUM, REPEAT = -1, -2, -3

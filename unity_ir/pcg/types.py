@@ -18,7 +18,7 @@ from itertools import product
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.analysis import Halos
+from unity_ir.tdl.divisibility import Halos
 from unity_ir.tdl.parallel import Degrees
 from unity_ir.tdl.syntax import NOT_FLOATING
 

@@ -26,7 +26,7 @@ from unity_ir.pcg.sharding import (
     result_layout,
 )
 from unity_ir.pcg.types import TensorType
-from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.divisibility import Analysis
 
 
 def roles(node: Node) -> tuple[GridRole, ...]:

@@ -141,7 +141,7 @@ class Simulation:
         return self.choices[self.position[node]].assignment
 
     def realised(self) -> Graph:
-        """Return the plan as a parallel graph with views."""
+        """Return the plan simulated now as a parallel graph with views."""
         return materialise(self.graph, self.assignments, self.streams.machine.mesh)
 
     def ticks(self, node: Node) -> int:

@@ -1,7 +1,7 @@
 """
 Parallel typing from TDL: the degrees of an operator's index variables, and what they make of its operands and results.
 
-Which index variables may be divided at all is `tdl.analysis`; this file makes types of a division. No operator says
+Which index variables may be divided at all is `tdl.divisibility`; this file makes types of a division. No operator says
 anything of its own (DESIGN: "A configuration gives each index variable a degree").
 """
 
@@ -13,7 +13,7 @@ from math import gcd, prod
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.analysis import Analysis, Halos
+from unity_ir.tdl.divisibility import Analysis, Halos
 from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Index, Opaque, Reduce, Result, Var, Window
 
 

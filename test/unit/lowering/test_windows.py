@@ -16,8 +16,8 @@ from unity_ir.lowering.pytorch.code import torch_expression
 from unity_ir.ops import operator
 from unity_ir.pcg.interpret import split
 from unity_ir.pcg.types import Piece, divided_type
-from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.bind import bind
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
 from unity_ir.tdl.parse import parse_line

@@ -32,7 +32,8 @@ class Imported:
     @property
     def origin(self) -> Origin:
         """
-        The names of the graph's tables, and the further state-dict keys of its tensors, as emitted programs need them.
+        Return what an emitted program needs to read the module's state dict: the names of inputs whose values came with
+        the weights and stay the same, and the keys that tied weights have besides their names.
         """
         return Origin(tuple(self.tables), self.names)
 

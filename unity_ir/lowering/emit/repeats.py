@@ -20,7 +20,7 @@ class Repeat:
 
     @property
     def end(self) -> int:
-        """The index after the last item."""
+        """The index after the last item of the last repetition."""
         return self.start + self.period * self.count
 
 

@@ -20,7 +20,7 @@ from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Assignment, Layout, Mesh, place
-from unity_ir.tdl.analysis import Analysis, Halos
+from unity_ir.tdl.divisibility import Analysis, Halos
 from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.syntax import Bound
 

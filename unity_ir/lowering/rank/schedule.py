@@ -80,7 +80,7 @@ class Schedule:
     same: Mapping[Register, Register]
 
     def held(self, register: Register) -> Register:
-        """Return the register that holds the value of this one."""
+        """Return the register that holds the value of this one: another one, if the move between both does nothing."""
         return self.same.get(register, register)
 
 

@@ -88,7 +88,7 @@ def _names(tree: ast.AST) -> set[str]:
 
 
 def imports(parts: Sequence[str] = PARTS) -> str:
-    """Return the import statements that the modules need, without those of each other."""
+    """Return the import statements that `parts` of the runtime need, without those of each other."""
     found: set[str] = set()
     for part in parts:
         for statement in ast.parse(_file(part).split(MARK, 1)[0]).body:

@@ -7,7 +7,7 @@ Such a rule divides an index variable v into d pieces of size m, or takes operan
 - a sum over v is the sum over p of the sums over the pieces: what a reduce adds up;
 - the line is linear in the operands that are addends together: the line of a sum is the sum of the lines.
 
-`tdl.analysis` decides which variables and operands may be divided; none of its code is used here but that decision.
+`tdl.divisibility` decides which variables and operands may be divided; none of its code is used here but that decision.
 Gradients are operators with lines of their own, so their obligations are proved like all others.
 """
 
@@ -32,8 +32,8 @@ from unity_ir.rules.proof.solver import Facts
 from unity_ir.rules.proof.symbolic_line import SymbolicLine
 from unity_ir.rules.proof.tensors import ElementPosition, TensorForm, Undivided, named
 from unity_ir.rules.proof.verdict import Proof
-from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.bind import Spelled, spell
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import (
     Affine,

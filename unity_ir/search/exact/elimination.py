@@ -104,7 +104,10 @@ class Memo:
     """Objects whose `id` is in a key, kept alive so that no id is reused."""
 
     def joint(self, axes: Sequence[Projection]) -> _JointProjection:
-        """Return the joint projection of `axes`, all of one variable."""
+        """
+        Return the projection that tells two values of a variable apart where any of these does, and for each of these
+        its value at every value of the joint one. `axes` are projections of one variable: of axes of tables.
+        """
         distinct = {id(a): a for a in axes}
         key = tuple(sorted(distinct))
         if key not in self.joints:

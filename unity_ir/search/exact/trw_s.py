@@ -43,7 +43,7 @@ class Messages:
 
     @property
     def rows(self) -> int:
-        """The number of rows left."""
+        """The number of rows not pruned yet, summed over the variables."""
         return sum(map(len, self.problem.rows))
 
     def forward(self, known: float = np.inf) -> float:

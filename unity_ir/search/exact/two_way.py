@@ -85,8 +85,9 @@ class _End:
 @dataclass(frozen=True, eq=False)
 class TwoWayCost:
     """
-    A pairwise cost, of a value's reshard and (in training) its gradient's, that computes messages without a dense
-    table.
+    The seconds [layout made, layout needed] of a value's reshard and (in training) its gradient's, as a pairwise cost
+    of the factor graph that computes messages without its dense table. `made` and `needs` are the layouts an operator
+    makes the value in, and its reader reads it in.
     """
 
     made: Port
@@ -96,7 +97,7 @@ class TwoWayCost:
     _seen: dict[tuple[bool, bytes], Floats] = field(default_factory=dict[tuple[bool, bytes], Floats])
 
     def of(self, made: Port, needs: Port) -> TwoWayCost:
-        """Return the cost restricted to ports with some of these layouts."""
+        """Return the same cost between other ports, whose layouts are some of this one's: a part of its table."""
         return TwoWayCost(made, needs, self.space, self.training)
 
     def ready(self) -> None:

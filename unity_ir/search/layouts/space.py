@@ -237,7 +237,10 @@ class LayoutSpace:
 
     @property
     def moves(self) -> tuple[Ints, Ints, Floats]:
-        """The moves between layouts without REPEAT: indices in `stays` of source and target, and seconds."""
+        """
+        The moves between layouts without REPEAT: the numbers of their sources and targets among such layouts, and their
+        seconds.
+        """
         return self._moves.sources, self._moves.targets, self._move_seconds
 
     def least(self, sources: Ints, targets: Ints) -> Singles:

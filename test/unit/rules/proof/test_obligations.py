@@ -11,7 +11,7 @@ from unity_ir.rules.proof import obligations as module
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.obligations import obligations
 from unity_ir.rules.proof.tensors import Undivided
-from unity_ir.tdl.analysis import Analysis
+from unity_ir.tdl.divisibility import Analysis
 
 
 @pytest.mark.slow

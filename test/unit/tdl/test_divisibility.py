@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.analysis import Analysis
 from unity_ir.tdl.bind import bind
+from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import Array
 from unity_ir.tdl.parallel import Configuration, infer_configuration, operand_degrees, piece, result_degrees
